@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import warploom
 import warploom.nn
+from warploom.float8 import Recipe
 
 Implementation = Literal["warploom", "torch"]
 BYTES = 256  # the vocabulary
@@ -34,24 +35,25 @@ class TorchLinearGelu(nn.Linear):
         return functional.gelu(super().forward(x))
 
 
-def linear(in_features: int, out_features: int, implementation: Implementation) -> nn.Linear:
-    """A linear layer with a bias."""
-    return (warploom.nn.Linear if implementation == "warploom" else nn.Linear)(
-        in_features, out_features
-    )
-
-
-def linear_gelu(in_features: int, out_features: int, implementation: Implementation) -> nn.Linear:
-    """A linear layer with a bias and a GELU."""
-    if implementation == "warploom":
-        return warploom.nn.Linear(in_features, out_features, activation="gelu")
-    return TorchLinearGelu(in_features, out_features)
+def linear(
+    in_features: int,
+    out_features: int,
+    implementation: Implementation,
+    recipe: Recipe | None = None,
+    *,
+    gelu: bool = False,
+) -> nn.Linear:
+    """A linear layer with a bias, and a GELU if asked for; with a recipe it trains in fp8."""
+    if implementation == "torch":
+        return (TorchLinearGelu if gelu else nn.Linear)(in_features, out_features)
+    activation = "gelu" if gelu else None
+    return warploom.nn.Linear(in_features, out_features, activation=activation, recipe=recipe)
 
 
 class Block(nn.Module):
     """Causal attention and an MLP, each of what LayerNorm gives it, added to what came in."""
 
-    def __init__(self, size: Size, implementation: Implementation) -> None:
+    def __init__(self, size: Size, implementation: Implementation, recipe: Recipe | None) -> None:
         super().__init__()
         width = size.width
         self.heads = size.heads
@@ -61,11 +63,11 @@ class Block(nn.Module):
             else functional.scaled_dot_product_attention
         )
         self.attention_norm = nn.LayerNorm(width)
-        self.qkv = linear(width, 3 * width, implementation)
-        self.out = linear(width, width, implementation)
+        self.qkv = linear(width, 3 * width, implementation, recipe)
+        self.out = linear(width, width, implementation, recipe)
         self.mlp_norm = nn.LayerNorm(width)
-        self.up = linear_gelu(width, 4 * width, implementation)
-        self.down = linear(4 * width, width, implementation)
+        self.up = linear(width, 4 * width, implementation, recipe, gelu=True)
+        self.down = linear(4 * width, width, implementation, recipe)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, width] -> the same."""
@@ -80,14 +82,17 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A GPT over bytes, with learnt positions and LayerNorm before each part of a block.
 
-    `seed` decides the weights, whatever the implementation.
+    `seed` decides the weights, whatever the implementation. With a recipe, warploom's layers of the
+    blocks train in fp8; the head does not.
     """
 
-    def __init__(self, size: Size, implementation: Implementation, seed: int) -> None:
+    def __init__(
+        self, size: Size, implementation: Implementation, seed: int, recipe: Recipe | None = None
+    ) -> None:
         super().__init__()
         self.bytes = nn.Embedding(BYTES, size.width)
         self.positions = nn.Parameter(torch.empty(size.context, size.width))
-        self.blocks = nn.ModuleList(Block(size, implementation) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(Block(size, implementation, recipe) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.head = linear(size.width, BYTES, implementation)
         self._draw(torch.Generator().manual_seed(seed), 0.02, (2 * size.layers) ** -0.5)

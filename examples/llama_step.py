@@ -29,10 +29,12 @@ from torch import nn
 import timing
 import warploom
 from llama import device_name, random_llama
+from warploom.float8 import RECIPES, Recipe
 
 WRONG = 3  # the exit code
 LAPS = 3  # steps in a row, so that the GPU does not wait for the host to begin
-ALLOWED, ROUNDING = 1.5, 2**-8  # times the error without the patch, and beside it one of bf16
+ALLOWED = 1.5  # times the error without the patch
+ROUNDING, ROUNDING_FP8 = 2**-8, 2**-2  # beside it: one of bf16; of e5m2
 KERNELS = 15  # of a profile
 PEERS = {"warploom": "torch", "warploom, compiled": "torch, compiled"}
 
@@ -72,6 +74,7 @@ class Contender:
     show_default=True,
     help="Of torch.compile; reduce-overhead captures CUDA graphs.",
 )
+@click.option("--recipe", type=click.Choice(RECIPES), help="Linear layers in fp8.")
 @click.option("--profile", is_flag=True, help="Show the kernels that take most of the time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
@@ -81,6 +84,7 @@ def main(
     rounds: int,
     compiled: bool,
     mode: str,
+    recipe: Recipe | None,
     profile: bool,
     as_json: bool,
 ) -> None:
@@ -89,7 +93,7 @@ def main(
     tokens = tokens or (32 if tiny else 2048)
     model = random_llama(device, tiny=tiny).train()
     patched = copy.deepcopy(model)
-    patch = warploom.patch(patched)
+    patch = warploom.patch(patched, recipe=recipe)
     text = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
     models = {"torch": model, "warploom": patched}
     contenders = contend(models, text, mode if compiled else None)
@@ -98,7 +102,7 @@ def main(
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "tokens": tokens,
         "patch": repr(patch),
-        **check(contenders),
+        **check(contenders, ROUNDING_FP8 if recipe else ROUNDING),
     }
     if not result["wrong"]:
         result |= measure(contenders, device, rounds)
@@ -140,11 +144,15 @@ def measure(
 # ---- Checking ------------------------------------------------------------------------------------
 
 
-def check(contenders: Mapping[str, Contender]) -> dict[str, Any]:
+def check(contenders: Mapping[str, Contender], rounding: float) -> dict[str, Any]:
     """How far each is from float32 in its loss and its gradients, and what is too far."""
     exact = float32(contenders["torch"])
     errors = {name: one.errors(exact) for name, one in contenders.items()}
-    wrong = {name: furthest(errors[name], errors[PEERS[name]]) for name in errors if name in PEERS}
+    wrong = {
+        name: furthest(errors[name], errors[PEERS[name]], rounding)
+        for name in errors
+        if name in PEERS
+    }
     return {
         "errors": {
             name: {"loss": found["loss"], "gradient": max(found.values())}
@@ -161,9 +169,11 @@ def float32(contender: Contender) -> dict[str, torch.Tensor]:
     return {"loss": loss, **_gradients(model)}
 
 
-def furthest(errors: Mapping[str, float], peers: Mapping[str, float]) -> str:
+def furthest(
+    errors: Mapping[str, float], peers: Mapping[str, float], rounding: float = ROUNDING
+) -> str:
     """The name of what is further off than is allowed, and than all else; "" if nothing is."""
-    beyond = {name: errors[name] - ALLOWED * peer - ROUNDING for name, peer in peers.items()}
+    beyond = {name: errors[name] - ALLOWED * peer - rounding for name, peer in peers.items()}
     name = max(beyond, key=lambda one: inf if isnan(beyond[one]) else beyond[one])
     return "" if beyond[name] <= 0 else name
 

@@ -26,6 +26,7 @@ import python_texts
 from gpt import Implementation, Size
 from python_texts import Texts
 from trainer import Settings, Trainer, deterministic
+from warploom.float8 import RECIPES, Recipe
 
 WHOLE = Size(layers=6, width=512, heads=8, context=512)
 TINY = Size(layers=2, width=64, heads=2, context=64)
@@ -45,6 +46,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Whose kernels compute; the model is the same.",
 )
+@click.option("--recipe", type=click.Choice(RECIPES), help="Train in fp8: of warploom alone.")
 @click.option("--compile", "compiled", is_flag=True, help="Run the model through torch.compile.")
 @click.option("--device", help="Such as cpu or cuda: by default the GPU, where there is one.")
 @click.option("--checkpoint", type=FILE, help="Where the run is kept, as npz.")
@@ -61,6 +63,7 @@ def main(
     seed: int,
     batch: int | None,
     implementation: Implementation,
+    recipe: Recipe | None,
     compiled: bool,
     device: str | None,
     checkpoint: Path | None,
@@ -74,11 +77,20 @@ def main(
     """Train a byte-level GPT on Python's own documentation."""
     if resume and checkpoint is None:
         raise click.UsageError("--resume: must have a run to go on with: add --checkpoint FILE")
+    if recipe and implementation == "torch":
+        raise click.UsageError("--recipe: is of warploom's layers: leave --implementation out")
     if picture is not None:
         loss_picture.require()
     texts = python_texts.load(docstrings=not tiny)
     settings = chosen(
-        texts, implementation, seed, tiny=tiny, steps=steps, batch=batch, compiled=compiled
+        texts,
+        implementation,
+        seed,
+        tiny=tiny,
+        steps=steps,
+        batch=batch,
+        compiled=compiled,
+        recipe=recipe,
     )
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with deterministic():
@@ -89,6 +101,7 @@ def main(
         speed = run(trainer, last, checkpoint, save_every, quiet=as_json)
         result = {
             "implementation": implementation,
+            "recipe": recipe,
             "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
             "torch": torch.__version__,
             "steps": trainer.step,
@@ -113,6 +126,7 @@ def chosen(
     steps: int | None,
     batch: int | None,
     compiled: bool = False,
+    recipe: Recipe | None = None,
 ) -> Settings:
     """The settings of a run; None: as many as the size is made for."""
     return Settings(
@@ -124,6 +138,7 @@ def chosen(
         batch=batch or (4 if tiny else 32),
         learning_rate=3e-3 if tiny else 1e-3,
         texts=texts.digest,
+        recipe=recipe,
     )
 
 

@@ -17,6 +17,7 @@ import torch
 import checkpoint
 from gpt import Gpt, Implementation, Size, next_byte_loss
 from python_texts import Texts
+from warploom.float8 import Recipe
 
 VALIDATION_BATCHES = 4
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a weight
@@ -34,6 +35,7 @@ class Settings:
     batch: int
     learning_rate: float  # the highest of the run
     texts: str  # the digest of the texts
+    recipe: Recipe | None = None  # of fp8
 
 
 class Trainer:
@@ -47,7 +49,9 @@ class Trainer:
         self.settings = settings
         self._training = texts.training.to(device)
         self._validation = texts.validation.to(device)
-        self.model = Gpt(settings.size, settings.implementation, settings.seed).to(device)
+        self.model = Gpt(settings.size, settings.implementation, settings.seed, settings.recipe).to(
+            device
+        )
         self.masters = {
             name: weight.detach().clone() for name, weight in self.model.named_parameters()
         }

@@ -10,6 +10,7 @@ logical coordinates, so it does not depend on which side of wgmma is m.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar, Literal, get_args
 
 from warploom.generator.elements import Element, element
@@ -20,6 +21,8 @@ from warploom.generator.step import Pitches, Reads
 from warploom.generator.step import Step as Step
 
 Function = Literal["relu", "gelu", "gelu_tanh", "silu"]
+GateFunction = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu_oai"]
+GateLayout = Literal["halves", "interleaved"]
 Float = Literal["fp16", "bf16", "fp32"]
 By = Literal["host", "device", "row", "column"]
 
@@ -114,9 +117,10 @@ def derivative_class(function: Function) -> str:
     return _class_name(f"{function}_gradient")
 
 
-def _logistic(function: Function) -> tuple[str, ...]:
+def _logistic(function: GateFunction) -> tuple[str, ...]:
     """The file of the logistic function, where a function and its derivative are made of it."""
-    return ("_activation/logistic.cuh",) if function in ("gelu_tanh", "silu") else ()
+    made_of_it = function in ("gelu_tanh", "silu", "swiglu_oai")
+    return ("_activation/logistic.cuh",) if made_of_it else ()
 
 
 def _class_name(words: str) -> str:
@@ -259,14 +263,91 @@ class ColumnSum(Step):
         return (pointer(f"column_sum_{index}", "float", "sums[n]"),)
 
 
+@frozen
+class Gate(Step):
+    """Multiply a function of one half of the columns (gate) by the other half (up).
+
+    The steps before it are of both halves, those behind it of the columns of D. swiglu_oai is
+    (min(max(up, -7), 7) + 1) g / (1 + exp(-1.702 g)) with g = min(gate, 7), as gpt-oss has it.
+    """
+
+    function: GateFunction = knob(name="gate_{}_{}", doc="of the gate")
+    layout: GateLayout = knob(
+        default="halves",
+        name="",
+        doc="halves: all columns of the gate, then all of up; interleaved: gate and up in turn",
+    )
+    step: Literal["gate"] = "gate"
+    arguments: ClassVar[tuple[str, ...]] = ("gate", "gate_interleaved")
+
+    def columns(self, n: int) -> int:
+        return n // 2
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*_logistic(self.function), f"{self.function}.cuh", "gate.cuh.jinja")
+
+    @property
+    def cpp(self) -> str:
+        up = "SwigluOaiUp" if self.function == "swiglu_oai" else "Up"
+        return f"Gate<{_class_name(self.function)}, {up}>"
+
+
+@frozen
+class Quantize(Step):
+    """Divide 128 columns of a row by one scale each, stored in fp32: last, before a D of e4m3.
+
+    A scale is the block's largest magnitude / 448, where that is neither 0 nor infinite, else 1.
+    """
+
+    scale: Literal["exact", "pow2"] = knob(
+        name="quantize_{}", doc="pow2: the next power of two, which the division is exact by"
+    )
+    step: Literal["quantize"] = "quantize"
+    arguments: ClassVar[tuple[str, ...]] = ("quantize", "quantize_pow2")
+    auxiliary: ClassVar[bool] = True
+    pitched: ClassVar[bool] = True
+    results: ClassVar[tuple[str, ...]] = ("e4m3",)
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * 4 // BLOCK
+
+    def registers(self, *, paired: bool) -> int:
+        return 1
+
+    @property
+    def cpp(self) -> str:
+        return f"Quantize<{'true' if self.scale == 'pow2' else 'false'}>"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"quantize_{index}"
+        return (
+            pointer(name, "float", "scales[n / 128][pitch]"),
+            int64(f"{name}_pitch", "elements between blocks of a row", lambda at: at.pitch(index)),
+        )
+
+
 EpilogueStep = (
-    Scale | Bias | Activation | Residual | Amax | Preactivation | ActivationGradient | ColumnSum
+    Scale
+    | Bias
+    | Activation
+    | Residual
+    | Amax
+    | Preactivation
+    | ActivationGradient
+    | ColumnSum
+    | Gate
+    | Quantize
 )
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
     step for kind in get_args(EpilogueStep) for step in every(kind)
 )
 """Every step there is."""
+
+
+BLOCK = 128
+"""Columns of D that share a scale where a step quantizes them."""
 
 
 MOST_STEPS = 8
@@ -283,6 +364,23 @@ def columns(steps: tuple[Step, ...], n: int) -> int:
     return n
 
 
+@lru_cache(maxsize=1024)  # every layout and many rules ask
+def gate_of(steps: tuple[Step, ...]) -> Gate | None:
+    """The gate among the steps; None where there is none."""
+    return next((step for step in steps if isinstance(step, Gate)), None)
+
+
+@lru_cache(maxsize=1024)
+def quantizes(steps: tuple[Step, ...]) -> bool:
+    """Whether columns of D have scales of their own."""
+    return bool(steps) and isinstance(steps[-1], Quantize)
+
+
+def factors(steps: tuple[Step, ...], index: int) -> int:
+    """How many columns of a step's there are for each column of D."""
+    return 2 if any(isinstance(step, Gate) for step in steps[index:]) else 1
+
+
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     """Every step is one of STEPS; so many follow each other that names fit file systems."""
     if len(steps) > MOST_STEPS:
@@ -290,6 +388,14 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
         return one_of("epilogue step", unknown[0].token, [step.token for step in STEPS])
+    gates = [step for step in steps if isinstance(step, Gate)]
+    if len(gates) > 1:
+        return f"epilogue with {gates[0].token} and {gates[1].token}: at most one gate"
+    if gates and any(step.partial for step in steps):
+        return f"epilogue with {gates[0].token} and column_sum: a gated epilogue sums no columns"
+    early = [step for step in steps[:-1] if isinstance(step, Quantize)]
+    if early:
+        return f"epilogue with {early[0].token} before other steps: must be the last"
     written = "_".join(step.token for step in steps)
     if len(written) > MOST_CHARACTERS:
         return (

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import Any, Literal, get_args, get_origin
 
@@ -48,10 +48,17 @@ def short(record: object) -> str:
 
 
 def full(record: object) -> str:
-    """Return an operation or a schedule with its defaults, for people."""
+    """Return an operation or a schedule with its defaults, for people.
+
+    Defaults of fields that joined later are left out: most users have never met these.
+    """
     kind: type = type(record)
-    values = ([getattr(record, name) for name in token.hints] for token in _tokens(kind))
-    return _joined(map(partial(_Token.text, whole=True), _tokens(kind), values))
+    texts = []
+    for token in _tokens(kind):
+        values = [getattr(record, name) for name in token.hints]
+        if not (token.is_later and values == [*token.defaults.values()]):
+            texts.append(token.text(values, whole=True))
+    return _joined(texts)
 
 
 def read(name: str, family: str, operation: type, schedule: type) -> tuple[str, Any, Any] | None:
@@ -87,6 +94,7 @@ class _Token:
     defaults   of those fields that have one
     forms      the whole one, and a short one where there is one
     parts      of the whole form
+    is_later   its fields joined a class whose kernels had names already
     """
 
     group: str
@@ -94,6 +102,7 @@ class _Token:
     defaults: dict[str, Any]
     forms: tuple[str, ...]
     parts: tuple[_Part, ...]
+    is_later: bool
 
     @property
     def patterns(self) -> list[str]:
@@ -156,6 +165,7 @@ def _tokens(kind: type) -> tuple[_Token, ...]:
             {name: defaults[name] for name in names if name in defaults},
             _forms(stored_names(kind)[names[0]], hints[names[0]], said[names[0]].name),
             tuple(part for name in names for part in _parts(hints[name])),
+            all(said[name].later for name in names),
         )
         for names in groups
     )

@@ -64,7 +64,7 @@ class Step:
         return names.short(self) or self.step
 
     def columns(self, n: int) -> int:
-        """Columns that are left of the n that it is given: a gated step would halve them."""
+        """Columns that are left of the n that it is given: a gate halves them."""
         return n
 
     def moved(self, rows: int, columns: int, d: Element) -> int:

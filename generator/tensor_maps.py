@@ -8,7 +8,7 @@ shared-memory matrix layouts. `cute/arch/mma_sm90_desc.hpp` has the descriptor's
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warploom.generator.elements import Element
 from warploom.generator.rules import Reason
@@ -73,6 +73,7 @@ class OperandTile:
     span: int
     slices: int  # a multicast loads the tile in this many parts, one by each block that shares it
     blocks: int  # of a cluster, that share the tile
+    gated: bool = False  # 8 rows of a gate and 8 of up, in turn: see `gated_map`
 
     @property
     def box_columns(self) -> int:
@@ -135,15 +136,39 @@ class OperandTile:
         return LAYOUT_TYPES[self.span]
 
 
+GATE_ROWS = 8  # of a gate, then of up: the columns of wgmma that a thread has the same ones of
+
+
 def operand_tile(
-    element: Element, *, k_major: bool, extent: int, tile_k: int, blocks: int
+    element: Element, *, k_major: bool, extent: int, tile_k: int, blocks: int, gated: bool = False
 ) -> OperandTile:
     """Lay out one operand's tile, which so many `blocks` of a cluster share; `operand_reason` says
-    whether it is legal. A slice is whole groups of 8 rows, which swizzles repeat in.
+    whether it is legal. A slice is whole groups of 8 rows, which swizzles repeat in, and of as many
+    rows of a gate as of up where the tile is `gated`.
     """
     span = widest_span(tile_k if k_major else extent, element.bits)
-    slices = blocks if (extent if k_major else tile_k) % (8 * max(1, blocks)) == 0 else 1
-    return OperandTile(element, k_major, extent, tile_k, span, slices, blocks)
+    group = 2 * GATE_ROWS if gated else 8
+    slices = blocks if (extent if k_major else tile_k) % (group * max(1, blocks)) == 0 else 1
+    return OperandTile(element, k_major, extent, tile_k, span, slices, blocks, gated)
+
+
+def gated_map(plain: TensorMap, *, interleaved: bool) -> TensorMap:
+    """The map of a K-major operand's rows as a gated tile has them: 8 of the gate, then 8 of up.
+
+    In memory all rows of the gate come before those of up, or each before its own where they are
+    `interleaved`. A box is 128 bytes of k, 8 rows, these of gate and up, and so on: no row of a
+    weight has to be moved.
+    """
+    (k, rows, *batches), (row, *apart) = plain.extents, plain.pitches
+    inner, between = (2 * row, row) if interleaved else (row, rows // 2 * row)
+    outer = GATE_ROWS * inner
+    columns, box_rows, *rest = plain.box
+    return replace(
+        plain,
+        extents=(k, GATE_ROWS, 2, rows // (2 * GATE_ROWS), *batches),
+        pitches=(inner, between, outer, *apart),
+        box=(columns, GATE_ROWS, 2, box_rows // (2 * GATE_ROWS), *rest),
+    )
 
 
 def operand_reason(field: str, tile: OperandTile) -> Reason:
@@ -154,6 +179,10 @@ def operand_reason(field: str, tile: OperandTile) -> Reason:
         return f"{field} tile k {tile.tile_k}: a K-major row is 128 bytes"
     if not tile.k_major and tile.span < 32:
         return f"{field} extent {tile.extent}: an MN-major tile must be a multiple of 16"
+    if tile.gated and not tile.k_major:
+        return f"{field} not K-major with a gate: must be K-major, as a torch weight is"
+    if tile.gated and tile.extent % (2 * GATE_ROWS):
+        return f"{field} extent {tile.extent} with a gate: must be a multiple of {2 * GATE_ROWS}"
     if tile.slice_rows > 256:
         return f"{field} box of {tile.slice_rows} rows: a box has at most 256"
     return None

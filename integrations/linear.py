@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
 from warploom.integrations import float8
-from warploom.integrations.float8 import Recipe
 from warploom.integrations.linear_options import (
     ACTIVATIONS,
     Options,
@@ -21,7 +20,10 @@ from warploom.integrations.linear_options import (
 from warploom.integrations.linear_rules import check_residual, product_type, refusal, sum_type
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
+from warploom.integrations.recipes import E4M3, E5M2, SCHEMES, Recipe
+from warploom.integrations.scaling import DelayedScaling, Kept
 from warploom.runtime.api import Explanation, explain
+from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.families.gemm.layer import Layer
@@ -36,8 +38,10 @@ class Linear(torch.nn.Linear):
     activation       relu, gelu, gelu_tanh or silu
     preactivation    where the backward pass has what the activation was given from: "save" keeps it
                      in memory, "recompute" computes it again
-    recipe           compute in fp8: tensorwise, rowwise or rowwise_with_gw_hp (see float8.py)
-    gradient_dtype   with a recipe, what the gradient is multiplied in: bf16, or float8_e5m2
+    recipe           compute in fp8: tensorwise, rowwise, rowwise_with_gw_hp, blockwise or delayed
+                     (see recipes.py)
+    gradient_dtype   with the first three, what the gradient is multiplied in, beside the operands
+                     of the forward product: bf16, or float8_e5m2; None: as the recipe says
     accumulate_into_main_grad  the weight's gradient is added to weight.main_grad, an fp32 tensor of
                      its shape, and weight.grad is left alone
 
@@ -72,6 +76,8 @@ class Linear(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         vars(self).update(options)
         self._calls = Layer()
+        self._kept: Kept[float8.Both] = Kept()
+        self.scaling: DelayedScaling | None = None  # since the first call in training
 
     activation: str | None
     preactivation: Preactivation
@@ -131,7 +137,8 @@ class Linear(torch.nn.Linear):
         if residual is not None:
             keywords |= {"residual": residual, "out_dtype": sum_type(input, residual)}
         if self.recipe is not None and input.numel() and weight.numel():
-            x, w = float8.operands(input.reshape(-1, self.in_features), weight, self.recipe)
+            rows = input.detach().reshape(-1, self.in_features)
+            x, w = float8.operands(rows, weight.detach(), self.recipe)
             keywords |= {"scale_a": x.scale, "scale_b": w.scale}
             keywords.setdefault("out_dtype", product_type(input.dtype, input.device.type))
             return explain(x.values, w.values.t(), **keywords)
@@ -180,28 +187,30 @@ class Linear(torch.nn.Linear):
     def _in_float8(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         weight, bias, shape = self.weight, self.bias, (*input.shape[:-1], self.out_features)
         rows = input.reshape(-1, self.in_features)
+        kind = product_type(input.dtype, input.device.type)
+        if self.scaling is None and SCHEMES[cast("Recipe", self.recipe)].delayed:
+            limits = (torch.finfo(one).max for one in (E4M3, E4M3, E5M2))
+            self.scaling = DelayedScaling(*limits, device=weight.device)
         options = float8.Options(
             recipe=cast("Recipe", self.recipe),
-            gradient_dtype=self.gradient_dtype or torch.bfloat16,
-            out_dtype=product_type(input.dtype, input.device.type),
+            gradient_dtype=self.gradient_dtype,
+            out_dtype=kind,
             activation=self.activation,
             main_grad=main_grad(weight) if self.accumulate_into_main_grad else None,
+            scaling=self.scaling,
         )
         read = (input, weight, bias, residual)
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
-            result = float8.product(rows, weight, bias, options).view(shape)
+            if self.scaling is not None and self.training:
+                self.scaling.advance()
+            result = float8.product(rows, weight, bias, options, self._kept).view(shape)
             return result if residual is None else result + residual
-        x, w = float8.operands(rows, weight, options.recipe)
-        return gemm(
-            x.values,
-            w.values.t(),
-            scale_a=x.scale,
-            scale_b=w.scale,
-            bias=bias,
-            activation=self.activation,
-            residual=None if residual is None else residual.reshape(-1, self.out_features),
-            out_dtype=options.out_dtype if residual is None else sum_type(input, residual),
-        ).view(shape)
+        items: list[Item] = [("bias", bias)] if bias is not None else []
+        items += [("activation", self.activation)] if self.activation is not None else []
+        if residual is not None:
+            items.append(("residual", residual.reshape(-1, self.out_features), 1.0))
+            options = options._replace(out_dtype=sum_type(input, residual))
+        return float8.inferred(rows, weight, items, options, self._kept).view(shape)
 
 
 def _own(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

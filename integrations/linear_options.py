@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
-from warploom.integrations.float8 import GRADIENT_TYPES, RECIPES, Recipe
+from warploom.integrations.float8 import GRADIENT_TYPES
+from warploom.integrations.recipes import RECIPES, Recipe
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.tensors import shown
 
@@ -40,6 +41,7 @@ DEFAULTS: Options = {
     "gradient_dtype": None,
     "accumulate_into_main_grad": False,
 }
+FIXED = ("blockwise", "delayed")  # recipes that say what gradients are multiplied in
 _CHOICES: dict[str, tuple[object, ...]] = {
     "activation": tuple(ACTIVATIONS),
     "preactivation": get_args(Preactivation),
@@ -59,6 +61,12 @@ def check(options: Options) -> None:
                 rule=f"must be one of {', '.join(map(str, choices))}",
                 fix=f"leave it out for {DEFAULTS[name]}",  # type: ignore[literal-required]
             )
+    if options["gradient_dtype"] is not None and options["recipe"] in FIXED:
+        raise ProblemError(
+            f"gradient_dtype {options['gradient_dtype']} with recipe {options['recipe']!r}",
+            rule="must be None: the recipe says what gradients are multiplied in",
+            fix="leave it out, or take recipe tensorwise, rowwise or rowwise_with_gw_hp",
+        )
     if options["gradient_dtype"] is not None and options["recipe"] is None:
         raise ProblemError(
             f"gradient_dtype {options['gradient_dtype']} without a recipe",

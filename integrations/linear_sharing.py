@@ -10,6 +10,7 @@ from warploom.errors import ProblemError
 from warploom.integrations.linear_options import DEFAULTS
 
 LayerT = TypeVar("LayerT", bound=torch.nn.Linear)
+CALLS = ("_calls", "_kept", "scaling")  # what a layer keeps of its calls
 
 
 def check_module(module: torch.nn.Linear, *able: type[torch.nn.Linear]) -> None:
@@ -45,9 +46,7 @@ def sharing(made: LayerT, module: torch.nn.Linear) -> LayerT:
     The maps of parameters are the layer's own; those of hooks are the module's, since a hook's
     handle removes it there.
     """
-    taken = {
-        name: value for name, value in vars(module).items() if name not in (*DEFAULTS, "_calls")
-    }
+    taken = {name: value for name, value in vars(module).items() if name not in (*DEFAULTS, *CALLS)}
     own = ("_parameters", "_buffers", "_modules")
     vars(made).update(taken | {name: taken[name].copy() for name in own})
     return made

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from weakref import WeakSet
 
 import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
+from warploom.integrations.float8_linear import refusal as float8_refusal
+from warploom.integrations.gated_mlp import PROJECTIONS, GatedMLP, gate_of, joinable
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import PatchedAttention
 from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
-from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose
+from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose, output_heads
 from warploom.integrations.quantized_linear import QuantizedLinear
+from warploom.integrations.recipes import Recipe, require_recipe
 from warploom.runtime.tensors import shown
 
 _patched: WeakSet[torch.nn.Module] = WeakSet()  # models, and the layers that they got
@@ -37,9 +41,10 @@ class Patch:
         self,
         model: torch.nn.Module,
         rows: list[Row],
-        layers: dict[torch.nn.Linear, Linear],
+        layers: dict[torch.nn.Linear, Linear | Float8Linear],
         attention: PatchedAttention | None,
         *,
+        gated: Mapping[torch.nn.Module, GatedMLP],
         quantized: bool = False,
     ) -> None:
         self.rows = tuple(rows)
@@ -47,6 +52,7 @@ class Patch:
         self._title = f"warploom.patch({type(model).__name__})"
         self._model: torch.nn.Module | None = model
         self._originals = {layer: original for original, layer in layers.items()}
+        self._gated = {layer: original for original, layer in gated.items()}
         self._attention = attention
 
     def undo(self) -> None:
@@ -67,11 +73,14 @@ class Patch:
             original._parameters.update(layer._parameters)
             original.training = layer.training
         for parent, name, child in list(_children(model)):
-            if isinstance(child, Linear) and child in self._originals:
+            if isinstance(child, Linear | Float8Linear) and child in self._originals:
                 parent._modules[name] = self._originals[child]
+            elif isinstance(child, GatedMLP) and child in self._gated:
+                self._gated[child].training = child.training
+                parent._modules[name] = self._gated[child]
         if self._attention is not None:
             self._attention.undo()
-        _patched.difference_update([*self._originals, model])
+        _patched.difference_update([*self._originals, *self._gated, model])
         self._model = None
 
     def _require_weights(self) -> None:
@@ -104,17 +113,27 @@ def patch(
     linear: bool = True,
     attention: bool = True,
     weights: str | Weights | None = None,
+    recipe: Recipe | None = None,
+    filter: Callable[[torch.nn.Module, str], bool] | None = None,
 ) -> Patch:
     """Let a model run on Warploom, as it stands and where it lies; what it returns can undo that.
 
     linear     each torch.nn.Linear in it becomes a warploom.nn.Linear with the same parameters, so
-               that tied ones stay tied and optimizers keep what they have. Subclasses are left
+               that tied ones stay tied and optimizers keep what they have. So does each FP8Linear
+               of transformers with scales of 128x128: a warploom.nn.Float8Linear. Other subclasses
+               are left. Gated layers of transformers in 16 bits (LlamaMLP and those that read
+               alike) become warploom.nn.GatedMLP, where no recipe is given: the same parameters,
+               the memory of gate and up joined
     attention  models of transformers in it get `attn_implementation="warploom"`
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
                warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
                whose k is no multiple of the group, and those that train: adapters of peft, and
                what requires a gradient where other weights are frozen. Weights of what is
                quantised are dropped: this is not undone
+
+    recipe     the layers train in fp8: a recipe of warploom.nn.Linear
+    filter     called with each torch.nn.Linear and its name, says which of them train in fp8; None:
+               all but the output head
 
     Each layer asks at each call whether there is a kernel for it; torch computes the others. Raises
     ProblemError for a model that is patched already or quantised, and for linear layers without
@@ -124,9 +143,11 @@ def patch(
     require_boolean("linear", linear)
     require_boolean("attention", attention)
     _check(model, linear=linear, weights=weights)
+    _check_recipe(recipe, filter, linear=linear, weights=weights)
     asked = None if weights is None else Asked(weights)
     chosen, left = choose(model, asked) if asked else ({}, {})
-    layers = _layers(model, chosen) if linear else {}
+    training = _training(model, filter) if recipe else set()
+    layers = _layers(model, chosen, training, recipe) if linear else {}
     quantized = _quantized(chosen, asked) if asked else {}
     told = asked.told() if asked else ""
     rows = [*_linear_rows(model, layers, quantized, left, told)] if linear else []
@@ -136,8 +157,11 @@ def patch(
         if patched is not None:
             journal.before_change(patched.undo)
             rows += patched.apply()
-        _replace(model, {**layers, **quantized}, journal)
-        return Patch(model, rows, layers, patched, quantized=bool(quantized))
+        gated = {} if recipe else _gated_layers(model, layers)
+        rows += _gated_rows(gated)
+        parts: tuple[Mapping[Any, torch.nn.Module], ...] = (gated, layers, quantized)
+        _replace(model, {old: new for part in parts for old, new in part.items()}, journal)
+        return Patch(model, rows, layers, patched, gated=gated, quantized=bool(quantized))
     except BaseException:
         try:
             journal.undo()
@@ -176,6 +200,9 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
             rule="a model is patched once",
             fix="call undo() of what the first patch returned, or load the model again",
         )
+    fp8 = fp8_linear_type()
+    if fp8 is not None and any(type(module) is fp8 for module in model.modules()):
+        return
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
         raise ProblemError(
             f"{name}, which is quantised",
@@ -185,11 +212,37 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
         )
 
 
-def _check_names(layer: Linear, original: torch.nn.Linear) -> None:
+def _check_recipe(recipe: object, filter: object, *, linear: bool, weights: object) -> None:
+    """Raise ProblemError for a recipe that there is not, or that has no layers."""
+    if recipe is None:
+        if filter is not None:
+            raise ProblemError(
+                f"filter {shown(filter)} without a recipe",
+                rule="says which layers train in fp8",
+                fix='leave it out, or name a recipe, as recipe="rowwise"',
+            )
+        return
+    require_recipe("recipe", recipe)
+    if weights is not None or not linear:
+        beside = "linear=False" if not linear else f"weights {shown(weights)}"
+        raise ProblemError(
+            f"recipe {shown(recipe)} with {beside}",
+            rule="is for linear layers whose weights train",
+            fix="leave one of them out",
+        )
+    if filter is not None and not callable(filter):
+        raise ProblemError(
+            f"filter {shown(filter)}",
+            rule="must be a function of a layer and its name, or None",
+            fix='for example filter=lambda layer, name: "mlp" in name',
+        )
+
+
+def _check_names(layer: Linear | Float8Linear, original: torch.nn.Linear) -> None:
     """Raise ProblemError for a layer whose parameters cannot be handed over."""
     if layer._parameters.keys() != original._parameters.keys():
         raise ProblemError(
-            f"a Linear with parameters {sorted(layer._parameters)}",
+            f"a {type(layer).__name__} with parameters {sorted(layer._parameters)}",
             rule=f"must have those that it had, {sorted(original._parameters)}, to be replaced",
             fix="remove what was added to it, its parametrizations for instance",
         )
@@ -207,28 +260,81 @@ def _children(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, to
 
 
 def _replace(
-    model: torch.nn.Module, made: Mapping[torch.nn.Linear, torch.nn.Module], journal: Journal
+    model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module], journal: Journal
 ) -> None:
     """Put the layers that were made in the places of those that they were made of."""
     known = [model, *made.values()]
     journal.before_change(lambda: _patched.difference_update(known))
     _patched.update(known)
-    for parent, name, child in list(_children(model)):
-        if isinstance(child, torch.nn.Linear) and child in made:
-            journal.before_change(partial(parent._modules.__setitem__, name, child))
-            parent._modules[name] = made[child]
+    # Those inside of what is replaced are replaced in what is there instead.
+    for kind in (False, True):
+        for parent, name, child in list(_children(model)):
+            if child in made and isinstance(child, torch.nn.Linear) is kind:
+                journal.before_change(partial(parent._modules.__setitem__, name, child))
+                parent._modules[name] = made[child]
+
+
+def _training(
+    model: torch.nn.Module, filter: Callable[[torch.nn.Module, str], bool] | None
+) -> set[torch.nn.Module]:
+    """The layers that are to train in fp8."""
+    heads = set() if filter else set(output_heads(model))
+    return {
+        module
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear
+        and (filter(module, name) if filter else module not in heads)
+    }
 
 
 def _layers(
-    model: torch.nn.Module, chosen: Container[torch.nn.Module]
-) -> dict[torch.nn.Linear, Linear]:
-    """Make a layer for each torch.nn.Linear that is not chosen; the model has none of them yet."""
-    layers = {}
+    model: torch.nn.Module,
+    chosen: Container[torch.nn.Module],
+    training: Container[torch.nn.Module],
+    recipe: Recipe | None,
+) -> dict[torch.nn.Linear, Linear | Float8Linear]:
+    """Make a layer for each torch.nn.Linear that is not chosen, and for each FP8Linear whose
+    weights kernels read; the model has none of them yet. Those in `training` have the recipe.
+    """
+    layers: dict[torch.nn.Linear, Linear | Float8Linear] = {}
+    fp8 = fp8_linear_type()
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear and module not in chosen:
             with _naming(name):
-                layers[module] = Linear.from_torch(module)
+                own = recipe if module in training else None
+                layers[module] = Linear.from_torch(module, recipe=own)
+        elif fp8 is not None and type(module) is fp8 and float8_refusal(module) is None:
+            with _naming(name):
+                layers[module] = Float8Linear.from_fp8(module)
     return layers
+
+
+def _gated_layers(
+    model: torch.nn.Module, layers: Mapping[torch.nn.Linear, Linear | Float8Linear]
+) -> dict[torch.nn.Module, GatedMLP]:
+    """Make a layer for each gated one whose layers are all replaced, and whose memory is joined."""
+    made = {}
+    for name, module in model.named_modules():
+        if module is not model and gate_of(module) and _joinable(module, layers):
+            with _naming(name):
+                made[module] = GatedMLP.from_torch(module)
+    return made
+
+
+def _joinable(
+    module: torch.nn.Module, layers: Mapping[torch.nn.Linear, Linear | Float8Linear]
+) -> bool:
+    """Whether kernels take the weights of gate and up, and hooks know nothing of the layer."""
+    projections = [module._modules[name] for name in PROJECTIONS]
+    gate, up = (layer.weight for layer in projections[:2])  # type: ignore[union-attr]
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return all(layer in layers for layer in projections) and not hooks and joinable(gate, up)  # type: ignore[arg-type]
+
+
+def _gated_rows(gated: Mapping[torch.nn.Module, GatedMLP]) -> Iterator[Row]:
+    """What becomes of gated layers."""
+    for what, count in Counter(type(module).__name__ for module in gated).most_common():
+        yield Row(what, count, "warploom.nn.GatedMLP")
 
 
 def _quantized(chosen: Chosen, asked: Asked) -> dict[torch.nn.Linear, QuantizedLinear]:
@@ -251,7 +357,7 @@ def _naming(layer: str) -> Iterator[None]:
 
 def _linear_rows(
     model: torch.nn.Module,
-    layers: Mapping[torch.nn.Linear, Linear],
+    layers: Mapping[torch.nn.Linear, Linear | Float8Linear],
     quantized: Mapping[torch.nn.Linear, QuantizedLinear],
     left: Mapping[torch.nn.Module, str],
     told: str,
@@ -261,20 +367,27 @@ def _linear_rows(
     `told` is what quantised ones are; `left` says why some of the others are not.
     """
     counted: Counter[tuple[str, str, str]] = Counter()
+    fp8 = fp8_linear_type()
     for module in model.modules():
         why = left.get(module, "")
         if isinstance(module, torch.nn.Linear) and module in quantized:
             reason = _inputs_by_torch(module.weight)
             now = told + (", torch's product" if reason else "")
             counted[_known(module), now, reason] += 1
+        elif isinstance(module, torch.nn.Linear) and isinstance(layers.get(module), Float8Linear):
+            counted[type(module).__name__, "warploom.nn.Float8Linear", ""] += 1
         elif isinstance(module, torch.nn.Linear) and module in layers:
-            reason = _by_torch(module.weight)
-            now = "warploom.nn.Linear" + (", torch's product" if reason else "")
+            recipe = getattr(layers[module], "recipe", None)
+            reason = "" if recipe else _by_torch(module.weight)
+            now = "warploom.nn.Linear" + (f", fp8 {recipe}" if recipe else "")
+            now += ", torch's product" if reason else ""
             counted[_known(module), now, "; ".join(filter(None, (why, reason)))] += 1
         elif isinstance(module, Linear | QuantizedLinear):
             counted[_known(module), AS_IT_WAS, why] += 1
         elif _multiplies(module):
             reason = "a subclass" if isinstance(module, torch.nn.Linear) else "no torch.nn.Linear"
+            if fp8 is not None and type(module) is fp8:
+                reason = float8_refusal(module) or reason
             counted[type(module).__name__, AS_IT_WAS, reason] += 1
     for (what, now, reason), count in counted.most_common():
         yield Row(what, count, now, reason)

@@ -97,7 +97,7 @@ class Asked:
         Raises ProblemError for a name that no module has.
         """
         if self.skip is None:
-            heads = set(_heads(model))
+            heads = set(output_heads(model))
             return lambda name, layer: "the output head" * (layer in heads)
         names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
         for one in self.skip:
@@ -146,7 +146,7 @@ def _within(name: str, asked: str) -> bool:
     return isinstance(asked, str) and fnmatchcase(f".{name}.", f"*.{asked}.*")
 
 
-def _heads(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def output_heads(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The layers that give logits: by name, by what models say, by the table that they share."""
     tables = {
         id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)

@@ -131,6 +131,12 @@ def merges(spec: Any) -> Iterator[Any]:
         yield defined("AttentionMergeProblem")(extents, *steps)
 
 
+def casts(spec: Any) -> Iterator[Any]:
+    """Yield problems of casts: rows and columns that no tile divides, and many of both."""
+    for m, n in ((1, 300), (300, 1000), (100_003, 4096)):
+        yield defined("CastProblem")(m, n, n + 8, n + 16, (1, m), m + 16, (1, n))
+
+
 def shapes(spec: Any) -> Iterator[Any]:
     """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
     kind = families()[spec.operation.family].shape
@@ -147,6 +153,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_append": appended,
     "attention_decode": decodes,
     "attention_merge": merges,
+    "cast": casts,
 }
 
 

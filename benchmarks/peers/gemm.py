@@ -12,8 +12,10 @@ import torch
 
 import warploom
 from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
+from benchmarks.peers._block_scaled import block_scaled
 from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
+from benchmarks.peers._gated import gated
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._operations import fused, operations
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
@@ -176,9 +178,11 @@ FAMILY = Products(
         "operations": Group(
             "GEMM, promoted sums, 8-bit results, batches, sums in place", operations, listed=True
         ),
+        "block_scaled": Group("{kind}", block_scaled, "{kind}"),
         "fused": Group(
             "GEMM, bf16, with scale, bias, gelu and residual in the kernel", fused, listed=True
         ),
+        "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
         "host": Group("GEMM, bf16, host time of a warm call", host, listed=True),
         "compile": Group(
             "Compilation of a shipped kernel by NVRTC, in a fresh process",
@@ -193,8 +197,10 @@ FAMILY = Products(
         "e4m3": "GEMM, e4m3, one scale per tensor",
         "e4m3_row_column": "GEMM, e4m3, a scale per row and column",
         "int8": "GEMM, int8",
+        "e4m3_block": "GEMM, e4m3, block scales of 1x128 by 128x128",
+        "e4m3_block_row": "GEMM, e4m3, block scales of 1x128 both",
     },
-    peers={"cublas": "torch.mm", "triton": "triton", "quack": "quack"},
+    peers={"cublas": "torch.mm", "triton": "triton", "quack": "quack", "deep_gemm": "deep_gemm"},
     called={
         "torch.mm": "torch.mm (cuBLAS)",
         "torch._scaled_mm": "torch._scaled_mm (cuBLAS)",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from warploom.quantization.importers.recognition import SOURCES, import_weight
+from warploom.quantization.importers.recognition import SOURCES, import_block_scaled, import_weight
 
-__all__ = ["SOURCES", "import_weight"]
+__all__ = ["SOURCES", "import_block_scaled", "import_weight"]

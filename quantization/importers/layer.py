@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,13 +28,20 @@ Tensors = Mapping[str, Tensor]
 Config = Mapping[str, object]
 
 
+class BlockScaled(NamedTuple):
+    """A weight e4m3 [n, k], and its scales, fp32 [n / 128, k / 128], rounded up: they multiply."""
+
+    weight: Tensor
+    scale: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One layer's weight W [n, k]: W = scale (code - zero), each scale for `group` of k.
 
     codes: [n, k] as the format has them; scales and zeros: [n, k // group], [n, 1] where group is
     None. `offsets`, like scales, is added to W: no format has it, so such a layer is quantized anew
-    or not at all.
+    or not at all. `blocks` is the same weight with a scale for each 128x128, where it has those.
     """
 
     format: str
@@ -42,6 +50,7 @@ class Layer:
     zeros: Tensor | None
     group: int | None
     offsets: Tensor | None = None
+    blocks: BlockScaled | None = None
 
     def packed(self, activations: Activations, requantize: str | None = None) -> PackedWeight:
         """Return the same weight as kernels read it.

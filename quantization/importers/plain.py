@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from warploom.quantization.importers.layer import Layer, grouped, refused, shaped
+from warploom.quantization.importers.layer import BlockScaled, Layer, grouped, refused, shaped
 
 
 def rows(source: str, weight: Tensor, scales: Tensor, size: int) -> Layer:
@@ -23,4 +25,7 @@ def blocks(source: str, weight: Tensor, scales: Tensor, block: tuple[int, int]) 
         raise refused(source, f"blocks of {list(block)}", rule="must be positive")
     counts = (-(-n // block[0]), -(-k // block[1]))
     shaped(source, "the scales", scales, counts, f"n = {n}, k = {k} and blocks of {list(block)}")
-    return rows(source, weight, scales.repeat_interleave(block[0], dim=0)[:n], block[1])
+    layer = rows(source, weight, scales.repeat_interleave(block[0], dim=0)[:n], block[1])
+    if block != (128, 128) or weight.dtype != torch.float8_e4m3fn:
+        return layer
+    return replace(layer, blocks=BlockScaled(weight, scales.float()))

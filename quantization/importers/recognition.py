@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from safetensors import safe_open
@@ -22,7 +23,7 @@ from warploom.quantization.importers import (
     torchao,
 )
 from warploom.quantization.importers.checkpoint import layer_of
-from warploom.quantization.importers.layer import Config, Layer, Tensors
+from warploom.quantization.importers.layer import BlockScaled, Config, Layer, Tensors
 from warploom.quantization.packed_weight import PackedWeight
 from warploom.suggestions import suggestion
 
@@ -65,27 +66,71 @@ def import_weight(
             points that are no whole multiples of the scale (most of torchao's int4); or the
             configuration is malformed, or has patterns that take too long.
     """
-    try:
-        if not isinstance(name, str):
-            raise ProblemError(f"name {brief(name)}", rule="must be a string")
-        settings = _settings(config)
-        layer = layer_of(tensors, name)
-        source = _source(settings, layer)
-        settings = overrides.of_layer(source, settings, name)
-        if source in auto_round.METHODS:
-            source, settings = auto_round.resolved(settings)
-        if expert is not None and source != "mxfp4":
-            raise ProblemError(
-                f"{source}: expert={brief(expert)}", rule="the layer must have experts"
-            )
-        known = {} if metadata is None else metadata
-        read = _read(source, layer, settings, name=name, metadata=known, expert=expert)
+    with _brief_errors(name):
+        read = _layer(tensors, config, name, metadata=metadata, expert=expert)
         return read.packed(activations, requantize)
+
+
+def import_block_scaled(
+    tensors: Tensors | safe_open, config: Config | None = None, *, name: str = ""
+) -> BlockScaled:
+    """Return one layer's e4m3 weight and its scales of 128x128, as a checkpoint has them.
+
+    `warploom.nn.Float8Linear.from_tensors` takes both; nothing is copied but scales that are not
+    fp32.
+
+    Args:
+        tensors: as `import_weight` takes them.
+        config: the same.
+        name: the same.
+
+    Raises:
+        ProblemError: what `import_weight` raises, and for a weight of another type, or whose scales
+            are not of 128x128.
+    """
+    with _brief_errors(name):
+        read = _layer(tensors, config, name, metadata=None, expert=None)
+        if read.blocks is None:
+            raise ProblemError(
+                f"{read.format} with scales of {read.group or 'rows'}",
+                rule="must be e4m3 with a scale for each 128x128",
+                fix="import_weight reads it as a packed weight",
+            )
+        return read.blocks
+
+
+@contextmanager
+def _brief_errors(name: object) -> Iterator[None]:
+    """Errors begin with the layer's name, and say little of what a file may have megabytes of."""
+    try:
+        yield
     except ProblemError as error:
         where = f"{cut(name, 120)}: " if isinstance(name, str) and name else ""
         parts = (where + error.value, error.rule, error.fix)
         value, rule, fix = (cut(one.replace("\n", "\\n"), LONGEST) for one in parts)
         raise ProblemError(value, rule=rule, fix=fix) from error
+
+
+def _layer(
+    tensors: Tensors | safe_open,
+    config: Config | None,
+    name: str,
+    *,
+    metadata: Mapping[str, str] | None,
+    expert: int | None,
+) -> Layer:
+    if not isinstance(name, str):
+        raise ProblemError(f"name {brief(name)}", rule="must be a string")
+    settings = _settings(config)
+    layer = layer_of(tensors, name)
+    source = _source(settings, layer)
+    settings = overrides.of_layer(source, settings, name)
+    if source in auto_round.METHODS:
+        source, settings = auto_round.resolved(settings)
+    if expert is not None and source != "mxfp4":
+        raise ProblemError(f"{source}: expert={brief(expert)}", rule="the layer must have experts")
+    known = {} if metadata is None else metadata
+    return _read(source, layer, settings, name=name, metadata=known, expert=expert)
 
 
 def _read(

@@ -28,7 +28,7 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
-    from warploom import nn, testing
+    from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.attention_decode.api import attention_decode
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.attention_merge.api import attention_merge
+    from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.tuning.autotune.api import autotune
@@ -76,9 +77,11 @@ __all__ = [
     "attention_merge",
     "autotune",
     "block_mask",
+    "cast",
     "counters",
     "dropout_mask",
     "explain",
+    "functional",
     "gemm",
     "load",
     "mixed_gemm",
@@ -109,9 +112,11 @@ _LAZY = {
     "attention_merge": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "block_mask": "warploom.runtime.families._attention.given_blocks",
+    "cast": "warploom.runtime.families.cast.api",
     "counters": "warploom.runtime.api",
     "dropout_mask": "warploom.runtime.families._attention.dropout",
     "explain": "warploom.runtime.api",
+    "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",

@@ -298,7 +298,7 @@ __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kCons
 {% include "attention_backward/scores.cuh" %}
 
 {% endif %}
-{% include "attention_backward/share_" ~ schedule.share ~ ".cuh" %}
+{% include "attention_backward/share_" ~ schedule.cluster_split ~ ".cuh" %}
 
 {% include "attention_backward/accumulate_" ~ schedule.accumulate ~ ".cuh" %}
 

@@ -29,7 +29,7 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
 {# With trimming a pair's threads have no register to keep it in till here. #}
-{% set own_consumer = "(int(threadIdx.x) / 128 - 1)" if operation.trims and schedule.share == "rows" else "c.consumer" %}
+{% set own_consumer = "(int(threadIdx.x) / 128 - 1)" if operation.trims and schedule.cluster_split == "rows" else "c.consumer" %}
   const int own = kKvRows == kKvTile ? {{ own_consumer }} * kWgmmaM * kSpan : 16 * c.columns<kKvRows>({{ own_consumer }});
   if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, {{ "1 / c.p.keep" if divides_gradients else "1" }});

@@ -19,7 +19,7 @@ __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared
                    "r"(cute::cast_smem_ptr_to_uint(&shared.ticket_full)), "r"(ticket), "r"(other)
                    : "memory");
   }
-{% if schedule.share == "rows" %}
+{% if schedule.cluster_split == "rows" %}
   return ticket * kBlocks + block;
 {% else %}
   return ticket;

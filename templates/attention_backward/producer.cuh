@@ -1,5 +1,5 @@
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-{% include "attention_backward/values_" ~ schedule.share ~ ".cuh" %}
+{% include "attention_backward/values_" ~ schedule.cluster_split ~ ".cuh" %}
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import asdict, dataclass
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 
 import warploom
 from warploom import quantization, variables
-from warploom.errors import SpecificationError
+from warploom.errors import ConfigurationError, SpecificationError
 from warploom.generator import records_file
+from warploom.generator.config import load
+from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
-from warploom.generator.knob import frozen, knob
+from warploom.generator.knob import frozen, knob, stored_names, types
 from warploom.generator.names import short
 from warploom.generator.restore import restore
 from warploom.generator.space import expand_file
@@ -37,6 +43,14 @@ KEYWORDS = {
     "load": "spec",
     "warmup": "path jobs",
 }
+RENAMED = {  # fields of schedules that have a new name, by their old ones
+    "gemm": "group roles swap split",
+    "mixed_gemm": "shares blocks group split ahead",
+    "attention_decode": "blocks",
+    "attention_backward": "share held",
+    "activation_backward": "blocks",
+}
+CONFIGS = Path(warploom.__file__).parent / "configs"
 VARIABLES = (
     "WARPLOOM_CACHE_DIR WARPLOOM_CACHE_PATH WARPLOOM_COMPILE WARPLOOM_RECORDS WARPLOOM_RECORDS_DIR"
 )
@@ -121,6 +135,64 @@ def test_a_field_is_read_by_its_old_name_and_its_new_one_but_not_by_both() -> No
     assert restore(Renamed, {"swap_ab": True, "swizzle_size": 4}) == schedule
     with pytest.raises(SpecificationError, match="the same field as group"):
         restore(Renamed, {"group": 4, "swizzle_size": 4})
+
+
+def older(name: str) -> Mapping[str, str]:
+    """The old name of each field of a family's schedules that has a new one."""
+    stored = stored_names(family(name).schedule)
+    return {field: before for field, before in stored.items() if field != before}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_configuration_with_old_keys_has_the_same_kernels(name: str, tmp_path: Path) -> None:
+    text = (CONFIGS / name / "smoke.yaml").read_text()
+    before = "\n".join(
+        line if "operations:" in line else renamed(line, older(name)) for line in text.splitlines()
+    )
+    (path := tmp_path / "old.yaml").write_text(before)
+    assert before != text
+    expected = {spec.digest for spec in expand_file(CONFIGS / name / "smoke.yaml").specs}
+    assert {spec.digest for spec in expand_file(path).specs} == expected
+
+
+def renamed(line: str, older: Mapping[str, str]) -> str:
+    return re.sub(r"\b\w+(?=: )", lambda key: older.get(key[0], key[0]), line)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name, keys in RENAMED.items() for key in keys.split()]
+)
+def test_each_old_key_gives_the_field_that_has_a_new_name(
+    name: str, key: str, tmp_path: Path
+) -> None:
+    """A key that were ignored would leave the field at its default."""
+    assert set(older(name).values()) == set(RENAMED[name].split())
+    (field,) = (field for field, before in older(name).items() if before == key)
+    value = another(family(name).schedule, field)
+    spec = expand_file(CONFIGS / name / "smoke.yaml").specs[0]
+    schedule: dict[str, Any] = asdict(spec.schedule)  # type: ignore[call-overload]
+    schedule.pop(field)
+
+    def read(keys: Mapping[str, object]) -> Mapping[str, object]:
+        entry = {"operations": [asdict(spec.operation)], "schedules": [{**schedule, **keys}]}  # type: ignore[call-overload]
+        (path := tmp_path / "one.yaml").write_text(
+            json.dumps({"version": 1, "arch": spec.arch, "kernels": [entry]})
+        )
+        (space,) = load(path).spaces.value
+        return space.schedules[0]
+
+    assert read({key: value}) == read({field: value}) != read({})
+    assert read({key: value})[field] == (value,)
+    with pytest.raises(ConfigurationError):
+        read({key: value, field: value})
+
+
+def another(schedule: type, name: str) -> object:
+    """A value of a field that is not its default."""
+    hint = types(schedule)[name]
+    (default,) = (field.default for field in fields(schedule) if field.name == name)
+    choices = get_args(hint) or ((False, True) if hint is bool else (default + 1,))
+    return next(choice for choice in choices if choice != default)
 
 
 def test_files_of_weights_without_checksums_of_their_metadata_still_load() -> None:

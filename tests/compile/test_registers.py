@@ -12,7 +12,7 @@ from warploom.generator.families.mixed_gemm import MixedGemmOperation
 from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout
 from warploom.generator.specification import KernelSpec
 
-TWO: dict[str, Any] = {"shares": 2, "blocks": 2}
+TWO: dict[str, Any] = {"warp_split_k": 2, "ctas_per_sm": 2}
 # What has about as many registers as it may; each kind of loop.
 NEAR: list[tuple[MixedGemmOperation, dict[str, Any]]] = [
     (
@@ -25,15 +25,21 @@ NEAR: list[tuple[MixedGemmOperation, dict[str, Any]]] = [
     ),
     (
         MixedGemmOperation("fp16", "uint4", "bf16", 128, "fp32"),
-        {"tile": (8, 256, 256), "multiply": "wgmma", "scaled": "weights", "blocks": 2, "split": 8},
+        {
+            "tile": (8, 256, 256),
+            "multiply": "wgmma",
+            "scaled": "weights",
+            "ctas_per_sm": 2,
+            "cluster_split_k": 8,
+        },
     ),
     (
         MixedGemmOperation("e4m3", "uint4", "bf16", 64, "fp32"),
-        {"tile": (128, 128, 128), "multiply": "wgmma", "scaled": "sums", "ahead": 2},
+        {"tile": (128, 128, 128), "multiply": "wgmma", "scaled": "sums", "lookahead": 2},
     ),
     (
         MixedGemmOperation("e4m3", "int4", "bf16", 128, "bf16"),
-        {"tile": (160, 128, 256), "multiply": "wgmma", "scaled": "sums", "ahead": 2},
+        {"tile": (160, 128, 256), "multiply": "wgmma", "scaled": "sums", "lookahead": 2},
     ),
 ]
 

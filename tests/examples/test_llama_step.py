@@ -44,7 +44,7 @@ def test_a_person_is_shown_times_and_kernels() -> None:
 def test_a_patch_that_changes_the_result_is_named_and_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def wrong(model: LlamaForCausalLM) -> None:
+    def wrong(model: LlamaForCausalLM, recipe: None) -> None:
         model.model.layers[1].mlp.down_proj.weight.data *= 1.1
 
     monkeypatch.setattr(warploom, "patch", wrong)

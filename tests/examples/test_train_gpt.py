@@ -64,6 +64,15 @@ def test_losses_fall_and_the_program_runs_from_any_folder(tmp_path: Path) -> Non
     assert 0 < len(found["sample"]) <= 63  # of a context of 64, the first byte is given
 
 
+def test_it_trains_in_fp8() -> None:
+    """The blocks' layers by the recipe, and the head in bf16."""
+    found = result("--tiny", "--steps", "30", "--recipe", "blockwise", "--sample", "0")
+    assert found["recipe"] == "blockwise"
+    assert found["losses"][-1] < 0.75 * found["losses"][0]
+    done = run("--tiny", "--recipe", "rowwise", "--implementation", "torch")
+    assert done.exit_code == 2 and "--recipe" in done.output
+
+
 def test_the_implementations_are_the_same_model(tmp_path: Path) -> None:
     """Names of weights, their values and the losses: what differs is rounding of bf16."""
     ours, peers = (

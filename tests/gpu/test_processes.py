@@ -92,7 +92,7 @@ def test_a_second_process_compiles_nothing_even_where_it_must_not(tmp_path: Path
 def test_a_kernel_that_must_not_be_compiled_is_a_typed_error_before_a_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = arena.call(cases.spec((128, 64), group=99), 257, 136, 193)
+    made = arena.call(cases.spec((128, 64), swizzle_size=99), 257, 136, 193)
     counters = warploom.counters.as_dict()
     monkeypatch.setenv("WARPLOOM_COMPILE", "forbid")
     with pytest.raises(KernelMissingError, match=made.spec.name):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
 
 SPECS = tuple(
-    cases.spec(tile, roles=roles)
+    cases.spec(tile, kernel_schedule=roles)
     for tile in ((128, 128), (128, 192), (64, 64))
     for roles in ("cooperative", "pingpong")
     if tile != (64, 64) or roles == "pingpong"
@@ -96,7 +96,8 @@ arch: sm_90a
 kernels:
   - operations: [{family: gemm, a: bf16, b: bf16, d: bf16}]
     schedules:
-      - {tile: [[64, 64, 64], [64, 128, 64], [128, 128, 64], [128, 192, 64]], roles: pingpong}
+      - {tile: [[64, 64, 64], [64, 128, 64], [128, 128, 64], [128, 192, 64]],
+         kernel_schedule: pingpong}
 """
 EXPLAIN = """
 import torch, warploom

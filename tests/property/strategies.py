@@ -71,22 +71,30 @@ def operations(draw: st.DrawFn) -> GemmOperation:
 def gemm_specs(draw: st.DrawFn) -> KernelSpec:
     """Any legal GEMM: every field varies over all that its type and the rules allow."""
     arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
-    drawn = ("raster", "store", "roles", "consumers", "swap", "producer_registers", "l2_promotion")
+    drawn = (
+        "raster",
+        "store",
+        "kernel_schedule",
+        "consumers",
+        "swap_ab",
+        "producer_registers",
+        "l2_promotion",
+    )
     fields = {field: draw(literal(GemmSchedule, field)) for field in (*drawn, "stream_k")}
-    fields["split"], fields["split_k"] = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8))), 1
-    if fields["split"] == 1 and not fields["stream_k"]:
+    fields["cluster_split_k"], fields["split_k"] = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8))), 1
+    if fields["cluster_split_k"] == 1 and not fields["stream_k"]:
         fields["split_k"] = draw(st.sampled_from((1, 1, 1, 2, 3, 10, 32)))
-    if fields["split"] > 1 or fields["stream_k"] or fields["split_k"] > 1:
-        fields["roles"] = "cooperative"
-    if fields["roles"] == "pingpong":
+    if fields["cluster_split_k"] > 1 or fields["stream_k"] or fields["split_k"] > 1:
+        fields["kernel_schedule"] = "cooperative"
+    if fields["kernel_schedule"] == "pingpong":
         fields["consumers"] = 2
-    if fields["swap"] and element(operation.d).bits != 16:
+    if fields["swap_ab"] and element(operation.d).bits != 16:
         fields["store"] = "direct"
     fields["tile"] = draw(tiles(operation, fields))
-    fields["cluster"] = (1, 1) if fields["split"] > 1 else draw(st.sampled_from(CLUSTERS))
-    if fields["consumers"] == 1 or fields["cluster"] != (1, 1) or fields["split"] > 1:
+    fields["cluster"] = (1, 1) if fields["cluster_split_k"] > 1 else draw(st.sampled_from(CLUSTERS))
+    if fields["consumers"] == 1 or fields["cluster"] != (1, 1) or fields["cluster_split_k"] > 1:
         fields["producer_registers"] = 40
-    fields["group"] = draw(st.integers(1, 1024))
+    fields["swizzle_size"] = draw(st.integers(1, 1024))
     filled = GEMM.complete(arch, operation, fields)
     schedule = replace(filled, stages=draw(st.integers(2, filled.stages)))
     assume(not GEMM.reasons(architecture(arch), operation, schedule))
@@ -127,7 +135,7 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
         deterministic=draw(st.booleans()),
     )
     wide = operation.dim > 128
-    share = draw(literal(AttentionBackwardSchedule, "share")) if wide else "columns"
+    share = draw(literal(AttentionBackwardSchedule, "cluster_split")) if wide else "columns"
     overlap = draw(st.booleans())
     whole = wide or overlap or operation.softcap  # registers do not suffice for v as well
     schedule = AttentionBackwardSchedule(
@@ -139,9 +147,11 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
         cluster=1
         if operation.deterministic or share == "rows"
         else draw(literal(AttentionBackwardSchedule, "cluster")),
-        share=share,
+        cluster_split=share,
         single_do=draw(st.booleans()),
-        held="none" if whole else draw(literal(AttentionBackwardSchedule, "held")),
+        v_in_registers="none"
+        if whole
+        else draw(literal(AttentionBackwardSchedule, "v_in_registers")),
     )
     assume(not ATTENTION_BACKWARD.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)
@@ -157,16 +167,16 @@ def tiles(
     draw: st.DrawFn, operation: GemmOperation, fields: dict[str, Any]
 ) -> tuple[int, int, int]:
     """A tile whose accumulators the registers can hold; not all of them are legal."""
-    sharing = fields["consumers"] if fields["roles"] == "cooperative" else 1
+    sharing = fields["consumers"] if fields["kernel_schedule"] == "cooperative" else 1
     rows = draw(st.sampled_from([rows for rows in (64, 128, 256) if rows % (64 * sharing) == 0]))
     promoted = 2 if operation.accumulation == "promoted" else 1
-    wide = fields["swap"] or element(operation.d).bits == 8
+    wide = fields["swap_ab"] or element(operation.d).bits == 8
     unit = 16 if operation.a == "int8" or (wide and fields["store"] == "tma") else 8
-    unit *= fields["split"]
+    unit *= fields["cluster_split_k"]
     most = min(256, 192 * 128 * sharing // (rows * promoted))
     assume(unit <= most)
     columns = unit * draw(st.integers(1, most // unit))
-    m, n = (columns, rows) if fields["swap"] else (rows, columns)
+    m, n = (columns, rows) if fields["swap_ab"] else (rows, columns)
     return m, n, 1024 // element(operation.a).bits
 
 
@@ -179,6 +189,8 @@ def problems(draw: st.DrawFn, spec: KernelSpec) -> GemmProblem:
     extents = st.one_of(st.integers(1, 300), st.sampled_from((4096, 8191, 50_003)))
     m, n, k = draw(extents), draw(extents), draw(extents)
     d_unit = 16 // element(operation.d).bytes if schedule.store == "tma" else 1
+    if any(step.step == "gate" for step in operation.epilogue):  # of both eights of columns
+        d_unit = max(d_unit, 8) * 2
     n += -n % d_unit
 
     def pitch(extent: int, unit: int) -> int:

@@ -60,7 +60,9 @@ TIGHT = [
     KernelSpec(
         "sm_90a",
         AttentionBackwardOperation("bf16", 256, mask, softcap=True),
-        AttentionBackwardSchedule(64, 128, accumulate="direct", share="rows", single_do=True),
+        AttentionBackwardSchedule(
+            64, 128, accumulate="direct", cluster_split="rows", single_do=True
+        ),
     )
     for mask in get_args(get_type_hints(AttentionBackwardOperation)["mask"])
 ]

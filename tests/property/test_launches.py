@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import GEMM, gemm_specs, problems
 
+from warploom.generator.epilogue import Gate
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
@@ -77,10 +78,10 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiproce
     assert isinstance(schedule, GemmSchedule)
     problem = data.draw(problems(spec))
     launch = GEMM.launches(spec, problem, DeviceLimits(multiprocessors))[0]
-    size = schedule.cluster[0] * schedule.cluster[1] * schedule.split
+    size = schedule.cluster[0] * schedule.cluster[1] * schedule.cluster_split_k
     rows, columns = (schedule.tile[i] * schedule.cluster[i] for i in range(2))
     tiles = -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
-    tiles *= min(schedule.split_k, -(-problem.k // (schedule.tile[2] * schedule.split)))
+    tiles *= min(schedule.split_k, -(-problem.k // (schedule.tile[2] * schedule.cluster_split_k)))
     assert launch.cluster == size
     most = DeviceLimits(multiprocessors).clusters(size) * size
     if schedule.stream_k:  # clusters share tiles where that makes them end sooner
@@ -100,10 +101,12 @@ def test_only_a_batched_kernel_takes_batches(spec: KernelSpec, data: st.DataObje
     maps = [value for value in launch.parameters.values() if isinstance(value, TensorMap)]
     assert isinstance(spec.operation, GemmOperation)
     rank = 3 if spec.operation.batched else 2
-    assert {len(found.extents) for found in maps} == {rank}
+    gated = {"b"} if any(isinstance(step, Gate) for step in spec.operation.epilogue) else set()
+    for found in maps:  # a gate's and up's rows of B are loaded in turns, by two dimensions more
+        assert len(found.extents) == rank + 2 * (found.tensor in gated)
     assert ("a_repeat" in launch.parameters) is spec.operation.batched
     for name, lie in (("a", problem.batches_a), ("b", problem.batches_b)):
         if spec.operation.batched:
             assert launch.parameters[f"{name}_batches"] == lie.count
             assert launch.parameters[f"{name}_repeat"] == lie.repeat
-            assert next(m for m in maps if m.tensor == name).extents[2] == lie.count
+            assert next(m for m in maps if m.tensor == name).extents[-1] == lie.count

@@ -28,7 +28,9 @@ from warploom.generator.epilogue import (
     MOST_STEPS,
     STEPS,
     ActivationGradient,
+    Gate,
     Preactivation,
+    Quantize,
     Scale,
     legal,
 )
@@ -84,13 +86,21 @@ def test_a_name_that_shows_defaults_too_is_that_of_the_same_kernel(spec: KernelS
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.token)
 def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> None:  # noqa: ANN401
-    types = ("e4m3", "e4m3", "bf16")
+    is_quantized = isinstance(step, Quantize)
+    types = ("e4m3", "e4m3", "e4m3" if is_quantized else "bf16")
     most = max(count for count in range(1, MOST_STEPS + 1) if legal((step,) * count) is None)
     steps = (step,) * most
-    operation = GemmOperation(*types, accumulation="promoted", batched=True, epilogue=steps)
-    wordy: dict[str, Any] = {"group": 1024, "store": "direct", "swap": True, "l2_promotion": 128}
+    others: dict[str, Any] = {} if is_quantized else {"accumulation": "promoted", "batched": True}
+    operation = GemmOperation(*types, epilogue=steps, **others)
+    wordy: dict[str, Any] = {
+        "swizzle_size": 1024,
+        "store": "direct",
+        "swap_ab": not is_quantized,
+        "l2_promotion": 128,
+    }
     for more in ({"cluster": (2, 4)}, {"producer_registers": 24}):  # which exclude each other
-        schedule = GemmSchedule((112, 128, 128), 3, **wordy, **more)
+        tile = (128, 128, 128) if is_quantized else (112, 128, 128)
+        schedule = GemmSchedule(tile, 3, **wordy, **more)
         assert len(KernelSpec("sm_90a", operation, schedule).name) <= NAME_LIMIT
 
 
@@ -99,8 +109,13 @@ def test_a_name_too_long_for_a_file_is_cut_before_its_digits(tmp_path: Path) -> 
     steps = (*[Scale("host")] * 3, *[Scale("device")] * 2, Preactivation("fp16"))
     steps = (*steps, Preactivation("fp16"), ActivationGradient("gelu_tanh", "fp16"))
     operation = GemmOperation("e4m3", "e4m3", "fp32", "row", "col", steps, "promoted", batched=True)
-    wordy: dict[str, Any] = {"group": 1000, "store": "direct", "l2_promotion": 64, "swap": True}
-    wordy |= {"raster": "along_n", "consumers": 1, "split": 2, "stream_k": True}
+    wordy: dict[str, Any] = {
+        "swizzle_size": 1000,
+        "store": "direct",
+        "l2_promotion": 64,
+        "swap_ab": True,
+    }
+    wordy |= {"raster": "along_n", "consumers": 1, "cluster_split_k": 2, "stream_k": True}
     schedule = GemmSchedule((16, 64, 128), 2, **wordy)
     spec = KernelSpec("sm_90a", operation, schedule)
     assert len(spec.name) > NAME_LIMIT
@@ -195,12 +210,12 @@ def assert_fits(spec: KernelSpec) -> None:
     assert isinstance(operation, GemmOperation)
     assert isinstance(schedule, GemmSchedule)
     m, n, k = schedule.tile
-    rows, columns = (n, m) if schedule.swap else (m, n)  # of wgmma
+    rows, columns = (n, m) if schedule.swap_ab else (m, n)  # of wgmma
     bits = element(operation.a).bits
     assert k * bits == 1024
     assert 8 <= columns <= 256
     assert columns % (16 if operation.a == "int8" and columns > 24 else 8) == 0
-    sharing = schedule.consumers if schedule.roles == "cooperative" else 1
+    sharing = schedule.consumers if schedule.kernel_schedule == "cooperative" else 1
     assert rows % (64 * sharing) == 0
     promoted = 2 if operation.accumulation == "promoted" else 1
     assert promoted * rows * columns // (128 * sharing) <= 215
@@ -221,7 +236,11 @@ def assert_staging_fits(operation: GemmOperation, schedule: GemmSchedule) -> int
     if schedule.store == "direct":
         return 0
     layout = gemm_layout(operation, schedule)
-    lengths = (64, layout.chunk_columns) if schedule.swap else (layout.chunk_columns, 64)
+    # Behind a gate D has a column for each two of the product.
+    factors = 1 + any(isinstance(step, Gate) for step in operation.epilogue)
+    lengths = (layout.chunk_columns // factors, 64)
+    if schedule.swap_ab:
+        lengths = (64 // factors, layout.chunk_columns)
     assert layout.store_box == lengths
     span = lengths[0] * element(operation.d).bits // 8
     assert span in (16, 32, 64, 128)
@@ -259,7 +278,7 @@ def assert_attention_backward_fits(spec: KernelSpec) -> None:
     layout = attention_backward_layout(architecture(spec.arch), operation, schedule)
     q, kv = schedule.q_tile * operation.dim * 2, schedule.kv_tile * operation.dim * 2
     ds, columns = schedule.q_tile * schedule.kv_tile * 2, min(128, operation.dim)
-    shares_rows = schedule.share == "rows"
+    shares_rows = schedule.cluster_split == "rows"
     if shares_rows:
         assert operation.dim > 128 and schedule.kv_tile == 128 and schedule.cluster == 1
         kv, ds = kv * 5 // 8, 2 * ds  # half of k and of v, a quarter of k more; two stages of p
@@ -273,7 +292,9 @@ def assert_attention_backward_fits(spec: KernelSpec) -> None:
     assert needed <= layout.shared_bytes <= 232_448
     # dk, dv, p and dp of a thread, of what setmaxnreg gives it.
     rows = schedule.q_tile // (2 if shares_rows else 1)
-    held = {"none": 0, "half": operation.dim // 8, "all": operation.dim // 4}[schedule.held]
+    held = {"none": 0, "half": operation.dim // 8, "all": operation.dim // 4}[
+        schedule.v_in_registers
+    ]
     assert columns + rows + held <= {1: 227, 2: 232}[schedule.warpgroups]
     assert not held or (operation.dim <= 128 and not schedule.overlap and not operation.softcap)
     assert layout.blocks * layout.splits == schedule.warpgroups
@@ -303,9 +324,9 @@ ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
     "kv_tile": [-64, 0, 32, 192],
     "accumulate": ["", "later", "bulk; }"],
     "cluster": [0, 3, 16, -1],
-    "share": ["", "heads", "rows; }"],
+    "cluster_split": ["", "heads", "rows; }"],
     "single_do": [2, "yes"],
-    "held": ["", "some", "all; }"],
+    "v_in_registers": ["", "some", "all; }"],
     "deterministic": ["yes", 2],
 }
 BREAKS: dict[str, list[Any]] = {
@@ -318,11 +339,11 @@ BREAKS: dict[str, list[Any]] = {
     "cluster": [(0, 1), (4, 4), (16, 1), (1, 3)],
     "consumers": [0, 3, -1],
     "stages": [-1, 0, 1, 33],
-    "group": [0, -1, 1025],
-    "split": [0, -1, 9],
+    "swizzle_size": [0, -1, 1025],
+    "cluster_split_k": [0, -1, 9],
     "raster": ["", "along_k", "along_m; }"],
     "store": ["", "tma2", "direct\n"],
-    "roles": ["", "solo"],
+    "kernel_schedule": ["", "solo"],
     "producer_registers": [0, 32, 41],
     "l2_promotion": [0, 32, 512],
     "a": ["fp32", "int4", "fp16;"],
@@ -365,10 +386,10 @@ def test_numbers_without_sense_construct_only_where_they_fit(
         stages=data.draw(st.integers(-2, 40)),
         cluster=data.draw(st.tuples(st.integers(0, 5), st.integers(0, 5))),
         consumers=data.draw(st.integers(0, 3)),  # type: ignore[arg-type]
-        group=data.draw(st.integers(-2, 2000)),
-        swap=data.draw(st.booleans()),
+        swizzle_size=data.draw(st.integers(-2, 2000)),
+        swap_ab=data.draw(st.booleans()),
         store=data.draw(literal(GemmSchedule, "store")),
-        split=data.draw(st.integers(-2, 10)),
+        cluster_split_k=data.draw(st.integers(-2, 10)),
     )
     numbers = {**asdict(schedule), "stages": "auto", "consumers": 2}
     family("gemm").complete("sm_90a", operation, numbers)  # of any there is a schedule

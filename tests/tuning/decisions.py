@@ -19,7 +19,7 @@ from warploom.runtime import decision, dispatch, records
 
 H200 = DeviceLimits(132, GPU, records.nvrtc() or "13.0")
 PLAIN = GemmOperation("bf16", "bf16", "bf16")
-PINGPONG = GemmSchedule((128, 128, 64), 6, (2, 1), roles="pingpong")
+PINGPONG = GemmSchedule((128, 128, 64), 6, (2, 1), kernel_schedule="pingpong")
 WIDE = GemmSchedule((128, 256, 64), 4, (2, 1))
 SLIM = GemmSchedule((64, 96, 64), 10, consumers=1)
 GOOD = Quality(28, 1.01, 0.96)

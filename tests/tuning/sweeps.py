@@ -28,7 +28,7 @@ kernels:
                [128, 160, 64], [128, 192, 64], [128, 256, 64], [256, 96, 64], [256, 128, 64]]
         cluster: [[1, 1], [2, 1], [1, 2]]
         consumers: [1, 2]
-        roles: [cooperative, pingpong]
+        kernel_schedule: [cooperative, pingpong]
 """
 SHAPES = ("16x6144x4096", "512x6144x4096", "4096x4096x4096")
 Fate = Callable[[KernelSpec], Outcome]

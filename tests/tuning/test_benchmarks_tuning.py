@@ -85,7 +85,7 @@ def test_picks_that_no_run_compared_are_compared_in_one_loop(
 ) -> None:
     first, second = (tuned(space, sweep, tmp_path / f"{name}.json") for name in ("a", "b"))
     changed = [
-        replace(one, best=Timed(replace(one.best.schedule, group=3), 1.0, 0.0))
+        replace(one, best=Timed(replace(one.best.schedule, swizzle_size=3), 1.0, 0.0))
         for one in records_file.read(second)
     ]
     replace_file(second, records_file.text(Records(GPU, tuple(changed))))

@@ -182,7 +182,7 @@ def test_a_family_without_a_model_keeps_to_its_table_on_a_kind_with_other_sms(
         return dispatch.choose(*asked, device=target(gpu), requires=requires)
 
     usual = chosen(H200).spec.schedule
-    best = replace(usual, blocks=3 - usual.blocks)  # type: ignore[attr-defined]
+    best = replace(usual, ctas_per_sm=3 - usual.ctas_per_sm)  # type: ignore[attr-defined]
     own = {"operation": operation, "shape": shape, "best": Timed(best, 1e-5, 0.0)}
     kept = record(**own, default=Timed(usual, 2e-5, 0.0), runners_up=())
     assert kept.environment.revision == families.family("mixed_gemm").revision

@@ -34,7 +34,7 @@ PLAIN = GemmOperation("bf16", "bf16", "bf16")
 FUSED = GemmOperation(
     "e4m3", "e5m2", "bf16", epilogue=(Scale("row"), Bias("fp32"), Residual("bf16"))
 )
-WIDE = GemmSchedule((128, 128, 64), 6, (2, 1), roles="pingpong")
+WIDE = GemmSchedule((128, 128, 64), 6, (2, 1), kernel_schedule="pingpong")
 SLIM = GemmSchedule((64, 32, 64), 18, consumers=1)
 
 
@@ -48,7 +48,7 @@ def record(m: int = 512, seconds: float = 4e-5, measured: str = EARLY) -> Record
         environment(),
         Timed(WIDE, seconds, 0.004),
         Timed(SLIM, 5e-5, 0.003),
-        (Timed(replace(WIDE, group=4), 4.1e-5, 0.002),),
+        (Timed(replace(WIDE, swizzle_size=4), 4.1e-5, 0.002),),
         measured,
     )
 

@@ -98,7 +98,9 @@ def test_neighbours_are_what_the_model_did_not_propose(listed: list[Problem]) ->
 def test_steps_are_of_one_field_whatever_follows_from_it(listed: list[Problem]) -> None:
     problem = listed[0]
     steps = Steps(problem.space)
-    by_tile = {(s.schedule.tile, s.schedule.cluster, s.schedule.roles): s for s in problem.space}  # type: ignore[attr-defined]
+    by_tile = {
+        (s.schedule.tile, s.schedule.cluster, s.schedule.kernel_schedule): s for s in problem.space
+    }  # type: ignore[attr-defined]
     one = by_tile[(128, 128, 64), (2, 1), "pingpong"]
     assert steps.adjacent(one, by_tile[(128, 160, 64), (2, 1), "pingpong"])  # with other stages
     assert steps.adjacent(one, by_tile[(128, 128, 64), (1, 1), "pingpong"])

@@ -34,9 +34,9 @@ kernels:
       - tile: [[8, 64, 128], [16, 64, 128], [16, 64, 256], [16, 128, 128], [16, 128, 256]]
         multiply: mma
         scaled: sums
-        shares: [1, 2]
-        blocks: [1, 2]
-        split: [1, 2, 4]
+        warp_split_k: [1, 2]
+        ctas_per_sm: [1, 2]
+        cluster_split_k: [1, 2, 4]
       - tile: [[128, 128, 128], [128, 256, 128]]
         multiply: wgmma
         scaled: weights
@@ -53,7 +53,7 @@ def seconds(problem: Problem, schedule: MixedGemmSchedule) -> float:
     """
     m, n, _ = schedule.tile
     steps = -(-problem.shape.m // m) * (m + 32) * (n + 64)  # type: ignore[attr-defined]
-    steps += steps // 2 * (schedule.split == 2 or schedule.tile == (128, 128, 128))
+    steps += steps // 2 * (schedule.cluster_split_k == 2 or schedule.tile == (128, 128, 128))
     return 1e-9 * steps * (1 + 0.2 * own_share(f"{schedule} {problem}"))
 
 

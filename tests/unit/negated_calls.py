@@ -206,6 +206,11 @@ CASES = {
         lambda: {name: random(M, N) for name in ("dy", "z", "out")},
         ("out",),
     ),
+    "cast": Case(
+        lambda **given: warploom.cast(**given, dtype=torch.int8),
+        lambda: {"x": random(M, N), "scale": random(1, dtype=FP32), "amax": random(1, dtype=FP32)},
+        ("amax",),
+    ),
     "gradients of attention": Case(
         of_dout,
         lambda: {"dout": random(1, HEADS, ROWS, DIM), "dlse": random(1, HEADS, ROWS, dtype=FP32)},

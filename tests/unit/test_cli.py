@@ -269,7 +269,7 @@ def test_show_takes_a_digest_and_a_file_of_the_name(small: Path, private_store: 
     spec = SPECS[3]
     for written in (spec.digest[:8], spec.digest, f"some/{spec.name}.cu", f"{spec.name}.cubin"):
         assert run("show", "--source", written).stdout == render(spec)
-    small.write_text(SMALL.replace("consumers: 1", "consumers: 1, group: 7"))
+    small.write_text(SMALL.replace("consumers: 1", "consumers: 1, swizzle_size: 7"))
     own = expand_file(small).specs[0]
     missing = run("show", own.digest)
     assert missing.exit_code == 1 and "give the kernel's name, or with --in" in missing.stderr
@@ -323,7 +323,7 @@ def test_schema_in_markdown_has_a_row_for_every_field_and_step() -> None:
     assert sorted(first) == sorted([*expected, *steps * expected.count("epilogue")])
     assert all(row[-1].removesuffix(" |").strip() for row in rows)
     assert "| `stages` | an integer 2 to 32, or `auto` | `auto` | k tiles in flight" in tables
-    assert "| `swap` | `false`, `true` | `false` |" in tables
+    assert "| `swap_ab` | `false`, `true` | `false` |" in tables
     assert "| `cluster` | a list of 2 integers | `[1, 1]` |" in tables
 
 

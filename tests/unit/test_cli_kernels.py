@@ -188,7 +188,7 @@ def test_a_configuration_is_asked_first_and_a_file_is_no_kernel(tmp_path: Path) 
     path.write_text(
         "version: 1\narch: sm_90a\nkernels:\n"
         "  - operations: [{family: gemm, a: bf16, b: bf16, d: bf16}]\n"
-        "    schedules: [{tile: [64, 64, 64], consumers: 1, group: 7}]\n"
+        "    schedules: [{tile: [64, 64, 64], consumers: 1, swizzle_size: 7}]\n"
     )
     (own,) = expand_file(path).specs
     with pytest.raises(UnknownNameError):

@@ -68,13 +68,13 @@ def test_a_field_takes_one_value_or_a_list_and_the_rest_are_the_dataclass_defaul
             "cluster": ((1, 1),),
             "consumers": (2,),
             "raster": ("along_n",),
-            "group": (8,),
+            "swizzle_size": (8,),
             "store": ("tma",),
-            "roles": ("cooperative",),
-            "swap": (False,),
+            "kernel_schedule": ("cooperative",),
+            "swap_ab": (False,),
             "producer_registers": (40,),
             "l2_promotion": (256,),
-            "split": (1,),
+            "cluster_split_k": (1,),
             "stream_k": (False,),
             "split_k": (1,),
         },
@@ -95,8 +95,8 @@ def test_every_step_of_the_epilogue_can_be_written(file: Path) -> None:
     "value", ["128:32", "0o17", "017", "0x10", "0b11", "1_000", "+8", "12345678901234567890"]
 )
 def test_an_integer_that_yaml_readers_disagree_on_is_refused(file: Path, value: str) -> None:
-    problem = one_problem(file, schedule=f"{{tile: [128, 256, 64], group: {value}}}")
-    assert problem.startswith("some.yaml:5: kernels[0].schedules[0].group: ")
+    problem = one_problem(file, schedule=f"{{tile: [128, 256, 64], swizzle_size: {value}}}")
+    assert problem.startswith("some.yaml:5: kernels[0].schedules[0].swizzle_size: ")
     assert value in problem
     assert "write plain decimal digits" in problem or "should be an integer" in problem
 
@@ -125,22 +125,31 @@ def test_a_truth_value_that_does_not_look_like_one_is_refused(file: Path, value:
         ("{tile: [1, [1, 2, 3]]}", "tile[0]: 1: should be a list"),
         ("{tile: [1, 2, 3], stages: many}", 'stages: "many": should be an integer or \'auto\''),
         ("{tile: [1, 2, 3], stages: }", "stages: null: should be an integer or 'auto'"),
-        ("{tile: [1, 2, 3], group: []}", "group: []: should have at least 1 item, not 0"),
-        ("{tile: [1, 2, 3], group: 8.5}", "group: 8.5: should be an integer"),
+        (
+            "{tile: [1, 2, 3], swizzle_size: []}",
+            "swizzle_size: []: should have at least 1 item, not 0",
+        ),
+        ("{tile: [1, 2, 3], swizzle_size: 8.5}", "swizzle_size: 8.5: should be an integer"),
         ("{tile: [1, 2, 3], consumers: true}", "consumers: true: should be an integer"),
         ("{tile: [1, 2, 3], consumers: 3}", "consumers: 3: should be 1 or 2"),
-        ("{tile: [1, 2, 3], swap: 1}", "swap: 1: should be a valid boolean"),
+        ("{tile: [1, 2, 3], swap_ab: 1}", "swap_ab: 1: should be a valid boolean"),
         ("{tile: [1, 2, 3], l2_promotion: 32}", "l2_promotion: 32: should be 64, 128 or 256"),
         ("{tile: [1, 2, 3], store: 2021-01-02}", "store: 2021-01-02: YAML 1.1 reads this as a da"),
         ("{tile: [1, 2, 3], store: !x tma}", "store: !x: a configuration has no tags"),
         ("{tile: !x [1, 2, 3]}", "tile: !x: a configuration has no tags"),
-        ("{tile: [1, 2, 3], group: !!binary eA==}", "group: tag:yaml.org,2002:binary: a config"),
-        ("{tile: [1, 2, 3], group: 190:20:30.15}", "group: 190:20:30.15: YAML 1.1 reads this as"),
-        ("{tile: [1, 2, 3], group: .inf}", "group: .inf: YAML 1.1 reads this as"),
+        (
+            "{tile: [1, 2, 3], swizzle_size: !!binary eA==}",
+            "swizzle_size: tag:yaml.org,2002:binary: a config",
+        ),
+        (
+            "{tile: [1, 2, 3], swizzle_size: 190:20:30.15}",
+            "swizzle_size: 190:20:30.15: YAML 1.1 reads this as",
+        ),
+        ("{tile: [1, 2, 3], swizzle_size: .inf}", "swizzle_size: .inf: YAML 1.1 reads this as"),
         ("{tile: [1, 2, 3], rastre: 1}", "rastre: 1: is no field of this: did you mean raster?"),
         ("{tile: [1, 2, 3], raster: m}", "raster: \"m\": should be 'along_m' or 'along_n'"),
         ("{tile: [1, 2, 3], store: direkt}", "should be 'tma' or 'direct': did you mean direct?"),
-        ("{tile: [1, 2, 3], <<: {group: 4}}", "<<: merge: merge keys hide what a file says"),
+        ("{tile: [1, 2, 3], <<: {swizzle_size: 4}}", "<<: merge: merge keys hide what a file says"),
         ("{tile: [1, 2, 3], [1, 2]: 3}", "schedules[0]: a key: a key is a plain word"),
         ("{tile: [1, 2, 3], tile: [1, 2, 3]}", "tile: duplicate key: line 5 gives it already"),
         ("3", "schedules[0]: 3: should be a mapping"),

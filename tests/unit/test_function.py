@@ -21,6 +21,7 @@ from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.families.attention_decode.api import _Keywords
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
+from warploom.runtime.families.cast.call import CastCall
 from warploom.runtime.plan import Plan
 
 FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
@@ -28,6 +29,7 @@ FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
     warploom.attention_append: AttentionAppendCall,
     warploom.attention_decode: AttentionDecodeCall,
     warploom.attention_merge: AttentionMergeCall,
+    warploom.cast: CastCall,
 }
 SHAPING = {"return_lse"}  # arguments that say what of the results is returned
 

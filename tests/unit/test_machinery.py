@@ -19,6 +19,9 @@ PLACES = re.compile(
     r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py|generator/models\.py"
     r"|quantization/importers/(?:awq|compressed_tensors)\.py"
 )
+# Of a family whose name is a word of Python and torch (typing.cast, autocast): its modules, classes
+# and kernels.
+COMMON = {"cast": r"families\.cast\b|(?-i:\bCast[A-Z])|cast_sm"}
 
 
 def words() -> re.Pattern[str]:
@@ -26,10 +29,11 @@ def words() -> re.Pattern[str]:
 
     A word that an epilogue's step is called stands for no family by itself.
     """
-    first = {name.partition("_")[0] for name in families.names()} - {one.step for one in STEPS}
+    names = {*families.names()} - COMMON.keys()
+    first = {name.partition("_")[0] for name in names} - {one.step for one in STEPS}
     assert len(first) > 1
-    whole = {name.replace("_", "_?") for name in families.names()}
-    return re.compile("|".join(sorted(first | whole)), re.IGNORECASE)
+    whole = {name.replace("_", "_?") for name in names}
+    return re.compile("|".join([*sorted(first | whole), *COMMON.values()]), re.IGNORECASE)
 
 
 def said(path: Path) -> Iterator[str]:

@@ -40,6 +40,7 @@ GIVEN = {
     "mixed_gemm": ("1x4096x4096", "61x4096x4096", "3001x4096x4096"),
     "activation_backward": ("61x4096", "8192x11008"),
     "attention_merge": ("61", "40000"),
+    "cast": ("61x4096", "8192x11008"),
 }
 
 
@@ -63,7 +64,7 @@ def legal(launch: Launch, device: DeviceLimits, spec: KernelSpec, whole: Launch)
     assert 1 <= launch.cluster <= 8 and 32 <= launch.block <= 1024, told
     assert launch.grid <= whole.grid and launch.entry == whole.entry, told
     if launch.grid < whole.grid and spec.operation.family in PERSISTENT:
-        resident = getattr(spec.schedule, "blocks", 1)
+        resident = getattr(spec.schedule, "ctas_per_sm", 1)
         assert launch.grid <= max(launch.cluster, device.multiprocessors * resident), told
 
 
@@ -87,7 +88,9 @@ def test_clusters_of_a_smaller_gpu_have_all_tiles_between_them(
 ) -> None:
     """The tail of a persistent kernel: whole tiles in turns, those of stream-K in ranges."""
     cut_ones = 0
-    for spec in specs(name):
+    shared = [one for one in samples() if one.operation.family == name]
+    shared = [one for one in shared if one.schedule.stream_k]  # type: ignore[attr-defined]
+    for spec in (*specs(name), *shared[:4]):
         for problem in problems(spec):
             for device in DEVICES:
                 found = cut(spec.schedule, problem, device)

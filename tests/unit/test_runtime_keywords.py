@@ -100,6 +100,18 @@ CALLS: dict[str, Call] = {
         lambda **given: activation_backward(ROWS, ROWS, **{"activation": "relu", **given}),
         {"activation": "name", "sums": "boolean", "out_dtype": "dtype", "spec": "name"},
     ),
+    "cast": (
+        lambda **given: warploom.cast(ROWS, **{"dtype": torch.int8, **given}),
+        {
+            "dtype": "dtype",
+            "block": "name",
+            "transpose": "boolean",
+            "pow2": "boolean",
+            "rounding": "name",
+            "scale_layout": "name",
+            "spec": "name",
+        },
+    ),
     "quantize": (
         lambda **given: warploom.quantize(B.t(), **given),
         {

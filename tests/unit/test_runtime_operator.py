@@ -31,7 +31,8 @@ DECODE = (
 SCHEMAS = {
     "gemm": f"({PRODUCT}) -> Tensor",
     "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None, "
-    "Tensor(c!)? preactivation=None, Tensor(d!)? column_sum=None) -> ()",
+    "Tensor(c!)? preactivation=None, Tensor(d!)? column_sum=None, Tensor(e!)? quantize=None, "
+    "Tensor(f!)? quantize_pow2=None) -> ()",
     "gemm_outputs": f"({PRODUCT}, str[] written_kinds, Tensor[] written, str preactivation, "
     "Tensor? accumulate_into, ScalarType? gradient_dtype) -> Tensor[]",
     "gemm_unseen": "(Tensor a, Tensor b, ScalarType out_dtype, str name) -> Tensor",
@@ -50,6 +51,9 @@ SCHEMAS = {
     "attention_decode_out": f"{DECODE}, str? spec, *, Tensor(a!) out) -> Tensor",
     "attention_merge": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
+    "cast": "(Tensor x, ScalarType dtype, str block, bool transpose, Tensor? scale, bool pow2, "
+    "str rounding, Tensor? rounding_state, str scale_layout, str? spec, *, "
+    "Tensor(a!)? amax=None) -> (Tensor, Tensor, Tensor, Tensor)",
     "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {FUNCTION}, {OPTIONS}, {FURTHER}) -> (Tensor, Tensor, Tensor)",
 }

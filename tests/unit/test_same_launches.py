@@ -22,7 +22,7 @@ def gemm(**schedule: Any) -> dict[str, Any]:
     [
         ({"stages": 3}, {"launches"}),  # the bytes of shared memory
         ({"l2_promotion": 64}, {"a_map", "b_map"}),
-        ({"group": 7}, set()),  # is in the kernel's text, and its name is left out
+        ({"swizzle_size": 7}, set()),  # is in the kernel's text, and its name is left out
     ],
 )
 def test_what_differs_between_launches_is_told_by_name(

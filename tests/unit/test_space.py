@@ -113,7 +113,7 @@ def test_too_many_points_are_refused_before_they_are_expanded(
 ) -> None:
     monkeypatch.setattr(space, "_expand", None)
     groups = f"[{', '.join(map(str, range(1, 102)))}]"
-    schedule = f"{{tile: [128, 256, 64], group: {groups}, stages: {groups}}}"
+    schedule = f"{{tile: [128, 256, 64], swizzle_size: {groups}, stages: {groups}}}"
     (found,) = failure(tmp_path, ([BF16], [schedule]))
     assert found.startswith("some.yaml:3: kernels: 10201 points: a configuration has at most 10000")
 
@@ -124,7 +124,9 @@ def test_too_many_points_are_refused_before_they_are_expanded(
 def test_a_tile_that_makes_no_sense_is_rejected_and_never_a_crash(
     tmp_path: Path, tile: str
 ) -> None:
-    schedule = f"{{tile: [{tile}, [128, 256, 64]], cluster: [[1, 1], [0, 0]], split: [1, 0]}}"
+    schedule = (
+        f"{{tile: [{tile}, [128, 256, 64]], cluster: [[1, 1], [0, 0]], cluster_split_k: [1, 0]}}"
+    )
     found = expand(tmp_path, ([BF16], [schedule]))
     assert (len(found.specs), len(found.rejected)) == (1, 7)
 

@@ -42,14 +42,14 @@ def test_identity_is_every_field_in_canonical_order() -> None:
 
 
 def test_a_name_shows_every_field_that_is_not_the_usual_one() -> None:
-    fields = {"swap": True, "producer_registers": 24, "l2_promotion": 128, "store": "direct"}
+    fields = {"swap_ab": True, "producer_registers": 24, "l2_promotion": 128, "store": "direct"}
     operation = GemmOperation("e5m2", "e4m3", "int8", accumulation="promoted", batched=True)
     schedule = GemmSchedule((24, 128, 128), 3, **fields)  # type: ignore[arg-type]
     spec = KernelSpec("sm_90a", operation, schedule)
     assert "_e5m2_e4m3_int8_promoted_batched_24x128x128_stages3_direct_swap_" in spec.name
     assert "_swap_producer24_l2x128_" in spec.name
     assert parse_name(spec.name) == spec
-    shared = replace(PLAIN, schedule=GemmSchedule((128, 128, 64), 3, split=4))
+    shared = replace(PLAIN, schedule=GemmSchedule((128, 128, 64), 3, cluster_split_k=4))
     assert "_stages3_split4_" in shared.name
     assert parse_name(shared.name) == shared
 
@@ -94,7 +94,7 @@ def test_a_step_whose_name_begins_like_anothers_is_parsed_as_itself() -> None:
         (f"{NAME}_00000000", "its digest is"),
         (f"{NAME.replace('128x', '0128x')}_00000000", "its digest is"),
         (f"{NAME.replace('128x', '96x')}_00000000", "tile m 96: must be one of 64, 128, 256"),
-        (f"{NAME}_split0_00000000", "split 0: must be 1 to 8"),
+        (f"{NAME}_split0_00000000", "cluster_split_k 0: must be 1 to 8"),
         (f"{NAME}_split{'9' * 5000}_00000000", "a name is family_arch_operation_schedule_digest"),
         (f"{NAME.replace('128x', '9' * 5000 + 'x')}_00000000", "a name is family_arch"),
         (f"{LONG.replace('_tma', '_silu')}_00000000", "a name is family_arch"),

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 from warploom.generator import launches as launch
 from warploom.generator import limits
 from warploom.generator.elements import ELEMENTS, Element
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import ProductLayout
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import DeviceLimits, Launch, Value, Workspace
@@ -106,13 +107,13 @@ def tiles(schedule: ProductSchedule, problem: Extents) -> int:
 
 def parts_of_k(schedule: ProductSchedule, problem: Extents) -> int:
     """The parts that a second launch adds up: each has a k tile at least."""
-    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.split))
+    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.cluster_split_k))
     return max(1, min(schedule.split_k, k_tiles))
 
 
 def rows_of_partial(schedule: ProductSchedule) -> int:
     """The rows of D of one partial sum: those of wgmma that a warp has of a fragment."""
-    return 8 if schedule.swap else 16
+    return 8 if schedule.swap_ab else 16
 
 
 def row_groups(schedule: ProductSchedule, problem: Extents) -> int:
@@ -191,7 +192,8 @@ class Cut:
 
 def cut(schedule: ProductSchedule, problem: Extents, device: DeviceLimits) -> Cut:
     """Divide a call's tiles; without stream-K all are whole, and clusters take turns."""
-    count, k_tiles = tiles(schedule, problem), -(-problem.k // (schedule.tile[2] * schedule.split))
+    count = tiles(schedule, problem)
+    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.cluster_split_k))
     size = schedule.cluster_size
     clusters, parts = device.clusters(size), parts_of_k(schedule, problem)
     count, k_tiles = count * parts, -(-k_tiles // parts)
@@ -258,10 +260,11 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
     def d_map(self) -> TensorMap:
         """Of the staging boxes of D."""
         problem = self.problem
+        n = problem.n // 2 if gate_of(self.operation.epilogue) else problem.n
         return self.tensor_map(
             "d",
             ELEMENTS[self.operation.d],
-            ((problem.n, problem.m), problem.pitch_d),
+            ((n, problem.m), problem.pitch_d),
             self.layout.store_box,
             Batches(problem.batches, problem.batch_pitch_d),
             span=self.layout.store_span,
@@ -350,9 +353,9 @@ def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -
     return {
         f"m {problem.m}": problem.m + rows,
         f"n {problem.n}": problem.n + columns,
-        f"k {problem.k}": problem.k + k * schedule.split,
+        f"k {problem.k}": problem.k + k * schedule.cluster_split_k,
         what: count * parts + turns * clusters,  # the first that is not one any more
-        f"group {schedule.group} of {across} tiles": schedule.group * across,
+        f"swizzle_size {schedule.swizzle_size} of {across} tiles": schedule.swizzle_size * across,
     }
 
 
@@ -409,7 +412,13 @@ def extents(
         fields.append(int32("a_tail_rows", meaning, lambda at: at.tail.extent))
     fields += [
         int32("m", "rows of D", lambda at: at.problem.m),
-        int32("n", "columns of D", lambda at: at.problem.n),
+        int32(
+            "n",
+            "columns of gate and up, twice those of D"
+            if gate_of(operation.epilogue)
+            else "columns of D",
+            lambda at: at.problem.n,
+        ),
         int32("k", "products summed", lambda at: at.problem.k),
     ]
     if schedule.split_k > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.epilogue import EpilogueStep, factors, gate_of, quantizes
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
 from warploom.generator.wgmma import WGMMA_M
@@ -21,6 +21,8 @@ REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of
 # addressing takes so many registers, and each fragment in work so many more.
 BASE_REGISTERS = {"tma": 40, "direct": 56}
 FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
+QUANTIZE_REGISTERS = 40  # of direct stores, whose addresses are kept from pass to pass
+GATE_REGISTERS = 8  # what a gate is multiplied by, and where that lies in the product
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class ProductLayout:
     register_budget: int  # that it may have
     parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
     reduced: bool  # a second launch finishes D: see launch.py
+    scale_bytes: int  # of block scales that are on their way
 
     @property
     def trims_a(self) -> bool:
@@ -62,7 +65,7 @@ class ProductLayout:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the stages, with room to align the base to 1024."""
-        return -(-self.store_bytes // 1024) * 1024
+        return -(-self.store_bytes // 1024) * 1024 + self.scale_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -71,10 +74,25 @@ class ProductLayout:
         return -(-(self.fixed_bytes + stages) // 1024) * 1024
 
 
-def store_box(schedule: ProductSchedule, chunk_columns: int) -> tuple[int, int]:
+def halved(operation: ProductOperation, schedule: ProductSchedule) -> tuple[int, int]:
+    """What rows and columns of wgmma are divided by, of those of the product, to be D's.
+
+    A gate and what it multiplies are 8 rows of wgmma apart where these are n, else 8 columns.
+    """
+    if gate_of(operation.epilogue) is None:
+        return 1, 1
+    return (2, 1) if schedule.swap_ab else (1, 2)
+
+
+def store_box(
+    operation: ProductOperation, schedule: ProductSchedule, chunk_columns: int
+) -> tuple[int, int]:
     """Columns and rows of D in a staging buffer; (0, 0) where there is none."""
-    box = (WGMMA_M, chunk_columns) if schedule.swap else (chunk_columns, WGMMA_M)
-    return box if schedule.store == "tma" else (0, 0)
+    if schedule.store != "tma":
+        return 0, 0
+    rows, columns = halved(operation, schedule)
+    sides = WGMMA_M // rows, chunk_columns // columns
+    return sides if schedule.swap_ab else (sides[1], sides[0])
 
 
 def budget(schedule: ProductSchedule) -> int:
@@ -115,20 +133,39 @@ def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
     if schedule.store == "tma":
         bits = ELEMENTS[operation.d].bits
         spans = [8 * span // bits for span in SPANS if span >= bits]
-        widths = [64, 32, 16] if schedule.swap else spans
+        widths = [64, 32, 16] if schedule.swap_ab else spans
     finished = schedule.finished
-    return [width for width in widths if finished % width == 0]
+    columns = halved(operation, schedule)[1] if operation.epilogue else 1
+    return [width * columns for width in widths if finished % (width * columns) == 0]
+
+
+def in_pairs(operation: ProductOperation, schedule: ProductSchedule) -> bool:
+    """Whether steps read and store two neighbours of a row as one word.
+
+    Swapped, a thread has no neighbours, nor has it before a gate that is interleaved with up.
+    """
+    gate = gate_of(operation.epilogue)
+    interleaved = gate is not None and gate.layout == "interleaved"
+    return schedule.store == "tma" and not schedule.swap_ab and not interleaved
 
 
 def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments: int) -> int:
-    pairs = "tma" if schedule.store == "tma" and not schedule.swap else "direct"
+    steps = operation.epilogue
+    if not steps:
+        return BASE_REGISTERS[
+            "tma" if schedule.store == "tma" and not schedule.swap_ab else "direct"
+        ]
+    pairs, (_, columns) = in_pairs(operation, schedule), halved(operation, schedule)
     operands = sum(
-        step.registers(paired=pairs == "tma")
-        for step in operation.epilogue
+        step.registers(paired=pairs) * min(columns, factors(steps, index))
+        for index, step in enumerate(steps)
         if held(step, schedule) != "block"
     )
-    work = operands + FRAGMENT_REGISTERS[pairs] if operation.epilogue else 0
-    return fragments * work + BASE_REGISTERS[pairs]
+    way = "tma" if pairs else "direct"
+    gated = GATE_REGISTERS if columns > 1 else 0
+    if schedule.store == "direct" and quantizes(steps):  # single elements of whole blocks
+        gated += QUANTIZE_REGISTERS
+    return fragments // columns * (operands + FRAGMENT_REGISTERS[way]) + BASE_REGISTERS[way] + gated
 
 
 def held(step: EpilogueStep, schedule: ProductSchedule) -> str:
@@ -137,4 +174,4 @@ def held(step: EpilogueStep, schedule: ProductSchedule) -> str:
     """
     if step.auxiliary or step.reads == "nothing":
         return "place" if step.auxiliary else "nothing"
-    return "block" if step.reads == ("column" if schedule.swap else "row") else "fragment"
+    return "block" if step.reads == ("column" if schedule.swap_ab else "row") else "fragment"

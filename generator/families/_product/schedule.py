@@ -74,11 +74,11 @@ class ProductSchedule:
 
     @property
     def raster(self) -> Raster:
-        """The direction in which consecutive tiles advance inside a band of `group` tiles."""
+        """The direction in which tiles follow each other in a band of `swizzle_size` tiles."""
         raise NotImplementedError
 
     @property
-    def group(self) -> int:
+    def swizzle_size(self) -> int:
         """How many tiles wide a band is."""
         raise NotImplementedError
 
@@ -88,12 +88,12 @@ class ProductSchedule:
         raise NotImplementedError
 
     @property
-    def roles(self) -> Roles:
+    def kernel_schedule(self) -> Roles:
         """Whether consumers share a tile."""
         return "cooperative"
 
     @property
-    def swap(self) -> bool:
+    def swap_ab(self) -> bool:
         """Whether the 64-row side of wgmma takes n."""
         return False
 
@@ -108,7 +108,7 @@ class ProductSchedule:
         return 256
 
     @property
-    def split(self) -> int:
+    def cluster_split_k(self) -> int:
         """Blocks that share a tile's k, in a cluster of their own."""
         return 1
 
@@ -140,24 +140,24 @@ class ProductSchedule:
     @property
     def cluster_size(self) -> int:
         """Blocks of one cluster."""
-        return self.multicast * self.split
+        return self.multicast * self.cluster_split_k
 
     @property
     def rows(self) -> int:
         """Rows of wgmma in one tile: its m, or its n when swapped."""
-        return self.tile[1] if self.swap else self.tile[0]
+        return self.tile[1] if self.swap_ab else self.tile[0]
 
     @property
     def columns(self) -> int:
         """Columns of wgmma in one tile, of one instruction."""
-        return self.tile[0] if self.swap else self.tile[1]
+        return self.tile[0] if self.swap_ab else self.tile[1]
 
     @property
     def finished(self) -> int:
         """Columns of wgmma in one tile that one block finishes."""
-        return self.columns // max(1, self.split)
+        return self.columns // max(1, self.cluster_split_k)
 
     @property
     def sharing(self) -> int:
         """Consumers that share one tile."""
-        return self.consumers if self.roles == "cooperative" else 1
+        return self.consumers if self.kernel_schedule == "cooperative" else 1

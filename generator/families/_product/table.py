@@ -9,6 +9,7 @@ from typing import Any, Generic, cast
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.launch import Extents, cut
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule, Store
 from warploom.generator.families.table import Demand, Row, ShapeT, Table
@@ -50,7 +51,7 @@ class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, Sch
 
     def required(self, operation: OperationT, shape: ShapeT) -> Store:
         """How a dense D can be stored: by TMA where its rows end at multiples of 16 bytes."""
-        n = cast("Extents", shape).n
+        n = cast("Extents", shape).n // (2 if gate_of(operation.epilogue) else 1)
         return "direct" if n * element(operation.d).bytes % PITCH_BYTES else "tma"
 
     def fitted(self, schedule: ScheduleT, requires: object) -> ScheduleT:

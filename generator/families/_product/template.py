@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import Gate, factors, gate_of, quantizes
 from warploom.generator.families._product import launch
 from warploom.generator.families._product.launch import partial_name, rows_of_partial
-from warploom.generator.families._product.layout import ProductLayout, held
+from warploom.generator.families._product.layout import ProductLayout, halved, held, in_pairs
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.wgmma import WARPGROUP
 
@@ -25,6 +26,10 @@ def context(
         "total_parts": launch.PARTIAL_THREADS // launch.PARTIAL_COLUMNS,
         "total_threads": launch.PARTIAL_THREADS,
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
+        "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
+        "gate": gate_of(operation.epilogue),
+        "factors": halved(operation, schedule)[1],
+        "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
@@ -48,19 +53,28 @@ def _step(operation: ProductOperation, schedule: ProductSchedule, index: int) ->
         "index": index,
         "cpp": step.cpp,
         "held": held(step, schedule),
+        "place": _place(operation, index),
         "arguments": arguments,
         "auxiliary": step.auxiliary,
         "partial": partial,
     }
 
 
+def _place(operation: ProductOperation, index: int) -> str:
+    """Where a step stands: `before` the gate, the `gate`, or `behind` it; without one, behind."""
+    if isinstance(operation.epilogue[index], Gate):
+        return "gate"
+    return "before" if factors(operation.epilogue, index) > 1 else "behind"
+
+
 def _stage_part(
     operation: ProductOperation, schedule: ProductSchedule, layout: ProductLayout
 ) -> str:
-    if schedule.swap:
+    if schedule.swap_ab:
         return "stage_transposed"
     # What one stmatrix moves.
-    matrix = element(operation.d).bits == 16 and layout.chunk_columns >= 16
+    columns = layout.chunk_columns // halved(operation, schedule)[1]
+    matrix = element(operation.d).bits == 16 and columns >= 16
     return "stage_matrix" if matrix else "stage_pairs"
 
 
@@ -72,9 +86,9 @@ def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
     last = ("_product/pair.cuh", convert)
     if not operation.epilogue:
         return ["_product/epilogue_none.cuh", *last]
-    pairs = "pairs" if schedule.store == "tma" and not schedule.swap else "single"
+    pairs = "pairs" if in_pairs(operation, schedule) else "single"
     first = [f"_product/read_{pairs}.cuh"]
-    if any(step.auxiliary and step.pitched for step in operation.epilogue):
+    if any(step.auxiliary and step.reads == "fragment" for step in operation.epilogue):
         first.append(f"_product/write_{pairs}.cuh")
     steps = (
         part if "/" in part else f"_product/epilogue/{part}"

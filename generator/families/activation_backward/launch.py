@@ -52,7 +52,7 @@ class AtLaunch(
     def rows(self) -> int:
         """Rows of one part: whole tiles, and as many that all blocks run at a time."""
         tile = self.schedule.tile[0]
-        resident = self.device.multiprocessors * self.schedule.blocks
+        resident = self.device.multiprocessors * self.schedule.ctas_per_sm
         wanted = max(1, resident // self.strips)
         tiles = -(-self.problem.m // tile)
         return tile * max(LEAST_TILES, -(-tiles // wanted))

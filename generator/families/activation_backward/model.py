@@ -29,8 +29,8 @@ def seconds(
     rows, columns = schedule.tile
     strips, tiles = -(-shape.n // columns), -(-shape.m // rows)
     # Blocks that share a strip's tiles, and how many of these each has.
-    parts = max(1, min(tiles / LEAST_TILES, multiprocessors * schedule.blocks / strips))
-    turns = tiles / parts * max(1, strips / (multiprocessors * schedule.blocks))
+    parts = max(1, min(tiles / LEAST_TILES, multiprocessors * schedule.ctas_per_sm / strips))
+    turns = tiles / parts * max(1, strips / (multiprocessors * schedule.ctas_per_sm))
     traffic = shape.m * shape.n * operation.row_bytes / constants["bandwidth"]
     adding = constants["sums_launch"] if operation.sums and parts > 1 else 0.0
     return constants["launch"] + max(traffic, turns * constants["tile"]) + adding

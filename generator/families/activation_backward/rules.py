@@ -36,11 +36,11 @@ def schedule_reasons(
     schedule: ActivationBackwardSchedule,
 ) -> list[str]:
     """Why the schedule does not fit the operation; empty when it does."""
-    resident = schedule.threads * schedule.blocks
+    resident = schedule.threads * schedule.ctas_per_sm
     if resident > MOST_THREADS:
         return [
-            f"blocks {schedule.blocks} of {schedule.threads} threads: a multiprocessor has room "
-            f"for {MOST_THREADS} threads"
+            f"ctas_per_sm {schedule.ctas_per_sm} of {schedule.threads} threads: a multiprocessor "
+            f"has room for {MOST_THREADS} threads"
         ]
     read = operation.tensors[:2]  # dz is written
     bits = sum(element(getattr(operation, name)).bits for name in read)

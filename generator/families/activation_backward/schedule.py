@@ -51,7 +51,8 @@ class ActivationBackwardSchedule:
     rows: Literal[1, 2, 4] = knob(
         default=2, name="rows{}", doc="that a thread reads before it computes the first"
     )
-    blocks: Literal[1, 2, 4, 8] = knob(
+    ctas_per_sm: Literal[1, 2, 4, 8] = knob(
+        stored_as="blocks",
         default=4,
         name="blocks{}",
         doc="that a multiprocessor has at a time: rows are cut into as many parts as that takes",

@@ -145,11 +145,13 @@ def attention_backward_layout(
     if operation.dropout:
         shared_out = REGISTERS_DROPOUT_LISTED if operation.blocks else REGISTERS_DROPOUT
     producer_registers, register_budget = shared_out[schedule.warpgroups]
-    shares_rows = schedule.share == "rows"
+    shares_rows = schedule.cluster_split == "rows"
     kv_rows = WGMMA_M if shares_rows else schedule.kv_tile
     q_rows = schedule.q_tile // schedule.warpgroups if shares_rows else schedule.q_tile
     ds_bytes = schedule.q_tile * schedule.kv_tile * bits // 8
-    held_steps = int(HELD[schedule.held] * operation.dim) // element(operation.element).wgmma_k
+    held_steps = (
+        int(HELD[schedule.v_in_registers] * operation.dim) // element(operation.element).wgmma_k
+    )
     statistics = 2 if operation.bias == "none" else 3
     layout = AttentionBackwardLayout(
         parts=parts,
@@ -190,7 +192,7 @@ def attention_backward_layout(
 def _crowded(schedule: AttentionBackwardSchedule) -> bool:
     """Whether masks of blocks are one thing too much, beside what else is kept over a step."""
     direct = schedule.accumulate == "direct"
-    return direct if schedule.overlap else schedule.held != "none" and not direct
+    return direct if schedule.overlap else schedule.v_in_registers != "none" and not direct
 
 
 def _registers(
@@ -205,7 +207,7 @@ def _registers(
     if schedule.overlap:
         second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
         beside = OVERLAP_REGISTERS + operation.softcap * OVERLAP_SOFTCAP_REGISTERS
-        if schedule.share == "columns":  # with rows there is room to spare
+        if schedule.cluster_split == "columns":  # with rows there is room to spare
             beside += (
                 (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
                 + (operation.mask != "none") * OVERLAP_MASK_REGISTERS
@@ -228,16 +230,16 @@ def _registers(
         beside += masked * DROPOUT_MASK_REGISTERS
         beside += (q_rows > 96) * (1 + operation.hides) * DROPOUT_TALL_REGISTERS
         beside += (q_rows == 96 and operation.bias != "none") * DROPOUT_BIAS_REGISTERS
-        capped = schedule.overlap and schedule.share == "rows" and operation.softcap
+        capped = schedule.overlap and schedule.cluster_split == "rows" and operation.softcap
         beside += capped * DROPOUT_ROWS_SOFTCAP_REGISTERS
-        walking = operation.blocks and (schedule.overlap or schedule.share == "columns")
+        walking = operation.blocks and (schedule.overlap or schedule.cluster_split == "columns")
         beside += walking * DROPOUT_LISTED_REGISTERS
     tall = q_rows > 96 and operation.bias != "none"
     beside += (tall and (operation.alibi or operation.softcap)) * TALL_BIAS_REGISTERS
     changing = _score_registers(operation)
     if operation.dropout and not schedule.overlap:
         changing = min(changing, MOST_DROPOUT_SCORES_REGISTERS)
-        little = schedule.accumulate == "direct" or schedule.share == "rows"
+        little = schedule.accumulate == "direct" or schedule.cluster_split == "rows"
         if operation.softcap and operation.hides and little:
             changing += DROPOUT_SOFTCAP_REGISTERS[schedule.accumulate]
     return gradients + max(first, second) + beside + changing

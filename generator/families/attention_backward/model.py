@@ -186,7 +186,7 @@ def _step(
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
     # Scores and dp of the whole head dimension, dk, dv and dq of the block's part of it; or of its
     # rows of k and v all but dq. The tensor core does 2048 multiplications of 16 bits a cycle.
-    gradients = layout.columns if schedule.share == "columns" else dim
+    gradients = layout.columns if schedule.cluster_split == "columns" else dim
     products = layout.kv_rows * (2 * dim + 2 * gradients) + kv * layout.columns
     tensor = q * products / 2048 / constants["tensor_clock"]
     shared = _shared_bytes(operation, schedule, layout) / 128 / constants["shared_clock"]
@@ -225,7 +225,7 @@ def _shared_bytes(
     """
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
     scores = (2 * (WGMMA_M + layout.q_rows) * dim - WGMMA_M * 16 * layout.held_steps) * 2
-    weights = 0 if schedule.share == "columns" else WGMMA_M  # columns of p, and of ds
+    weights = 0 if schedule.cluster_split == "columns" else WGMMA_M  # columns of p, and of ds
     gradients = 2 * q * (layout.columns + weights) * 2
     queries = (WGMMA_M + layout.query_n) * kv * 2
     products = schedule.warpgroups * (scores + gradients + queries)

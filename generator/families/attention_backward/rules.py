@@ -49,15 +49,16 @@ def schedule_reasons(
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
             *(_listed(schedule, layout.q_rows) if operation.blocks else ()),
-            *(_shared_rows(operation, schedule) if schedule.share == "rows" else ()),
+            *(_shared_rows(operation, schedule) if schedule.cluster_split == "rows" else ()),
             None
-            if schedule.held == "none"
+            if schedule.v_in_registers == "none"
             or not (schedule.overlap or operation.softcap or operation.dim > WIDEST)
-            else f"held {schedule.held}: only without overlap and softcap, and of heads of up to "
-            f"{WIDEST}, do registers suffice for v; take none",
+            else f"v_in_registers {schedule.v_in_registers}: only without overlap and softcap, "
+            f"and of heads of up to {WIDEST}, do registers suffice for v; take none",
             None
-            if schedule.held == "none" or operation.bias != "fp32"
-            else f"held {schedule.held} with a bias of fp32: it takes the registers; take none",
+            if schedule.v_in_registers == "none" or operation.bias != "fp32"
+            else f"v_in_registers {schedule.v_in_registers} with a bias of fp32: it takes the "
+            "registers; take none",
             None
             if schedule.stages > 1 or not schedule.single_do
             else "stages 1 with single_do: q has one stage as well; take false, or 2 stages",
@@ -78,8 +79,8 @@ def schedule_reasons(
             "another q_tile",
             None
             if not operation.dropout or layout.q_rows % 16 == 0
-            else f"share rows with q_tile {schedule.q_tile} and dropout: a warpgroup has words of "
-            "16 rows; take a multiple of 32",
+            else f"cluster_split rows with q_tile {schedule.q_tile} and dropout: a warpgroup has "
+            "words of 16 rows; take a multiple of 32",
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]
@@ -104,13 +105,14 @@ def _shared_rows(
     return [
         None
         if operation.dim > WIDEST
-        else f"share rows: a block has room for all gradients of a head of {operation.dim}; take "
-        "columns",
+        else "cluster_split rows: a block has room for all gradients of a head of "
+        f"{operation.dim}; take columns",
         None
         if schedule.kv_tile == 2 * WGMMA_M
-        else f"share rows with kv_tile {schedule.kv_tile}: two blocks have 64 rows each; take 128",
+        else f"cluster_split rows with kv_tile {schedule.kv_tile}: two blocks have 64 rows each; "
+        "take 128",
         None
         if schedule.cluster == 1
-        else f"share rows with cluster {schedule.cluster}: the two blocks are a cluster already; "
-        "take cluster 1",
+        else f"cluster_split rows with cluster {schedule.cluster}: the two blocks are a cluster "
+        "already; take cluster 1",
     ]

@@ -55,12 +55,12 @@ class AttentionBackwardSchedule:
     )
     overlap: bool = knob(
         default=True,
-        after="share",
+        after="cluster_split",
         doc="a warpgroup's own products run under its arithmetic: the next scores, dp, dv",
     )
     accumulate: Literal["bulk", "direct"] = knob(
         default="bulk",
-        after="held",
+        after="v_in_registers",
         doc="how a step's dq is added to the sums in global memory: bulk, by TMA from shared "
         "memory; direct, from registers",
     )
@@ -70,7 +70,8 @@ class AttentionBackwardSchedule:
         doc="blocks that share out the query heads of a kv head, and sum dk and dv through "
         "distributed shared memory",
     )
-    share: Literal["columns", "rows"] = knob(
+    cluster_split: Literal["columns", "rows"] = knob(
+        stored_as="share",
         default="columns",
         doc="how two blocks share a kv tile of a head of more than 128: columns, each has all its "
         "scores, and half the columns of the gradients; rows, each has 64 rows of k and v, "
@@ -81,7 +82,8 @@ class AttentionBackwardSchedule:
         after="stages",
         doc="of do only one stage, which is let go earlier in a step than that of q",
     )
-    held: Literal["none", "half", "all"] = knob(
+    v_in_registers: Literal["none", "half", "all"] = knob(
+        stored_as="held",
         default="none",
         name="held_{}",
         doc="how much of v a warpgroup has in registers, so that dp is multiplied from there",
@@ -100,7 +102,7 @@ class AttentionBackwardSchedule:
     @property
     def cluster_size(self) -> int:
         """Blocks of a cluster of the main kernel."""
-        return 2 if self.share == "rows" else self.cluster
+        return 2 if self.cluster_split == "rows" else self.cluster
 
     @property
     def threads(self) -> int:

@@ -25,7 +25,7 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     layout = attention_backward_layout(spec.architecture, operation, schedule)
-    kind, shares_rows = element(operation.element), schedule.share == "rows"
+    kind, shares_rows = element(operation.element), schedule.cluster_split == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
     crowded = (
         (operation.dim, schedule.q_tile) in CROWDED_SOFTCAPS

@@ -19,7 +19,7 @@ def _counted(at: AtLaunch) -> dict[str, int]:
         f"seq_k {problem.seq_k}": problem.seq_k + 2 * schedule.keys + bounds + problem.seq_q,
         f"{problem.entries} entries of {problem.entry_rows} keys": problem.entry_rows,
         f"total_q {problem.total_q}": problem.total_q,
-        f"{count} tiles of {schedule.keys} keys": count + work.MOST_BLOCKS * schedule.blocks,
+        f"{count} tiles of {schedule.keys} keys": count + work.MOST_BLOCKS * schedule.ctas_per_sm,
         f"{places} parts": places,
     }
 

@@ -63,7 +63,7 @@ class DecodeLayout:
 
 def room(schedule: DecodeSchedule) -> int:
     """Shared memory that a block may have, as many as are to fit on a multiprocessor."""
-    return MULTIPROCESSOR_BYTES // schedule.blocks - BLOCK_BYTES
+    return MULTIPROCESSOR_BYTES // schedule.ctas_per_sm - BLOCK_BYTES
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -74,7 +74,7 @@ def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> Decod
     span = widest_span(operation.dim, kv.bits)
     box_rows = min(schedule.keys, operation.page or LARGEST_BOX)
     warp_column = 4 * schedule.warps * WARP_ROWS  # one column of every warp's rows
-    fit = MERGED_BYTES // schedule.blocks**2 // warp_column
+    fit = MERGED_BYTES // schedule.ctas_per_sm**2 // warp_column
     merged = max(
         [one for one in MERGED_COLUMNS if one <= fit and operation.dim % one == 0],
         default=min(MERGED_COLUMNS),
@@ -98,7 +98,7 @@ def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> Decod
 
 def register_budget(schedule: DecodeSchedule) -> int:
     """Registers that a thread may have: warps go to the quarters of a multiprocessor in turn."""
-    warps = -(-schedule.blocks * schedule.threads // 32 // PARTITIONS)
+    warps = -(-schedule.ctas_per_sm * schedule.threads // 32 // PARTITIONS)
     return min(255, LANES // warps // 8 * 8)
 
 

@@ -45,8 +45,8 @@ def schedule_reasons(
             rules.fits_shared(layout.shared_bytes, arch),
             None
             if layout.shared_bytes <= room(schedule)
-            else f"shared memory {layout.shared_bytes} bytes, blocks {schedule.blocks}: must be at "
-            f"most {room(schedule)}; use fewer stages or a smaller tile",
+            else f"shared memory {layout.shared_bytes} bytes, ctas_per_sm {schedule.ctas_per_sm}: "
+            f"must be at most {room(schedule)}; use fewer stages or a smaller tile",
         ]
     )
 

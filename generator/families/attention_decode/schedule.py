@@ -35,8 +35,11 @@ class DecodeSchedule:
         name="warps{}",
         doc="that multiply, beside one that loads: those of the same rows share a tile's keys",
     )
-    blocks: Literal[1, 2, 3, 4] = knob(
-        default=1, name="blocks{}", doc="of a multiprocessor: each has an equal part of all keys"
+    ctas_per_sm: Literal[1, 2, 3, 4] = knob(
+        stored_as="blocks",
+        default=1,
+        name="blocks{}",
+        doc="of a multiprocessor: each has an equal part of all keys",
     )
 
     cluster: Literal[1, 4, 8] = knob(

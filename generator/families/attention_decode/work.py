@@ -52,7 +52,7 @@ def most_blocks(schedule: DecodeSchedule, problem: Extents) -> int:
     """Blocks of a launch on any GPU: many of few keys would wait for each other's parts."""
     count = tiles(schedule, problem)
     worth_it = max(FEW_BLOCKS, count * schedule.keys // KEYS_OF_BLOCK)
-    return min(MOST_BLOCKS * schedule.blocks, count, worth_it)
+    return min(MOST_BLOCKS * schedule.ctas_per_sm, count, worth_it)
 
 
 def blocks(schedule: DecodeSchedule, problem: Extents, multiprocessors: int) -> int:
@@ -63,9 +63,9 @@ def blocks(schedule: DecodeSchedule, problem: Extents, multiprocessors: int) -> 
     """
     shared = items(schedule, problem)
     if schedule.cluster > 1:
-        room = multiprocessors * schedule.blocks // schedule.cluster
+        room = multiprocessors * schedule.ctas_per_sm // schedule.cluster
         return schedule.cluster * min(shared, max(1, room))
-    count = min(multiprocessors * schedule.blocks, most_blocks(schedule, problem))
+    count = min(multiprocessors * schedule.ctas_per_sm, most_blocks(schedule, problem))
     if not shared:
         return count
     if shared <= count and problem.seq_k <= KEYS_OF_ITEM * shared:

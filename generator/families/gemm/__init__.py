@@ -6,11 +6,14 @@ from dataclasses import replace
 
 from warploom.generator.epilogue import Bias
 from warploom.generator.families.family import Family
-from warploom.generator.families.gemm.launch import GemmProblem
+from warploom.generator.families.gemm.launch import GemmProblem, ScaleStrides
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
+    SCALE_BLOCK,
     Accumulation,
+    BlockScale,
+    BlockScales,
     GemmOperation,
     GemmSchedule,
     GemmSpec,
@@ -21,12 +24,16 @@ from warploom.generator.models import Model
 
 __all__ = [
     "FAMILY",
+    "SCALE_BLOCK",
     "Accumulation",
+    "BlockScale",
+    "BlockScales",
     "GemmOperation",
     "GemmProblem",
     "GemmSchedule",
     "GemmShape",
     "Layout",
+    "ScaleStrides",
     "complete",
     "gemm_layout",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal
 
 from warploom.generator import limits
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.launch import (
     counted,
@@ -19,17 +21,37 @@ from warploom.generator.families._product.launch import (
     reduction_launches,
 )
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
+from warploom.generator.families.gemm.scales import CPP
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
-from warploom.generator.parameters import Field, ParameterBlock, block, int32, tensor_map
-from warploom.generator.tensor_maps import TensorMap
+from warploom.generator.parameters import (
+    Field,
+    ParameterBlock,
+    block,
+    int32,
+    int64,
+    pointer,
+    tensor_map,
+)
+from warploom.generator.tensor_maps import TensorMap, gated_map
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleStrides:
+    """How the block scales of A or B lie: elements from one to the next along its rows, being
+    [M, K] or [N, K], and along k; and their batches, where D has some.
+    """
+
+    row: int = 0
+    k: int = 0
+    batches: Batches = SINGLE
 
 
 @dataclass(frozen=True, slots=True)
 class GemmProblem:
     """The extents of one call, and the pitch of each matrix: elements from row to row (or from
     column to column) of the memory it lies in. `pitch_c` has one entry for each matrix that a step
-    reads or stores.
+    reads or stores. Of a gated product n is both halves, and D has half as many columns.
 
     A batched operation has the number of D's batches, how those of A and B lie, and the elements
     between the batches of D and of each step's operand that has a `batch_field`.
@@ -47,6 +69,8 @@ class GemmProblem:
     batches_b: Batches = SINGLE
     batch_pitch_d: int = 0
     batch_pitch_steps: tuple[int, ...] = ()
+    scales_a: ScaleStrides = ScaleStrides()
+    scales_b: ScaleStrides = ScaleStrides()
 
 
 class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
@@ -59,8 +83,9 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
 
     def b_map(self) -> TensorMap:
         """Of the tiles of B."""
-        problem = self.problem
-        return self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
+        problem, gate = self.problem, gate_of(self.operation.epilogue)
+        plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
+        return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
 
 
 @lru_cache(maxsize=1024)  # each is wanted by launches, and where these are bound
@@ -74,8 +99,36 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *finished(operation, schedule),
         *extents(operation, schedule, trimmed=trimmed),
         *(_batches(operation) if operation.batched else ()),
+        *(_scales(operation, "a") if operation.block_scales != "none" else ()),
+        *(_scales(operation, "b") if operation.block_scales != "none" else ()),
     ]
     return block(fields)
+
+
+def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[AtLaunch]]:
+    """The block scales of A or B, read by address and strides."""
+
+    def of(at: AtLaunch) -> ScaleStrides:
+        return at.problem.scales_a if operand == "a" else at.problem.scales_b
+
+    name, side = f"{operand}_scales", "m" if operand == "a" else "n"
+    each, upper = operation.scale_rows(operand), operand.upper()
+    element = operation.block_scale_a if operand == "a" else operation.block_scale_b
+    fields: list[Field[AtLaunch]] = [
+        pointer(
+            name, f"const {CPP[element]}", f"a scale for each {each} {side} x 128 k of {upper}"
+        ),
+        int64(f"{name}_row", f"elements between those along {side}", lambda at: of(at).row),
+        int64(f"{name}_k", "elements between those along k", lambda at: of(at).k),
+    ]
+    if operation.batched:
+        own, served = f"{name}_batch", "batches of D in a row that one serves"
+        fields += [
+            int64(f"{own}_pitch", "elements between batches", lambda at: of(at).batches.pitch),
+            int32(f"{own}_count", "batches of them", lambda at: of(at).batches.count),
+            int32(f"{own}_repeat", served, lambda at: of(at).batches.repeat),
+        ]
+    return fields
 
 
 def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
@@ -109,6 +162,9 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
     limits.refuse_beyond(counted(schedule, problem, clusters))
+    if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
+        places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
+        limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
     n = f"n {problem.n}, batches {problem.batches}"
     limits.refuse_beyond({f"{n}: blocks of sums": grid for grid in partial_grids(at).values()})
     values = parameters(spec).values(at)

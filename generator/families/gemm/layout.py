@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.generator.elements import ELEMENTS
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
+from warploom.generator.families.gemm.scales import scale_bytes, scale_registers
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
@@ -30,12 +32,19 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     kind, most = ELEMENTS[operation.a], budget(schedule)
     accumulators = _accumulators(operation, schedule)
     chunk_columns, registers = chunk(operation, schedule, accumulators, most)
-    box = store_box(schedule, chunk_columns)
+    box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer
     a_major, b_major = operation.layout_a == "row", operation.layout_b == "col"
     a = operand_tile(kind, k_major=a_major, extent=m, tile_k=k, blocks=cluster_n)
-    b = operand_tile(ELEMENTS[operation.b], k_major=b_major, extent=n, tile_k=k, blocks=cluster_m)
+    b = operand_tile(
+        ELEMENTS[operation.b],
+        k_major=b_major,
+        extent=n,
+        tile_k=k,
+        blocks=cluster_m,
+        gated=gate_of(operation.epilogue) is not None,
+    )
     return GemmLayout(
         a=a,
         b=b,
@@ -50,10 +59,14 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         register_budget=most,
         parts_in_flight=16 if left >= 16 * 4 else 8,
         reduced=schedule.split_k > 1,
+        scale_bytes=scale_bytes(operation, schedule),
     )
 
 
 def _accumulators(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Registers of a thread that have sums."""
+    """Registers of a thread that have sums, and the block scales that they are multiplied by."""
     one = schedule.rows * schedule.columns // (WARPGROUP * schedule.sharing)
-    return (2 if operation.accumulation == "promoted" else 1) * one
+    sums = (2 if operation.accumulation == "promoted" else 1) * one
+    if operation.block_scales == "none":
+        return sums
+    return sums + scale_registers(operation, schedule)

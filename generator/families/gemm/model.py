@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import columns as columns_of_d
 from warploom.generator.families._product.launch import cut, parts_at_once, parts_of_k
 from warploom.generator.families.gemm.constants import START
 from warploom.generator.families.gemm.layout import gemm_layout
@@ -64,7 +65,7 @@ class Tiling:
             blocks=clusters * schedule.cluster_size,
             last_blocks=last * schedule.cluster_size,
             busy=count * schedule.cluster_size / (found.waves * multiprocessors),
-            bands=-(-along // schedule.group),
+            bands=-(-along // schedule.swizzle_size),
         )
 
 
@@ -87,7 +88,7 @@ def seconds(
     else:
         finish = _epilogue(constants, operation, schedule, shape)
     work, finishes = tiling.waves * tile, tiling.finishes * finish
-    if schedule.roles == "pingpong":  # two tiles at a time, the products of one alone
+    if schedule.kernel_schedule == "pingpong":  # two tiles at a time, the products of one alone
         work = max(work, (work + finishes) / 2) + finish
     else:
         work += finishes
@@ -103,7 +104,9 @@ def seconds(
         fixed += constants["gathering"]
     if reduced:
         fixed += _reduction(constants, operation, schedule, shape)
-    return fixed + slowest(work, memory) * (1 + constants["slowest_part"] * (schedule.split - 1))
+    return fixed + slowest(work, memory) * (
+        1 + constants["slowest_part"] * (schedule.cluster_split_k - 1)
+    )
 
 
 def _step(
@@ -224,22 +227,22 @@ def _epilogue(
     """Seconds from a tile's last product to its last store."""
     rows, columns = min(schedule.tile[0], shape.m), min(schedule.tile[1], shape.n)
     d = element(operation.d)
-    moved = rows * columns * d.bytes
+    moved = rows * columns_of_d(operation.epilogue, columns) * d.bytes
     moved += sum(step.moved(rows, columns, d) for step in operation.epilogue)
-    found = constants["epilogue"] + moved / schedule.split / constants["store_bandwidth"]
+    found = constants["epilogue"] + moved / schedule.cluster_split_k / constants["store_bandwidth"]
     found += constants["chunk"] * _chunks(operation, schedule, shape)
-    if schedule.swap and schedule.store == "direct":  # a thread's elements are of different rows
-        found += constants["scattered"] * rows * columns / schedule.split
-    if schedule.split > 1:
+    if schedule.swap_ab and schedule.store == "direct":  # a thread's elements are of different rows
+        found += constants["scattered"] * rows * columns / schedule.cluster_split_k
+    if schedule.cluster_split_k > 1:
         sums = 4 * schedule.tile[0] * schedule.tile[1]
         found += constants["exchange"] + sums / constants["exchange_bandwidth"]
-        found += constants["further"] * (schedule.split - 2)
+        found += constants["further"] * (schedule.cluster_split_k - 2)
     return found
 
 
 def _chunks(operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape) -> float:
     """Chunks of a tile that a consumer finishes: blocks of 64 rows, a few columns at a time."""
-    m, n = (shape.n, shape.m) if schedule.swap else (shape.m, shape.n)
+    m, n = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
     blocks = min(schedule.rows // 64, -(-m // 64)) / schedule.sharing
     columns = gemm_layout(operation, schedule).chunk_columns
     return blocks * -(-min(schedule.finished, n) // columns)
@@ -250,7 +253,7 @@ def _parts(constants: Value, schedule: GemmSchedule, tiling: Tiling) -> float:
 
     Where nothing is cut a kernel that could takes up to 2 % longer than its twin: never choose it.
     """
-    sums = 4 * schedule.tile[0] * schedule.tile[1] / schedule.split
+    sums = 4 * schedule.tile[0] * schedule.tile[1] / schedule.cluster_split_k
     return constants["parts"] + tiling.parts * sums / constants["parts_bandwidth"]
 
 
@@ -310,7 +313,7 @@ def _stored(
     constants: Value, operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape
 ) -> float:
     """Bytes of D to memory, and what sectors cost of which a tile stores but a part."""
-    pitch = shape.n * element(operation.d).bytes
+    pitch = columns_of_d(operation.epilogue, shape.n) * element(operation.d).bytes
     found = float(shape.m * pitch)
     if pitch % _SECTOR:
         ends = shape.m * -(-shape.n // schedule.tile[1])

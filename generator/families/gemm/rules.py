@@ -9,13 +9,16 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import legal
+from warploom.generator.epilogue import BLOCK, factors, gate_of, legal, quantizes
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
+from warploom.generator.families.gemm.scales import blocks_reason
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
+
+MOST_LOADED = 12  # registers of operands of a fragment, beside sums that wait for a scale
 
 # Blocks along (m, n): a power of two each, and as many in all as every GPU's clusters may have.
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8) for n in (1, 2, 4, 8) if m * n <= 8)
@@ -25,27 +28,82 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
     a, b, d = ELEMENTS[operation.a], ELEMENTS[operation.b], ELEMENTS[operation.d]
     plain_int32 = a.is_integer and not operation.epilogue
+    gate = gate_of(operation.epilogue)
     return rules.broken(
         [
             None
             if a == b or (a.is_fp8 and b.is_fp8)
             else f"b {b.name}: must be of the type of a, {a.name}; only fp8 types mix",
             legal(operation.epilogue) if operation.epilogue else None,
+            None
+            if gate is None or operation.layout_b == "col"
+            else f"layout_b row with {gate.token}: must be col, as a torch weight [N, K] is after "
+            ".t()",
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)
                 for step in operation.epilogue
                 if step.results
             ),
+            *(_quantized(operation) if quantizes(operation.epilogue) else ()),
             None
             if operation.accumulation == "fast" or a.is_fp8
             else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "
             "sums are short of bits",
+            None
+            if operation.block_scales == "none" or operation.accumulation == "promoted"
+            else f"block_scales {operation.block_scales} with accumulation "
+            f"{operation.accumulation}: must be promoted, as scales multiply sums over 128 of k",
+            None
+            if operation.block_scales != "none"
+            or (operation.block_scale_a, operation.block_scale_b) == ("fp32", "fp32")
+            else f"block_scale_a {operation.block_scale_a}, block_scale_b "
+            f"{operation.block_scale_b} without block_scales: must be fp32, where there are none",
             None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
             "int32 is for int8 operands without epilogue",
         ]
     )
+
+
+def _quantized(operation: GemmOperation) -> list[rules.Reason]:
+    """What a D whose blocks of columns have scales cannot be."""
+    steps, token = operation.epilogue, operation.epilogue[-1].token
+    loaded = sum(
+        step.registers(paired=False) * factors(steps, index)
+        for index, step in enumerate(steps[:-1])
+        if step.reads != "row"
+    )
+    return [
+        f"batched with {token}: must be false, as scales have rows and blocks of columns"
+        if operation.batched
+        else None,
+        f"a int8 with {token}: must be of floats" if operation.a == "int8" else None,
+        f"epilogue with {token}, behind a gate or of promoted sums, whose other steps load "
+        f"{loaded} registers of a fragment: at most {MOST_LOADED}; use fewer epilogue operands"
+        if loaded > MOST_LOADED and (gate_of(steps) or operation.accumulation == "promoted")
+        else None,
+        f"accumulation promoted with {token} of a gate: must be fast, as sums of 256 columns are "
+        "held twice"
+        if operation.accumulation == "promoted" and gate_of(operation.epilogue)
+        else None,
+    ]
+
+
+def _blocks(operation: GemmOperation, schedule: GemmSchedule) -> list[rules.Reason]:
+    """What a schedule must be where a tile has whole blocks of D's columns that share a scale."""
+    token = operation.epilogue[-1].token
+    columns = BLOCK * factors(operation.epilogue, 0)
+    return [
+        rules.multiple_of(
+            f"tile n with {token}", schedule.tile[1], columns * schedule.cluster_split_k
+        ),
+        f"swap with {token}: must be false" if schedule.swap_ab else None,
+        f"split_k {schedule.split_k} with {token}: must be 1, as the second launch has a few "
+        "columns a block"
+        if schedule.split_k > 1
+        else None,
+    ]
 
 
 def schedule_reasons(
@@ -56,8 +114,9 @@ def schedule_reasons(
     That each field holds a value that it is declared with is seen to before, by `rules.fields`.
     """
     _, _, k = schedule.tile
-    rows, columns = ("n", "m") if schedule.swap else ("m", "n")
+    rows, columns = ("n", "m") if schedule.swap_ab else ("m", "n")
     a, d_bits = ELEMENTS[operation.a], ELEMENTS[operation.d].bits
+    gate = gate_of(operation.epilogue)
     wgmma_rows, wgmma_columns = schedule.rows, schedule.columns
     first = rules.broken(
         [
@@ -66,8 +125,8 @@ def schedule_reasons(
             rules.one_of("tile k", k, (1024 // a.bits,)),
             rules.one_of("cluster", schedule.cluster, CLUSTERS),
             None
-            if schedule.roles == "cooperative" or schedule.consumers == 2
-            else f"roles pingpong with {schedule.consumers} consumer: takes two",
+            if schedule.kernel_schedule == "cooperative" or schedule.consumers == 2
+            else f"kernel_schedule pingpong with {schedule.consumers} consumer: takes two",
             None
             if schedule.producer_registers == 40
             or (schedule.consumers == 2 and schedule.cluster_size == 1)
@@ -75,23 +134,35 @@ def schedule_reasons(
             f"{schedule.cluster}, {schedule.consumers} consumers: must be 40, unless there are two "
             "consumers and no cluster, whose multicast takes more",
             None
-            if schedule.split == 1
-            or (schedule.cluster == (1, 1) and schedule.roles == "cooperative")
-            else f"split {schedule.split} with cluster {schedule.cluster}, roles {schedule.roles}: "
-            "takes a cluster of its own, (1, 1), and consumers that share a tile, cooperative",
+            if schedule.cluster_split_k == 1
+            or (schedule.cluster == (1, 1) and schedule.kernel_schedule == "cooperative")
+            else f"cluster_split_k {schedule.cluster_split_k} with cluster {schedule.cluster}, "
+            f"kernel_schedule {schedule.kernel_schedule}: takes a cluster of its own, (1, 1), and "
+            "consumers that share a tile, cooperative",
             None
-            if schedule.split == 1
-            else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.split),
+            if schedule.cluster_split_k == 1
+            else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.cluster_split_k),
+            None
+            if gate is None or schedule.swap_ab
+            else rules.multiple_of(
+                f"tile {columns} with {gate.token}", wgmma_columns, 16 * schedule.cluster_split_k
+            ),
+            *(_blocks(operation, schedule) if quantizes(operation.epilogue) else ()),
             None
             if schedule.split_k == 1
-            or (schedule.split == 1 and not schedule.stream_k and schedule.roles == "cooperative")
-            else f"split_k {schedule.split_k} with split {schedule.split}, stream_k "
-            f"{schedule.stream_k}, roles {schedule.roles}: must be 1, unless k is shared in no "
-            "other way (split 1, stream_k false) and consumers share a tile (cooperative)",
+            or (
+                schedule.cluster_split_k == 1
+                and not schedule.stream_k
+                and schedule.kernel_schedule == "cooperative"
+            )
+            else f"split_k {schedule.split_k} with cluster_split_k {schedule.cluster_split_k}, "
+            f"stream_k {schedule.stream_k}, kernel_schedule {schedule.kernel_schedule}: must be "
+            "1, unless k is shared in no other way (cluster_split_k 1, stream_k false) and "
+            "consumers share a tile (cooperative)",
             None
-            if not schedule.stream_k or schedule.roles == "cooperative"
-            else f"stream_k with roles {schedule.roles}: must be cooperative, as a part of a tile "
-            "is of all consumers",
+            if not schedule.stream_k or schedule.kernel_schedule == "cooperative"
+            else f"stream_k with kernel_schedule {schedule.kernel_schedule}: must be cooperative, "
+            "as a part of a tile is of all consumers",
         ]
     )
     if first:  # what follows would divide by them
@@ -101,19 +172,21 @@ def schedule_reasons(
     return rules.broken(
         [
             None
-            if schedule.store == "direct" or not schedule.swap or d_bits == 16
-            else f"store tma with swap, d {operation.d}: takes 16-bit types; use store direct",
+            if schedule.store == "direct" or not schedule.swap_ab or d_bits == 16
+            else f"store tma with swap_ab, d {operation.d}: takes 16-bit types; use store direct",
             None
             if chunks(operation, schedule)
             else f"store tma, tile {columns} {schedule.finished}: rows of staging are 16 bytes or "
             "more, and 16 of them when swapped; use a multiple of 16 for each block that shares "
             "the tile, or store direct",
             None
-            if schedule.split == 1 or layout.sums_bytes <= layout.stages * layout.stage_bytes
-            else f"split {schedule.split}, stages {schedule.stages}: the {layout.sums_bytes} bytes "
-            f"of a tile's sums lie where stages were, which have {layout.stage_bytes} each; use "
-            "more stages",
+            if schedule.cluster_split_k == 1
+            or layout.sums_bytes <= layout.stages * layout.stage_bytes
+            else f"cluster_split_k {schedule.cluster_split_k}, stages {schedule.stages}: the "
+            f"{layout.sums_bytes} bytes of a tile's sums lie where stages were, which have "
+            f"{layout.stage_bytes} each; use more stages",
             blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
+            None if operation.block_scales == "none" else blocks_reason(operation, schedule),
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),
             rules.fits_registers(layout.registers, layout.register_budget),

@@ -24,6 +24,11 @@ Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
 Accumulation = Literal["fast", "promoted"]
 Layout = Literal["row", "col"]
+BlockScales = Literal["none", "row_block", "row_row"]
+BlockScale = Literal["fp32", "e8m0"]
+
+SCALE_BLOCK = 128
+"""Of k, and of the rows of a 128x128 block: what one block scale is of."""
 
 
 @frozen
@@ -59,6 +64,32 @@ class GemmOperation(ProductOperation):
         doc="A [.., M, K] and B [.., K, N], batch by batch; batches of one are repeated",
     )
     family: Literal["gemm"] = knob(default="gemm", doc="always written")
+    block_scales: BlockScales = knob(
+        default="none",
+        later=True,
+        doc="row_block: fp8 A has a scale for each 1x128 (of a row, along k), B for each 128x128; "
+        "row_row: both have one for each 1x128. They multiply the sums over 128 of k, which takes "
+        "accumulation promoted",
+    )
+    block_scale_a: BlockScale = knob(
+        default="fp32",
+        name="sa_{}",
+        later=True,
+        doc="element type of the block scales of A; e8m0 is a power of two, or NaN",
+    )
+    block_scale_b: BlockScale = knob(
+        default="fp32", name="sb_{}", later=True, doc="element type of the block scales of B"
+    )
+
+    def scale_rows(self, operand: Literal["a", "b"]) -> int:
+        """Rows of an operand, a and b being [M, K] and [N, K], that share a block scale; 0: none.
+
+        Args:
+            operand: a or b.
+        """
+        if self.block_scales == "none":
+            return 0
+        return SCALE_BLOCK if operand == "b" and self.block_scales == "row_block" else 1
 
     @property
     def accumulator(self) -> Element:
@@ -92,15 +123,16 @@ class GemmSchedule(ProductSchedule):
         default=2,
         name="consumers{}",
         detail=True,
-        follows="roles",
+        follows="kernel_schedule",
         doc="warpgroups that issue wgmma, beside one producer warpgroup that issues TMA",
     )
     raster: Raster = knob(
         default="along_m",
         detail=True,
-        doc="the direction in which consecutive tiles advance inside a band of `group` tiles",
+        doc="the direction in which tiles follow each other in a band of `swizzle_size` tiles",
     )
-    group: int = knob(
+    swizzle_size: int = knob(
+        stored_as="group",
         default=8,
         name="group{}",
         least=1,
@@ -113,13 +145,15 @@ class GemmSchedule(ProductSchedule):
         doc="tma: staged through shared memory, operands of the epilogue read in pairs; "
         "direct: predicated, one element at a time, for any pitch and address",
     )
-    roles: Roles = knob(
+    kernel_schedule: Roles = knob(
+        stored_as="roles",
         default="cooperative",
         after="",
         doc="cooperative: the consumers share a tile, each taking its share of the rows; "
         "pingpong: each has a tile of its own, one's epilogue under the other's products",
     )
-    swap: bool = knob(
+    swap_ab: bool = knob(
+        stored_as="swap",
         default=False,
         doc="D' = B' A': the 64-row side of wgmma takes n, and its side of 8 to 256 takes m",
     )
@@ -127,7 +161,7 @@ class GemmSchedule(ProductSchedule):
         default=40,
         name="producer{}",
         detail=True,
-        follows="roles",
+        follows="kernel_schedule",
         doc="of the producer's threads where there are two consumers, which share what "
         "is left: 232 each beside 40, 240 beside 24",
     )
@@ -137,7 +171,8 @@ class GemmSchedule(ProductSchedule):
         detail=True,
         doc="bytes that L2 fetches for each of TMA's requests of A and B",
     )
-    split: int = knob(
+    cluster_split_k: int = knob(
+        stored_as="split",
         default=1,
         name="split{}",
         least=1,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import BLOCK, factors, quantizes
 from warploom.generator.families._product.launch import MOST_BLOCKS, tiles
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
@@ -24,17 +25,23 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
     advice = "convert the operands, or choose another out_dtype or epilogue"
 
     def modelled(self, operation: GemmOperation) -> bool:
-        """K-major operands without promotion were swept; of others the classes know more."""
-        plain = operation.accumulation == "fast"
+        """K-major operands without promotion were swept; of others, and of a D whose blocks have
+        scales, the classes know more.
+        """
+        plain = operation.accumulation == "fast" and not quantizes(operation.epilogue)
         return plain and (operation.layout_a, operation.layout_b) == ("row", "col")
 
     def features(self, operation: GemmOperation, shape: GemmShape) -> dict[str, Feature]:
-        """The bits of the operands, their layouts, how sums are kept, rows and depth."""
+        """The bits of the operands, their layouts, how sums are kept, the columns of a product that
+        share a scale of D (0: none do), rows and depth.
+        """
         return {
             "bits": element(operation.a).bits,
             "layout_a": operation.layout_a,
             "layout_b": operation.layout_b,
             "accumulation": operation.accumulation,
+            "block_scales": operation.block_scales,
+            "scaled_columns": _scaled_columns(operation),
             "m": shape.m,
             "k": shape.k,
         }
@@ -53,3 +60,8 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
         return (
             blocks <= MOST_BLOCKS and shape.k >= SHORTEST_PART * schedule.tile[2] * schedule.split_k
         )
+
+
+def _scaled_columns(operation: GemmOperation) -> int:
+    epilogue = operation.epilogue
+    return BLOCK * factors(epilogue, 0) if quantizes(epilogue) else 0

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families.gemm.rules import CLUSTERS, complete, schedule_reasons
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
@@ -38,10 +39,10 @@ def tailored(
         return []
     tried = (
         found
-        for swap in (False, True)
+        for swap_ab in (False, True)
         for rows in WIDEST
         for cluster in CLUSTERS
-        for found in _tried(operation, shape, device, swap, rows, cluster)
+        for found in _tried(operation, shape, device, swap_ab, rows, cluster)
     )
     arch = architecture(device.arch)
     legal = [found for found in tried if not schedule_reasons(arch, operation, found[1])]
@@ -52,9 +53,9 @@ def tailored(
             alike.append(one)
     split = (
         one
-        for swap in (False, True)
+        for swap_ab in (False, True)
         for rows in WIDEST
-        for one in _split(operation, shape, device, swap, rows)
+        for one in _split(operation, shape, device, swap_ab, rows)
     )
     legal_split = [one for one in split if not schedule_reasons(arch, operation, one)]
     return [one for alike in found.values() for one in alike] + legal_split
@@ -67,22 +68,22 @@ def _widths(across: int, widest: int) -> list[int]:
 
 
 def _split(
-    operation: GemmOperation, shape: GemmShape, device: DeviceLimits, swap: bool, rows: int
+    operation: GemmOperation, shape: GemmShape, device: DeviceLimits, swap_ab: bool, rows: int
 ) -> Iterator[GemmSchedule]:
     """Schedules, legal or not, of one wave of parts of k that are worth a second launch."""
-    down, across = (shape.n, shape.m) if swap else (shape.m, shape.n)
+    down, across = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
     tile_k = LINE // element(operation.a).bytes
     for columns in _widths(across, WIDEST[rows]):
         for cluster in PAIRS:
-            along, beside = reversed(cluster) if swap else cluster
+            along, beside = reversed(cluster) if swap_ab else cluster
             clusters = -(-down // (rows * along)) * -(-across // (columns * beside)) * shape.batches
             most = -(-shape.k // tile_k) // SHORTEST_PART
             parts = min(device.clusters(along * beside) // clusters, MOST_PARTS, most)
             if parts < 2 or along * rows - rows >= down or beside * columns - columns >= across:
                 continue
             fields = {
-                "tile": (columns, rows, tile_k) if swap else (rows, columns, tile_k),
-                "swap": swap,
+                "tile": (columns, rows, tile_k) if swap_ab else (rows, columns, tile_k),
+                "swap_ab": swap_ab,
                 "cluster": cluster,
                 "consumers": 1 if rows == min(WIDEST) else 2,
                 "l2_promotion": LINE,
@@ -100,19 +101,20 @@ def _tried(
     operation: GemmOperation,
     shape: GemmShape,
     device: DeviceLimits,
-    swap: bool,
+    swap_ab: bool,
     rows: int,
     cluster: tuple[int, int],
 ) -> Iterator[tuple[int, GemmSchedule]]:
     """Waves and schedules, legal or not, of so many rows of wgmma; none where blocks were idle."""
-    down, across = (shape.n, shape.m) if swap else (shape.m, shape.n)
-    along, beside = reversed(cluster) if swap else cluster
+    down, across = (shape.n, shape.m) if swap_ab else (shape.m, shape.n)
+    along, beside = reversed(cluster) if swap_ab else cluster
     row_tiles = -(-down // rows)
     if along > row_tiles:
         return
     lines = -(-row_tiles // along) * shape.batches  # of clusters, one above the other
     # Swapped, TMA stores 16 rows of D at a time; rows of an operand in memory are 32 bytes or more.
-    step = 8 if not swap and operation.layout_b == "col" else 16
+    narrow = not swap_ab and operation.layout_b == "col" and not gate_of(operation.epilogue)
+    step = 8 if narrow else 16
     for waves in range(1, WAVES + 1):
         clusters = waves * device.clusters(along * beside) // lines  # beside each other
         columns = -(-across // (max(1, clusters) * beside * step)) * step
@@ -124,12 +126,12 @@ def _tried(
         return
     tile_k = LINE // element(operation.a).bytes
     fields = {
-        "tile": (columns, rows, tile_k) if swap else (rows, columns, tile_k),
-        "swap": swap,
+        "tile": (columns, rows, tile_k) if swap_ab else (rows, columns, tile_k),
+        "swap_ab": swap_ab,
         "cluster": cluster,
         "l2_promotion": LINE,
     }
     consumers = 1 if rows == min(WIDEST) else 2
     yield waves, complete(device.arch, operation, {**fields, "consumers": consumers})
     if waves > 1:  # it hides the epilogues of all waves but the last
-        yield waves, complete(device.arch, operation, {**fields, "roles": "pingpong"})
+        yield waves, complete(device.arch, operation, {**fields, "kernel_schedule": "pingpong"})

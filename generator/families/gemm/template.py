@@ -7,6 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
 from warploom.generator.families.gemm.layout import gemm_layout
+from warploom.generator.families.gemm.scales import AHEAD, column_scales, row_scales
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 
@@ -15,10 +16,16 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     layout = gemm_layout(operation, schedule)
-    row_side, column_side = ("b", "a") if schedule.swap else ("a", "b")
+    row_side, column_side = ("b", "a") if schedule.swap_ab else ("a", "b")
     majors = {"a": layout.a.k_major, "b": layout.b.k_major}
+    scaled = operation.block_scales != "none"
     return {
         **template.context(operation, schedule, layout),
+        "scaled": scaled,
+        "products": "scaled" if scaled else operation.accumulation,
+        "row_scales": row_scales(operation, schedule),
+        "column_scales": column_scales(operation, schedule),
+        "scales_ahead": AHEAD,
         "wgmma": wgmma(
             element(getattr(operation, row_side)),
             element(getattr(operation, column_side)),
@@ -33,4 +40,4 @@ def context(spec: GemmSpec) -> dict[str, Any]:
 def _order(operation: GemmOperation, schedule: GemmSchedule) -> str:
     """The part that keeps the consumers in step."""
     shared = schedule.sharing == 2 and operation.accumulation == "promoted"
-    return "staggered" if shared else schedule.roles
+    return "staggered" if shared else schedule.kernel_schedule

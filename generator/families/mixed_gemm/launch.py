@@ -113,13 +113,13 @@ def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> 
     is left over are.
     """
     count, k_tiles = tiles(schedule, problem), -(-problem.k // schedule.tile[2])
-    if schedule.split > 1:
-        return Cut(count, 0, count, -(-k_tiles // schedule.split))
-    clusters = device.clusters(1) * schedule.blocks
+    if schedule.cluster_split_k > 1:
+        return Cut(count, 0, count, -(-k_tiles // schedule.cluster_split_k))
+    clusters = device.clusters(1) * schedule.ctas_per_sm
     whole = Cut(min(count, clusters), 0, count, k_tiles)
     if not schedule.stream_k:
         return whole
-    clusters = min(clusters, MOST_BLOCKS * schedule.blocks)
+    clusters = min(clusters, MOST_BLOCKS * schedule.ctas_per_sm)
     if count < FEW_WAVES * clusters:
         ranges = min(clusters, MOST_PARTS * count, count * k_tiles)
         found = Cut(max(1, ranges), count, count, k_tiles)
@@ -132,10 +132,14 @@ def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> 
 def waves(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> float:
     """How much of D the busiest multiprocessor gets, in tiles of 64 by 64."""
     found, each = cut(schedule, problem, device), schedule.row_blocks * schedule.tile[0] / 64
-    if schedule.split > 1:
-        return -(-found.clusters * schedule.split // device.multiprocessors) / schedule.split * each
+    if schedule.cluster_split_k > 1:
+        return (
+            -(-found.clusters * schedule.cluster_split_k // device.multiprocessors)
+            / schedule.cluster_split_k
+            * each
+        )
     lost = EXCHANGE / found.k_tiles if found.tiles else 0
-    return (found.waves + lost) * schedule.blocks * each
+    return (found.waves + lost) * schedule.ctas_per_sm * each
 
 
 class AtLaunch(launch.AtLaunch[MixedGemmOperation, MixedGemmSchedule, MixedGemmProblem]):
@@ -183,7 +187,7 @@ def workspaces(spec: MixedGemmSpec, problem: MixedGemmProblem) -> list[Workspace
     """Partial sums of columns, and of tiles that are cut."""
     sums = mixed_gemm_layout(spec.operation, spec.schedule).sums_bytes
     parts = part_workspaces(spec.schedule, problem, sums)
-    every = [replace(one, bytes=one.bytes * spec.schedule.blocks) for one in parts]
+    every = [replace(one, bytes=one.bytes * spec.schedule.ctas_per_sm) for one in parts]
     return partial_workspaces(spec, problem) + every
 
 

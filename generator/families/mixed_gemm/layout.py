@@ -67,7 +67,7 @@ def mixed_gemm_layout(
         columns = 8
     elif schedule.store == "tma":  # stages need the room, and sums the registers
         columns = min(columns, 16 if fragments >= MANY_FRAGMENTS else 32)
-    box = store_box(schedule, columns)
+    box = store_box(operation, schedule, columns)
     tile = operand_tile(a, k_major=True, extent=m, tile_k=PANEL_BITS // a.bits, blocks=1)
     slab, panels = operation.slab, k * a.bits // PANEL_BITS
     slabs = schedule.row_blocks * (k // DEPTH)
@@ -79,11 +79,12 @@ def mixed_gemm_layout(
         store_span=box[0] * element(operation.d).bits // 8,
         stages=schedule.stages,
         consumers=schedule.consumers,
-        sums_bytes=4 * m * n * schedule.shares,
+        sums_bytes=4 * m * n * schedule.warp_split_k,
         registers=max(multiplying, finishing),
         register_budget=most,
         parts_in_flight=4,
         reduced=schedule.split_k > 1,
+        scale_bytes=0,
         slab=slab,
         panels=panels,
         slabs=slabs,
@@ -98,19 +99,19 @@ def register_budget(schedule: MixedGemmSchedule) -> int:
     if schedule.reallocates:
         launched = LANES // 3 // 8 * 8
         return (3 * launched - LOADING_REGISTERS) // 2 // 8 * 8
-    warps = -(-schedule.blocks * schedule.threads // 32 // PARTITIONS)
+    warps = -(-schedule.ctas_per_sm * schedule.threads // 32 // PARTITIONS)
     return min(255, LANES // warps // 8 * 8)
 
 
 def room(schedule: MixedGemmSchedule) -> int:
     """Shared memory that a block may have, as many as are to fit on a multiprocessor."""
-    return MULTIPROCESSOR_BYTES // schedule.blocks - BLOCK_BYTES
+    return MULTIPROCESSOR_BYTES // schedule.ctas_per_sm - BLOCK_BYTES
 
 
 def _group_steps(operation: MixedGemmOperation, schedule: MixedGemmSchedule, blocks: int) -> int:
     """Steps of k that are multiplied together: within a group, and with few registers in work."""
     of_group = (operation.promoted or DEPTH) // operation.step
-    return of_group if schedule.ahead else max(1, min(of_group, GROUP_STEPS // blocks))
+    return of_group if schedule.lookahead else max(1, min(of_group, GROUP_STEPS // blocks))
 
 
 def _exchanged(schedule: MixedGemmSchedule, sums: int) -> int:
@@ -130,12 +131,12 @@ def _decoding(
         rows = schedule.tile[0] // 2  # of A, in two steps
         if not promoted:
             return rows
-        several = schedule.slabs > schedule.shares  # of a stage: the next is read meanwhile
+        several = schedule.slabs > schedule.warp_split_k  # of a stage: the next is read meanwhile
         more = blocks * (SCALES + 2 * WORDS * several) + PART_RANGES * schedule.stream_k
         return sums + 3 * rows + more - UNUSED
     words = (operation.weight.bits // 4 - 1) * WORDS  # of a slab's codes, beyond those of 4 bits
     steps = blocks * _group_steps(operation, schedule, blocks)
-    if schedule.ahead:  # one bank, and the weights of two groups, or of more that are smaller
+    if schedule.lookahead:  # one bank, and the weights of two groups, or of more that are smaller
         ahead = 2 * max(steps, GROUP_STEPS) * 4 + blocks * words
         if operation.group and operation.scale == "fp32":  # of two groups, twice as wide
             ahead += 4 * blocks
@@ -144,5 +145,5 @@ def _decoding(
     if not schedule.reallocates and (operation.group or blocks > 1):
         ranges = RANGE_REGISTERS if schedule.stream_k and blocks > 1 else 0
         decoded += blocks * WORDS + ranges  # else the base is enough
-    groups = schedule.slabs // schedule.shares * (DEPTH // (operation.promoted or DEPTH))
+    groups = schedule.slabs // schedule.warp_split_k * (DEPTH // (operation.promoted or DEPTH))
     return (min(2, groups) * sums if promoted else 0) + decoded

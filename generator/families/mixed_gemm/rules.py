@@ -9,7 +9,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import legal
+from warploom.generator.epilogue import gate_of, legal, quantizes
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.mixed_gemm.layout import (
     BARRIER_BYTES,
@@ -28,7 +28,7 @@ from warploom.generator.wgmma import WGMMA_M
 
 def operation_reasons(operation: MixedGemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
-    row, d = operation.weight, element(operation.d)
+    row, d, gate = operation.weight, element(operation.d), gate_of(operation.epilogue)
     multiplied = [one.name for one in FORMATS.values() if operation.activations in one.orders]
     groups = tuple(group or 0 for group in row.groups)
     return rules.broken(
@@ -37,6 +37,13 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),
             legal(operation.epilogue),
+            f"epilogue with {gate.token}: is for gemm, whose weights are not packed; multiply the "
+            "halves of the result"
+            if gate
+            else None,
+            f"epilogue with {operation.epilogue[-1].token}: is for gemm; quantize the result"
+            if quantizes(operation.epilogue)
+            else None,
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)
                 for step in operation.epilogue
@@ -71,14 +78,16 @@ def schedule_reasons(
             if schedule.multiply == "wgmma"
             else rules.one_of("tile m with multiply mma", m, MMA_ROWS),
             None
-            if schedule.consumers % schedule.shares == 0
-            else f"shares {schedule.shares} of {schedule.consumers} consumers: must divide them",
+            if schedule.consumers % schedule.warp_split_k == 0
+            else f"warp_split_k {schedule.warp_split_k} of {schedule.consumers} consumers: must "
+            "divide them",
             rules.multiple_of("tile n", n, WGMMA_M * max(1, schedule.sharing)),
-            rules.multiple_of("tile k", k, DEPTH * schedule.shares),
+            rules.multiple_of("tile k", k, DEPTH * schedule.warp_split_k),
             None
-            if schedule.split == 1 or not schedule.stream_k
-            else f"split {schedule.split} with stream_k: must be 1; ranges share k by themselves",
-            _ahead(operation, schedule) if schedule.ahead else None,
+            if schedule.cluster_split_k == 1 or not schedule.stream_k
+            else f"cluster_split_k {schedule.cluster_split_k} with stream_k: must be 1; ranges "
+            "share k by themselves",
+            _ahead(operation, schedule) if schedule.lookahead else None,
         ]
     )
     if first:  # what follows would divide by them
@@ -103,27 +112,27 @@ def schedule_reasons(
             rules.fits_shared(layout.shared_bytes, arch),
             None
             if layout.shared_bytes <= room(schedule)
-            else f"shared memory {layout.shared_bytes} bytes, blocks {schedule.blocks}: must be at "
-            f"most {room(schedule)}; use fewer stages or a smaller tile",
+            else f"shared memory {layout.shared_bytes} bytes, ctas_per_sm {schedule.ctas_per_sm}: "
+            f"must be at most {room(schedule)}; use fewer stages or a smaller tile",
         ]
     )
 
 
 def _ahead(operation: MixedGemmOperation, schedule: MixedGemmSchedule) -> rules.Reason:
     """Groups are decoded ahead where sums of each are added up, and two take turns in registers."""
-    m, parts = schedule.tile[0], schedule.ahead
+    m, parts = schedule.tile[0], schedule.lookahead
     if operation.a != "e4m3" or schedule.multiply != "wgmma":
         return (
-            f"ahead {parts} of a {operation.a}, multiply {schedule.multiply}: must be 0; "
+            f"lookahead {parts} of a {operation.a}, multiply {schedule.multiply}: must be 0; "
             "others are for e4m3 by wgmma"
         )
-    group = operation.promoted * schedule.shares
+    group = operation.promoted * schedule.warp_split_k
     if schedule.tile[2] not in (2 * group, 4 * group):  # of eight the compiler loses track
         return (
-            f"ahead {parts}, tile k {schedule.tile[2]}: must be {2 * group} or {4 * group}, two "
-            "groups of each consumer, or four"
+            f"lookahead {parts}, tile k {schedule.tile[2]}: must be {2 * group} or {4 * group}, "
+            "two groups of each consumer, or four"
         )
-    return rules.wgmma_n(f"a part of tile m {m}, ahead {parts}", m // parts, integer=False)
+    return rules.wgmma_n(f"a part of tile m {m}, lookahead {parts}", m // parts, integer=False)
 
 
 def _shared(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> rules.Reason:
@@ -133,8 +142,9 @@ def _shared(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> rules.Reaso
     if sources == 1 or whole % sources == 0:
         return None
     return (
-        f"shares {schedule.shares}, split {schedule.split}, tile {schedule.tile}: {sources} finish "
-        f"{fragments} fragments of 64 rows, which must go round; share k among fewer"
+        f"warp_split_k {schedule.warp_split_k}, cluster_split_k {schedule.cluster_split_k}, tile "
+        f"{schedule.tile}: {sources} finish {fragments} fragments of 64 rows, which must go round; "
+        "share k among fewer"
     )
 
 

@@ -39,13 +39,15 @@ class MixedGemmSchedule(ProductSchedule):
     consumers: Literal[1, 2, 4] = knob(
         default=2, name="consumers{}", doc="warpgroups that multiply, beside what loads"
     )
-    shares: Literal[1, 2, 4] = knob(
+    warp_split_k: Literal[1, 2, 4] = knob(
+        stored_as="shares",
         default=1,
         name="shares{}",
         doc="consumers that share a tile's k: each takes every so-manieth slab of a stage, and "
         "their sums are added up in one order; the others share its n",
     )
-    blocks: Literal[1, 2] = knob(
+    ctas_per_sm: Literal[1, 2] = knob(
+        stored_as="blocks",
         default=1,
         name="blocks{}",
         doc="for how many blocks a multiprocessor has room: with 2, the first weights of the next "
@@ -54,9 +56,10 @@ class MixedGemmSchedule(ProductSchedule):
     raster: Raster = knob(
         default="along_n",
         detail=True,
-        doc="the direction in which consecutive tiles advance inside a band of `group` tiles",
+        doc="the direction in which tiles follow each other in a band of `swizzle_size` tiles",
     )
-    group: int = knob(
+    swizzle_size: int = knob(
+        stored_as="group",
         default=8,
         name="group{}",
         least=1,
@@ -69,7 +72,8 @@ class MixedGemmSchedule(ProductSchedule):
         doc="tma: staged through shared memory; direct: predicated, one element at a time, for any "
         "pitch and address",
     )
-    split: Literal[1, 2, 4, 8] = knob(
+    cluster_split_k: Literal[1, 2, 4, 8] = knob(
+        stored_as="split",
         default=1,
         name="split{}",
         doc="blocks that share a tile's k, in a cluster of their own, which has one tile",
@@ -79,7 +83,8 @@ class MixedGemmSchedule(ProductSchedule):
         doc="blocks share the k of tiles that do not fill a wave, so that all end together: sums "
         "go through memory, and are added in one order",
     )
-    ahead: Literal[0, 1, 2] = knob(
+    lookahead: Literal[0, 1, 2] = knob(
+        stored_as="ahead",
         default=0,
         name="ahead{}",
         later=True,
@@ -89,19 +94,19 @@ class MixedGemmSchedule(ProductSchedule):
     )
 
     @property
-    def swap(self) -> bool:
+    def swap_ab(self) -> bool:
         """The 64-row side of wgmma takes n."""
         return True
 
     @property
     def sharing(self) -> int:
         """Consumers that share a tile's n."""
-        return self.consumers // self.shares
+        return self.consumers // self.warp_split_k
 
     @property
     def sources(self) -> int:
         """Consumers, of all blocks of a cluster, that have a part of the sums of the same rows."""
-        return self.shares * self.split
+        return self.warp_split_k * self.cluster_split_k
 
     @property
     def slabs(self) -> int:
@@ -116,7 +121,7 @@ class MixedGemmSchedule(ProductSchedule):
     @property
     def reallocates(self) -> bool:
         """Whether a warpgroup loads, and leaves its registers to two consumers; else two warps."""
-        return self.multiply == "wgmma" and self.consumers == 2 and self.blocks == 1
+        return self.multiply == "wgmma" and self.consumers == 2 and self.ctas_per_sm == 1
 
     @property
     def threads(self) -> int:

@@ -13,9 +13,10 @@ import torch
 
 from warploom.arguments import require_number
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.epilogue import EpilogueStep, GateLayout
 from warploom.generator.parameters import Kind
 from warploom.runtime.families._product.steps import KINDS, OUTPUTS, operand, step_of
+from warploom.runtime.families._product.steps.gate import LAYOUTS, kind_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.operands import refuse_overlap
@@ -29,6 +30,8 @@ class Keywords(TypedDict, total=False):
     scale_b: float | torch.Tensor | None
     bias: torch.Tensor | None
     activation: str | None
+    gate: str | None
+    gate_layout: GateLayout
     residual: torch.Tensor | None
     beta: float
     amax: torch.Tensor | None
@@ -42,6 +45,8 @@ def items(
     scale_b: float | torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
+    gate: str | None = None,
+    gate_layout: GateLayout = "halves",
     residual: torch.Tensor | None = None,
     beta: float = 1.0,
     amax: torch.Tensor | None = None,
@@ -58,6 +63,9 @@ def items(
         listed.append(("bias", bias))
     if activation is not None:
         listed.append(("activation", activation))
+    if gate is not None or gate_layout != "halves":
+        _check_gate(gate, gate_layout, activation)
+        listed.append((kind_of(gate_layout), gate))
     if residual is not None:
         listed.append(("residual", residual, beta))
     if amax is not None:
@@ -80,11 +88,33 @@ def items(
         )
     if listed and epilogue:
         raise ProblemError(
-            "epilogue= beside scale, bias, activation, residual or amax",
+            "epilogue= beside scale, bias, activation, gate, residual or amax",
             rule="the keywords mean one fixed order, the list means its own",
             fix="put everything into the list",
         )
     return listed or epilogue or ()
+
+
+def _check_gate(gate: object, layout: object, activation: str | None) -> None:
+    """Raise ProblemError for a layout of a gate that there is not, or nothing that it is of."""
+    if layout not in LAYOUTS:
+        raise ProblemError(
+            f"gate_layout {shown(layout)}",
+            rule=f"must be one of {', '.join(LAYOUTS)}",
+            fix="leave it out where all columns of the gate come before those of up",
+        )
+    if gate is None:
+        raise ProblemError(
+            f"gate_layout {layout} without gate",
+            rule="must come with the gate whose columns are laid out like this",
+            fix='leave it out, or add gate="silu"',
+        )
+    if activation is not None:
+        raise ProblemError(
+            f"activation {shown(activation)} beside gate {shown(gate)}",
+            rule="must be one of them: a gate has a function of its own",
+            fix="leave one out, or put both into an epilogue list",
+        )
 
 
 def signature(listed: Sequence[Item]) -> tuple[object, ...]:
@@ -166,7 +196,7 @@ def bind(
     for item, step, value in read:
         apart: list[int] = []  # elements between what the step reads: rows, batches
         if step.pitched:
-            rows_apart = operand.row_pitch(value, batches)
+            rows_apart = step_of(item).row_pitch(value, batches)
             if batched:  # the stride of one row may be any
                 rows_apart = value.stride(-2) if value.shape[-2] > 1 else 0
             pitches.append(cast("int", rows_apart))  # None is batched
@@ -210,6 +240,12 @@ def unseen(name: str) -> ProblemError:
             "out with a tensor that requires grad",
             rule="autograd differentiates results that it has not seen before",
             fix="leave out=None, or call under torch.no_grad()",
+        )
+    if not KINDS[name].differentiable:
+        return ProblemError(
+            f"{name} with a tensor that requires grad",
+            rule="must be of a call that is not differentiated: its result is rounded to 8 bits",
+            fix="call under torch.no_grad()",
         )
     return ProblemError(
         f"{name} that requires grad",

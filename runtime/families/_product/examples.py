@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,6 +40,8 @@ def items(listed: Sequence[Item], dims: Iterator[Dimension], examples: Examples)
         one = step_of(item)
         if not isinstance(item[1], torch.Tensor) or one.step.auxiliary:
             yield item
+            left = one.columns(examples.at.n)
+            examples = replace(examples, at=replace(examples.at, n=left))
             continue
         kind, value, *rest = item
         dim = next(dims)

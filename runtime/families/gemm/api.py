@@ -8,6 +8,7 @@ from typing import Unpack
 import torch
 from torch.autograd import forward_ad
 
+from warploom.generator.epilogue import GateLayout
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import named
@@ -31,6 +32,8 @@ def gemm(
     residual: torch.Tensor | None = None,
     beta: float = 1.0,
     activation: str | None = None,
+    gate: str | None = None,
+    gate_layout: GateLayout = "halves",
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
     scale_d: float | torch.Tensor | None = None,
@@ -55,10 +58,13 @@ def gemm(
     scale_a is a number, a one-element tensor, [M] or [M, 1]; scale_b likewise, [N] or [1, N];
     tensors are fp32. bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read
     the residual. All of these may have the batches of the result before the dimensions given here.
-    activation is relu, gelu, gelu_tanh or silu. amax, an fp32 tensor of one element, is raised to
-    the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
-    any other order, as a list of items (see `runtime/families/_product/steps`). `out` may be
-    exactly the residual. `spec` names the kernel.
+    activation is relu, gelu, gelu_tanh or silu. gate, in its place, halves the columns of what it
+    is given, and of the result: a function, one of these or swiglu_oai, of the gate's half times
+    up's. gate_layout says which these are: "halves", all columns of the gate before all of up, as
+    weights [gate; up] have them, or "interleaved", in turn. Each has a multiple of 8 columns. amax,
+    an fp32 tensor of one element, is raised to the largest magnitude before scale_d, a number or a
+    one-element fp32 tensor. `epilogue` gives any other order, as a list of items (see
+    `runtime/families/_product/steps`). `out` may be exactly the residual. `spec` names the kernel.
 
     The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with
     `out`. preactivation says where the backward pass has from what the activation is given: kept by
@@ -76,18 +82,22 @@ def gemm(
         or scale_b is not None
         or bias is not None
         or activation is not None
+        or gate is not None
         or residual is not None
         or amax is not None
         or scale_d is not None
         or epilogue is not None
         or type(beta) is not float  # a tensor would be waited for
         or beta != 1
+        or gate_layout != "halves"
     ):
         listed = epilogue_items(
             scale_a=scale_a,
             scale_b=scale_b,
             bias=bias,
             activation=activation,
+            gate=gate,
+            gate_layout=gate_layout,
             residual=residual,
             beta=beta,
             amax=amax,

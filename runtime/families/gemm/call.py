@@ -32,9 +32,9 @@ from warploom.runtime.families._product.operands import (
     result_type,
     storing,
 )
-from warploom.runtime.families._product.steps import OUTPUTS
+from warploom.runtime.families._product.steps import KINDS, OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.gemm import block_scales, reference
 from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
 from warploom.runtime.negation import refuse_negated
 from warploom.runtime.operands import refuse_repeated
@@ -74,6 +74,9 @@ def written_unseen(
         return "out"
     for item in listed:
         if item[0] in OUTPUTS and item[1].requires_grad:
+            return str(item[0])
+        step = KINDS.get(item[0])  # None: refused where steps are bound
+        if step and not step.differentiable and requiring_grad(a, b, None, listed) is not None:
             return str(item[0])
     return None
 
@@ -179,6 +182,7 @@ class CheckedCall:
     out_dtype: torch.dtype
     a: Operand
     b: Operand
+    scales: tuple[str, ...]  # what launches call block scales, which come first among items
 
     @property
     def shape(self) -> GemmShape:
@@ -207,22 +211,41 @@ def check_call(
     shape, shared = _extents(a, b, options.spec)
     *lead, m, n = shape
     device = a.get_device()
-    bound = epilogue.bind(listed, shape[:-2], m, n, device, batched=shared is not None)
+    scaled, scales = None, block_scales.NONE
+    if len(listed) > 1:
+        operations = [cast("GemmOperation", options.spec.operation)] if options.spec else []
+        vectors = all(one.block_scales == "none" for one in operations)
+        scaled = block_scales.block_scales(a, b, listed, vectors=vectors)
+    rest, batched = listed, shared is not None
+    if scaled is not None:
+        block_scales.check(scaled, a, b)
+        rest = listed[2:]
+        batched = batched or not block_scales.in_rows(scaled[0], shape[:-2])
+    elif len(listed) > 0:
+        block_scales.refuse_partner(a, b, listed)
+    bound = epilogue.bind(rest, shape[:-2], m, n, device, batched=batched)
     shared, shape = shape[:-2] if bound.batched else None, (*lead, m, bound.columns)
     m, k = (m if shared is not None else prod(lead) * m), a.shape[-1]
     d_type = result_type(a, out, options.out_dtype, len(listed) > 0)
     pitch_d, batch_pitch_d = check_out(out, shape, d_type, device, shared)
     allowed_a, allowed_b = layouts(a, options.spec)
+    if bound.columns < n and options.spec is None:
+        allowed_b = ("col",)  # boxes of 8 rows of the gate, then of up
     left, right = Operand.of(a, allowed_a, shared), Operand.of(b, allowed_b, shared)
+    if scaled is not None:
+        scales = block_scales.bind(scaled, b, shape[:-2], shared)
     operation = GemmOperation(
         a=left.element.name,  # type: ignore[arg-type]
         b=right.element.name,  # type: ignore[arg-type]
         d=NAMES[d_type],  # type: ignore[arg-type]
         layout_a=left.matrix.layout,  # type: ignore[arg-type]
         layout_b=right.matrix.layout,  # type: ignore[arg-type]
-        accumulation=_accumulation(options),
+        accumulation="promoted" if scaled is not None else _accumulation(options),
         batched=shared is not None,
         epilogue=bound.steps,
+        block_scales=scales.scaling,
+        block_scale_a=scales.a,
+        block_scale_b=scales.b,
     )
     problem = GemmProblem(
         *(m, n, k),
@@ -233,6 +256,8 @@ def check_call(
         batches_b=right.batches,
         batch_pitch_d=batch_pitch_d,
         batch_pitch_steps=bound.batch_pitches,
+        scales_a=scales.strides[0],
+        scales_b=scales.strides[1],
     )
     return CheckedCall(
         operation=operation,
@@ -244,6 +269,7 @@ def check_call(
         out_dtype=d_type,
         a=left,
         b=right,
+        scales=() if scaled is None else ("a_scales", "b_scales"),
     )
 
 
@@ -413,7 +439,7 @@ class GemmCall:
         return Draft(
             choice,
             None if checked.empty else checked.problem,
-            ("a", "b", "d", *checked.epilogue.tensors),
+            ("a", "b", "d", *checked.scales, *checked.epilogue.tensors),
             checked.epilogue.scalars,
             ("a",) * bool(checked.a.copy) + ("b",) * bool(checked.b.copy),
             checked,

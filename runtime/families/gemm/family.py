@@ -57,9 +57,16 @@ def _product(
         name = "torch.bmm" if operation.batched else "torch.mm"
         return name, lambda one, _: torch.matmul(one.a, one.b)
     wide = TORCH[operation.d] if element(operation.d).bits > 8 else torch.bfloat16
+    laid_out: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # block scales as torch reads them
 
     def scaled(one: Operands, scales: Sequence[Item]) -> torch.Tensor:
         given = [value for _, value, *_ in scales]
+        if operation.block_scales != "none":  # a multiple of 4 rows, and of 512 of k, is taken
+            if id(one) not in laid_out:
+                of_a, of_b = given[0].mT.contiguous().mT, given[1].mT
+                of_b = of_b if operation.block_scales == "row_block" else of_b.contiguous()
+                laid_out[id(one)] = of_a, of_b
+            return torch._scaled_mm(one.a, one.b, *laid_out[id(one)], out_dtype=wide)
         if any(item[0] in _SCALES[1] for item in scales):
             a, b = given[0].reshape(-1, 1), given[1].reshape(1, -1)
         else:
@@ -75,6 +82,8 @@ def _scales(operation: GemmOperation, listed: Sequence[Item]) -> int:
     """How many items of the epilogue cuBLAS takes as scales of operands in fp8."""
     if not element(operation.a).is_fp8:
         return 0
+    if operation.block_scales != "none":
+        return 2
     kinds = [item[0] for item in listed[:2]]
     if kinds == ["scale_row", "scale_column"]:
         return 2

@@ -12,7 +12,7 @@ import torch
 
 from warploom.generator.families.gemm import Accumulation
 from warploom.runtime.families._product.operands import broadcast
-from warploom.runtime.families._product.steps import unflatten
+from warploom.runtime.families._product.steps import columns, unflatten
 from warploom.runtime.families._product.steps.step import Given, Item
 from warploom.runtime.families.gemm.gradient_rule import (
     Preactivation,
@@ -68,11 +68,17 @@ def dispatched(
     if out is None and not written:
         result: torch.Tensor = torch.ops.warploom.gemm(*call)
         return result
-    out = empty_result(call.a, call.b, call.out_dtype) if out is None else out
+    out = empty_result(call) if out is None else out
     torch.ops.warploom.gemm_out(*call, out=out, **written)
     return out
 
 
-def empty_result(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor for D of a b, without contents."""
-    return a.new_empty((*broadcast(a, b), a.shape[-2], b.shape[-1]), dtype=out_dtype)
+def empty_result(call: Call) -> torch.Tensor:
+    """Return a tensor for D of a call, without contents."""
+    n = columns(call.kinds, call.b.shape[-1])
+    return empty_product(call.a, call.b, n, call.out_dtype)
+
+
+def empty_product(a: torch.Tensor, b: torch.Tensor, n: int, out_dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of n columns for each row of a b, without contents."""
+    return a.new_empty((*broadcast(a, b), a.shape[-2], n), dtype=out_dtype)

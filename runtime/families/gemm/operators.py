@@ -20,9 +20,10 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families._product.epilogue import unseen
 from warploom.runtime.families._product.examples import Dimension, Examples, items, unfit
 from warploom.runtime.families._product.operands import result_type
-from warploom.runtime.families._product.steps import KINDS, flatten
+from warploom.runtime.families._product.steps import KINDS, columns, flatten
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families.gemm.block_scales import block_scales, without_gradients
 from warploom.runtime.families.gemm.call import (
     GemmCall,
     refuse_grad,
@@ -48,6 +49,7 @@ from warploom.runtime.families.gemm.operator_arguments import (
     Gradients,
     Outputs,
     dispatched,
+    empty_product,
     empty_result,
     listed_of,
 )
@@ -113,8 +115,7 @@ def _refuse_grad(
 
 
 def _fake(*given: Any) -> torch.Tensor:
-    call = Call(*given[:WIDTH])
-    return empty_result(call.a, call.b, call.out_dtype)
+    return empty_result(Call(*given[:WIDTH]))
 
 
 def _fake_outputs(*given: Any) -> list[torch.Tensor]:
@@ -128,7 +129,7 @@ def _fake_out(*given: Any, **written: torch.Tensor | None) -> None:
 
 def _fake_refused(*given: Any) -> torch.Tensor:
     call = _Refused(*given)
-    return empty_result(call.a, call.b, call.out_dtype)
+    return empty_product(call.a, call.b, call.b.shape[-1], call.out_dtype)
 
 
 # ---- Gradients and vmap --------------------------------------------------------------------------
@@ -192,7 +193,8 @@ def _vmap_outputs(
     call, outputs = Call(*given[:WIDTH]), Outputs(*given[WIDTH : WIDTH + 2])
     folded = _folded(info.batch_size, Call(*in_dims[:WIDTH]), call)
     shape = (*torch.broadcast_shapes(folded.a.shape[:-2], folded.b.shape[:-2]),)  # type: ignore[no-untyped-call]
-    shape = (*shape, folded.a.shape[-2], folded.b.shape[-1])
+    stored = folded.kinds.index("preactivation") if "preactivation" in folded.kinds else 0
+    shape = (*shape, folded.a.shape[-2], columns(folded.kinds[:stored], folded.b.shape[-1]))
     if any(kind != "preactivation" for kind in outputs.written_kinds):
         raise unfit(", ".join(outputs.written_kinds))
     written = [one.new_empty((), device=folded.a.device).expand(shape) for one in outputs.written]
@@ -212,6 +214,7 @@ def _folded(count: int, dims: Call, call: Call) -> Call:
     dim_b: Dimension = dims.b  # type: ignore[assignment]
     one_a = a if dim_a is None else a.select(dim_a, 0)
     one_b = b if dim_b is None else b.select(dim_b, 0)
+    _refuse_block_scales(one_a, one_b, dims, call)
     batches = torch.broadcast_shapes(one_a.shape[:-2], one_b.shape[:-2])  # type: ignore[no-untyped-call]
     examples = Examples(count, Extents(tuple(batches), one_a.shape[-2], one_b.shape[-1]))
     if dim_a is None and dim_b is None:  # only items differ
@@ -223,6 +226,18 @@ def _folded(count: int, dims: Call, call: Call) -> Call:
     own: Sequence[Any] = dims.operands or [None] * len(call.operands)
     flat = flatten(list(items(listed_of(call, {}), iter(own), examples)))
     return call._replace(a=a, b=b, kinds=flat.words, operands=flat.tensors, numbers=flat.numbers)
+
+
+def _refuse_block_scales(a: torch.Tensor, b: torch.Tensor, dims: Call, call: Call) -> None:
+    own: Sequence[Any] = dims.operands or [None] * len(call.operands)
+    pairs = zip(call.operands, own, strict=True)
+    examples = [one if dim is None else one.select(dim, 0) for one, dim in pairs]
+    if block_scales(a, b, listed_of(call._replace(operands=examples), {})) is not None:
+        raise ProblemError(
+            "block scales inside of torch.func's vmap",
+            rule="must be of calls outside of it",
+            fix="give batches as leading dimensions, of the scales too",
+        )
 
 
 # ---- Registration --------------------------------------------------------------------------------
@@ -287,18 +302,20 @@ def call(
         from warploom.runtime.families.gemm import sharding  # noqa: F401 (registers the rules)
     asked = result_type(a, out, out_dtype, len(listed) > 0)
     wanted = torch.is_grad_enabled() and requiring_grad(a, b, out, listed) is not None
+    if wanted and block_scales(a, b, listed) is not None:
+        raise without_gradients()
     name = written_unseen(a, b, out, listed) if wanted else None
     if name is not None:
         if not torch.compiler.is_dynamo_compiling():
             raise unseen(name)
-        return _refuse(a, b, out, asked, name)
+        return _refuse(a, b[..., : columns(flatten(listed).words, b.shape[-1])], out, asked, name)
     if accumulate_into is not None and torch.compiler.is_dynamo_compiling():
         keep_in_place(accumulate_into)
     gradients = Gradients("recompute", accumulate_into, gradient_dtype)
     z: torch.Tensor | None = None
     if wanted and _saves(a, b, listed, asked, spec, preactivation):
         kept = kept_type(asked, a.dtype)
-        z = a.new_empty((), dtype=kept).expand(empty_result(a, b, asked).shape)
+        z = a.new_empty((), dtype=kept).expand(empty_product(a, b, b.shape[-1], asked).shape)
         listed, gradients = storing_items(listed, z), gradients._replace(preactivation="save")
     flat = flatten(listed)
     written = dict(flat.written)

@@ -29,6 +29,7 @@ from warploom.runtime.elements import name_of
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import Keywords
 from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm.block_scales import without_gradients
 from warploom.runtime.families.gemm.call import CheckedCall, GemmCall, requiring_grad
 from warploom.runtime.families.gemm.gradient import Tensors, gradients, once
 from warploom.runtime.families.gemm.gradient_plans import Ways, simple
@@ -161,6 +162,8 @@ def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
     a, b, listed = call.a, call.b, call.listed
     if requiring_grad(a, b, call.out, listed) is None:
         return plan.run(call)
+    if plan.details.scales:
+        raise without_gradients()
     if call.out is not None:
         call.refuse()
     if not listed:

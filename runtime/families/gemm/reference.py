@@ -19,7 +19,8 @@ from warploom.runtime.families._product.reference import (
     rounded,
     write_outputs,
 )
-from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
+from warploom.runtime.families.gemm.block_scales import block_scales, dequantised
 from warploom.runtime.measure import largest_share
 
 
@@ -31,19 +32,32 @@ def gemm(
     int8 accumulates in float64, which holds its sums exactly.
     """
     wide = torch.float64 if a.dtype == torch.int8 else torch.float32
-    x = product(a.to(wide), b.to(wide))
+    left, right, listed = operands(a, b, listed, wide)
+    x = product(left, right)
     if listed:
         write_outputs(x.to(torch.float32), listed)
         x = apply(x.to(torch.float32), listed)
     return rounded(x, out_dtype)
 
 
+def operands(
+    a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, Sequence[Item]]:
+    """Return a and b in `dtype`, times their block scales where they have some, and other items."""
+    scaled = block_scales(a, b, listed)
+    if scaled is None:
+        return a.to(dtype), b.to(dtype), listed
+    scale_a, scale_b = scaled
+    right = dequantised(b.mT, scale_b, dtype).mT
+    return dequantised(a, scale_a, dtype), right, listed[2:]
+
+
 def gemm_exact(
     a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return epilogue(a b) in float64, and |a| |b|: what accumulation errors are relative to."""
-    exact = product(a.double(), b.double())
-    return apply(exact, listed), product(a.double().abs(), b.double().abs())
+    left, right, listed = operands(a, b, listed, torch.float64)
+    return apply(product(left, right), listed), product(left.abs(), right.abs())
 
 
 def gemm_bound(
@@ -58,9 +72,13 @@ def gemm_bound(
     That is u |ref| + c |a| |b| for a plain product. Each step of the epilogue passes on the error
     that it is given and adds its own rounding in fp32.
     """
-    x, magnitude = gemm_exact(a, b, ())
-    error = accumulated(a.dtype, a.shape[-1], accumulation) * magnitude
-    return bound(x, error, listed, out_dtype)
+    left, right, rest = operands(a, b, listed, torch.float64)
+    x, magnitude = product(left, right), product(left.abs(), right.abs())
+    if len(rest) < len(listed):  # sums over blocks of k are scaled where they are added
+        error = (accumulated(a.dtype, a.shape[-1], "promoted") + 2 * ROUNDOFF) * magnitude
+    else:
+        error = accumulated(a.dtype, a.shape[-1], accumulation) * magnitude
+    return bound(x, error, rest, out_dtype)
 
 
 def error_share(

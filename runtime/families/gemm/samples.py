@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Literal
 
 import torch
 
@@ -15,6 +17,7 @@ from warploom.runtime.families._product import steps
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Item
 from warploom.runtime.families.gemm import api, reference
+from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.trial import generator, sets_for, wrong
 
@@ -45,7 +48,27 @@ class GemmData:
         at = Extents(self._batches, shape.m, shape.n)
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
-        return Operands(a, b, tuple(steps.samples(operation.epilogue, self._draws, at)), wrong(out))
+        items = steps.samples(operation.epilogue, self._draws, at)
+        return Operands(a, b, (*self._block_scales(), *items), wrong(out))
+
+    def _block_scales(self) -> Iterator[Item]:
+        """The block scales of A and B, if any: side by side along k in memory, as checkpoints and
+        what quantises activations have them.
+        """
+        operation, shape = self.operation, self.shape
+        if operation.block_scales == "none":
+            return
+        operands: tuple[tuple[Literal["a", "b"], int, str], ...] = (
+            ("a", shape.m, operation.block_scale_a),
+            ("b", shape.n, operation.block_scale_b),
+        )
+        for operand, rows, kind in operands:
+            each = operation.scale_rows(operand)
+            extents = (*self._batches, -(-rows // each), blocks_of(shape.k))
+            drawn = self._draws.scales(*extents)
+            if kind == "e8m0":  # 2^-1 to 2^2, by the exponents of 126 to 129
+                drawn = (124 + 4 * drawn).to(torch.uint8).view(torch.float8_e8m0fnu)
+            yield f"scale_{operand}", drawn
 
     def _matrix(self, element: str, rows: int, columns: int, *, across: bool) -> torch.Tensor:
         """A matrix of so many rows and columns, column by column in memory if `across`."""

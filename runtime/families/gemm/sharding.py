@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate
 
-from warploom.generator.epilogue import Bias, Residual, Scale
+from warploom.generator.epilogue import Bias, Gate, Residual, Scale
 from warploom.generator.step import Reads
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import gradient, gradient_rule
+from warploom.runtime.families.gemm.block_scales import block_scales
 from warploom.runtime.families.gemm.gradient_rule import A, B, GradientOptions
 from warploom.runtime.families.gemm.operator_arguments import WIDTH, Call, listed_of
 from warploom.runtime.sharding import Layout, Rule, register, split
@@ -120,6 +121,12 @@ def _along(shape: Sequence[int], own: Axes, extents: Sequence[int]) -> Axes | No
     )
 
 
+def _split_axes(axes: _Axes, listed: Sequence[Item]) -> list[int]:
+    """The axes of D that a call can be split along: not its columns, where a gate pairs them."""
+    gated = any(step_of(item).step is Gate for item in listed)
+    return [axis for axis in axes.shared() if not (gated and axis == axes.k - 1)]
+
+
 # ---- Operators -----------------------------------------------------------------------------------
 
 
@@ -137,10 +144,12 @@ def _splits(call: Call, written: Mapping[str, torch.Tensor]) -> Iterator[_Split]
     read, whole = _read(listed), Replicate()
     stored = [item for kind in written for item in listed if item[0] == kind]
     yield _Split((whole,) * (2 + len(read)), (whole,) * len(stored), whole)
+    if block_scales(call.a, call.b, listed) is not None:  # which no split of 128 follows
+        return
     asked = (map(_asked, group) for group in (read, stored))
     axes = _Axes.of(call.a.shape, call.b.shape, *map(list, asked))
     k = axes.k
-    for axis in axes.shared():
+    for axis in _split_axes(axes, listed):
         yield _Split(_places(axes.read, axis), _places(axes.stored, axis), split(range(k), axis))
     linear = all(step_of(item).step in (Scale, Bias, Residual) for item in listed)
     if axes.extents[k] > 1 and linear and call.out_dtype.itemsize > 1:  # 8 bits would saturate
@@ -210,7 +219,7 @@ def _of_gradients(how: gradient_rule.Rule, axes: _Axes, *, accumulates: bool) ->
     k = axes.k
     again = how.way in ("recompute", "composite")  # the products are needed themselves
     along_k = not again and None not in axes.read and axes.extents[k] > 1
-    for axis in [*axes.shared(), *[k] * along_k]:
+    for axis in [*_split_axes(axes, how.items), *[k] * along_k]:
         places = _places(axes.read, axis)
         found = tuple(Partial() if axis < k and one.is_replicate() else one for one in places)
         kept = (places[place] for place in how.kept)

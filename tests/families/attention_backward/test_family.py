@@ -79,7 +79,7 @@ def test_shared_memory_is_k_v_stages_of_q_and_do_ds_and_dq() -> None:
 
 def test_blocks_that_share_rows_hold_half_of_k_and_v_p_twice_and_some_of_the_peers_k() -> None:
     wide = changed(dim=256)
-    schedule = replace(SCHEDULE, share="rows", stages=1)  # type: ignore[arg-type]
+    schedule = replace(SCHEDULE, cluster_split="rows", stages=1)  # type: ignore[arg-type]
     layout = attention_backward_layout(ARCH, wide, schedule)
     q, kv, ds, sums = 64 * 256 * 2, 64 * 256 * 2, 64 * 128 * 2, 64 * 128 * 4
     kept = 2 * kv + kv // 2 + 2 * ds + sums + 1024
@@ -96,7 +96,7 @@ def test_blocks_that_share_rows_hold_half_of_k_and_v_p_twice_and_some_of_the_pee
 
 @pytest.mark.parametrize(("held", "steps"), [("none", 0), ("half", 4), ("all", 8)])
 def test_what_is_held_of_v_takes_four_registers_for_16_columns(held: str, steps: int) -> None:
-    layout = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, held=held))  # type: ignore[arg-type]
+    layout = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, v_in_registers=held))  # type: ignore[arg-type]
     alone = attention_backward_layout(ARCH, OPERATION, SCHEDULE)
     assert layout.held_steps == steps
     assert layout.registers == alone.registers + (4 * steps + 12 if steps else 0)
@@ -159,7 +159,9 @@ def test_a_name_has_every_field_that_is_not_usual_and_parses_back() -> None:
     assert "_64x128_cluster4_" in clustered.name
     assert "cluster" not in spec().name
     assert parse_name(clustered.name) == clustered
-    pair = AttentionBackwardSchedule(64, 128, accumulate="direct", share="rows", single_do=True)
+    pair = AttentionBackwardSchedule(
+        64, 128, accumulate="direct", cluster_split="rows", single_do=True
+    )
     wide = spec(changed(dim=256), pair)
     assert "_64x128_single_do_rows_overlap_direct_" in wide.name
     assert parse_name(wide.name) == wide
@@ -196,8 +198,8 @@ def test_a_cluster_has_a_kv_tile_of_a_kv_head(cluster: int) -> None:
 
 
 def test_two_blocks_that_share_rows_are_a_cluster_and_load_64_rows() -> None:
-    pair = AttentionBackwardSchedule(64, 128, 1, False, share="rows")
-    alone = replace(pair, q_tile=32, share="columns")
+    pair = AttentionBackwardSchedule(64, 128, 1, False, cluster_split="rows")
+    alone = replace(pair, q_tile=32, cluster_split="columns")
     _, main, _ = launches(spec(changed(dim=256), pair), problem())
     _, other, _ = launches(spec(changed(dim=256), alone), problem())
     assert main.grid == other.grid == 2 * 4 * 2 * 3
@@ -334,7 +336,7 @@ def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
     ] == []
     distributed = ("mapa", "cp.async.bulk.shared::cluster.shared::cta", "peer_k")
     if dim > 128:
-        pair = AttentionBackwardSchedule(64, 128, 1, False, share="rows")
+        pair = AttentionBackwardSchedule(64, 128, 1, False, cluster_split="rows")
         shared = render(spec(changed(dim=dim), pair))
         assert [word for word in distributed if word in plain or word not in shared] == []
         assert "st.async" not in shared  # a ticket

@@ -208,7 +208,7 @@ def test_products_of_a_pair_read_what_was_written(
     dim: int, q_tile: int, stages: int, tmp_path: Path
 ) -> None:
     operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
-    schedule = AttentionBackwardSchedule(q_tile, 128, stages, False, "direct", share="rows")
+    schedule = AttentionBackwardSchedule(q_tile, 128, stages, False, "direct", cluster_split="rows")
     run(pair_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)
 
 
@@ -224,5 +224,5 @@ def test_v_in_registers_is_v(
     dim: int, q_tile: int, kv_tile: int, held: str, tmp_path: Path
 ) -> None:
     operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
-    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 2, False, "direct", held=held)  # type: ignore[arg-type]
+    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 2, False, "direct", v_in_registers=held)  # type: ignore[arg-type]
     run(held_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)

@@ -112,7 +112,7 @@ def test_two_blocks_that_share_rows_compute_every_pair_once_between_them(
         lengths, deterministic, (dim, q_tile) = case[1:]
         fields: Any = (dim, mask, False, lengths, deterministic)
         operation = AttentionBackwardOperation("bf16", *fields)
-        schedule = AttentionBackwardSchedule(q_tile, 128, share="rows")
+        schedule = AttentionBackwardSchedule(q_tile, 128, cluster_split="rows")
         if case[0] == mask:
             kernels[str(case)] = KernelSpec("sm_90a", operation, schedule)
     assert len(kernels) == 4

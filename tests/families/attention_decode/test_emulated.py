@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "all keys": ({"lengths": False}, {}, {"lengths": [70, 70], "seq_k": 70}),
     "a stage of several boxes, blocks of two": (
         {"page": 16},
-        {"blocks": 2},
+        {"ctas_per_sm": 2},
         {"lengths": [100, 0, 1, 300], "seq_k": 300},
     ),
     "pages longer than a tile, some rows": (

@@ -37,8 +37,8 @@ def spec(tile: dict[str, Any] | None = None, **fields: Any) -> KernelSpec:
         ({"rows": 64, "warps": 2}, {}, "warps 2 with rows 64: must be a multiple of 4"),
         ({"keys": 32, "warps": 4}, {}, "keys 32: must be a positive multiple of 64"),
         ({"keys": 256}, {}, "must be at most"),
-        ({"keys": 64, "blocks": 2, "stages": 5}, {}, "use fewer stages"),
-        ({"warps": 8, "blocks": 2}, {"dim": 256, "cache": "int8"}, "registers"),
+        ({"keys": 64, "ctas_per_sm": 2, "stages": 5}, {}, "use fewer stages"),
+        ({"warps": 8, "ctas_per_sm": 2}, {"dim": 256, "cache": "int8"}, "registers"),
         # NVRTC spilled 164, 116, 124 and 788 bytes of these.
         ({"keys": 256, "warps": 8}, {"cache": "e4m3"}, "170 registers expected, 168 to have"),
         ({"rows": 64, "keys": 64, "warps": 8}, {}, "registers"),
@@ -147,7 +147,7 @@ def test_a_wider_mask_serves() -> None:
 def test_there_are_no_more_blocks_than_tiles_nor_many_of_few_keys() -> None:
     few = sample(options(), lengths=[200], heads=8, kv_heads=2, seq_q=1, seq_k=200).problem
     many = sample(options(), lengths=[900] * 5, heads=8, kv_heads=2, seq_q=1, seq_k=900).problem
-    one = spec({**TILE, "keys": 64, "blocks": 2})
+    one = spec({**TILE, "keys": 64, "ctas_per_sm": 2})
     for problem, blocks in ((few, 2 * 4), (many, 60)):  # of 2 * 5 * 15, alike
         (launch,) = FAMILY.launches(one, problem, NO_GPU)
         assert launch.grid == blocks and launch.early

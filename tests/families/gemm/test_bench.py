@@ -12,7 +12,7 @@ from samplers import constant
 import warploom
 from benchmarks import runner
 from benchmarks.families import Asked, Case
-from benchmarks.peers import _operations, gemm
+from benchmarks.peers import _gated, _operations, gemm
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._products import TYPES, floor, ours, sets
 from warploom.generator.specification import parse_name
@@ -147,6 +147,26 @@ def test_each_wider_operation_is_checked_beside_what_it_would_replace(
     (fused,) = [measured(case) for case in _operations.fused(Asked())]
     assert [entry.contender for entry in fused.entries] == ["fused", "plain", "torch.mm"]
     assert all(0 < (entry.error_share or 0) <= 1 for entry in fused.entries)
+
+
+def test_a_gate_is_checked_beside_a_product_and_what_follows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"types": ["bf16", "e4m3_row_column"], "weights": [(32, 64)], "m": [5]}
+    monkeypatch.setattr(_gated, "cells", lambda: {"gemm": {"gated": listed}})
+    for case in _gated.gated(Asked()):
+        found = {entry.contender: entry for entry in measured(case).entries}
+        assert 0 < (found["warploom"].error_share or 0) <= 1
+        assert {"without the gate", "warploom, then torch.compile", "warploom, then liger"} <= set(
+            found
+        )
+        assert ("quack" in found) == case.name.startswith("gated bf16")
+
+
+def test_what_quack_is_given_has_gate_and_up_in_turn() -> None:
+    a, b = torch.randn(5, 64).bfloat16(), torch.randn(64, 32).bfloat16()
+    turned = warploom.gemm(a, _gated._interleaved(b), gate="silu", gate_layout="interleaved")
+    assert torch.equal(turned, warploom.gemm(a, b, gate="silu"))
 
 
 def test_the_host_is_timed_beside_torch_with_outputs_and_without() -> None:

@@ -145,7 +145,7 @@ def test_partial_sums_have_room_and_are_all_added_up(
     """A group of rows too few would lose the last rows, and one too many add what is not there."""
     pitches = (0, pitch) if batches > 1 else ()
     spec, problem = described(
-        Bias("fp32"), ColumnSum(), batches=batches, batch_pitches=pitches, swap=swap
+        Bias("fp32"), ColumnSum(), batches=batches, batch_pitches=pitches, swap_ab=swap
     )
     (room,) = FAMILY.workspaces(spec, problem)
     assert room.tensor == "column_sum_1_partial"

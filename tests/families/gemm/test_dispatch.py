@@ -20,7 +20,12 @@ from warploom.generator.epilogue import (
     Bias,
     ColumnSum,
     EpilogueStep,
+    Gate,
+    Quantize,
+    Residual,
+    gate_of,
     legal,
+    quantizes,
 )
 from warploom.generator.families import family
 from warploom.generator.families._product import tiles
@@ -52,6 +57,8 @@ def operations(draw: st.DrawFn) -> GemmOperation:
         () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=MOST_STEPS)))
     )
     assume(legal(steps) is None)
+    assume(gate_of(steps) is None or layout_b == "col")
+    assume(not quantizes(steps))  # a schedule of its own: see below
     fp8 = a in ("e4m3", "e5m2")
     return GemmOperation(
         *(a, draw(st.sampled_from(("e4m3", "e5m2"))) if fp8 else a, d),  # type: ignore[arg-type]
@@ -73,7 +80,8 @@ def test_no_legal_operation_is_without_a_kernel(
     choice = choose(operation, GemmShape(m, n, k), device=H200, requires=store)
     assert choice.spec.operation == operation
     assert isinstance(choice.spec.schedule, GemmSchedule)
-    by_tma = store == "tma" and not choice.spec.schedule.swap  # which may have to store directly
+    # Which may have to store directly, as may a gate with many operands.
+    by_tma = store == "tma" and not (choice.spec.schedule.swap_ab or gate_of(operation.epilogue))
     assert choice.spec.schedule.store == store or not by_tma
     described = family("gemm")
     architecture_ = architecture(choice.spec.arch)
@@ -157,7 +165,7 @@ def test_blocks_share_a_long_k_where_tiles_are_few(m: int, n: int, k: int, split
     operation = GemmOperation("bf16", "bf16", "bf16")
     choice = choose(operation, GemmShape(m, n, k), device=H200, requires="tma")
     assert isinstance(choice.spec.schedule, GemmSchedule)
-    assert choice.spec.schedule.split == split
+    assert choice.spec.schedule.cluster_split_k == split
 
 
 def test_a_schedule_that_can_be_stored_as_asked_comes_before_one_that_cannot() -> None:
@@ -173,7 +181,7 @@ def test_a_class_with_layouts_is_for_those_alone() -> None:
         operation = GemmOperation("bf16", "bf16", "bf16", a, b)  # type: ignore[arg-type]
         choice = choose(operation, GemmShape(4096, 4096, 4096), device=H200)
         assert isinstance(choice.spec.schedule, GemmSchedule)
-        return choice.spec.schedule.roles
+        return choice.spec.schedule.kernel_schedule
 
     assert roles("col", "row") == roles("row", "row") == "cooperative"
     assert roles("row", "col") == roles("col", "col") == "pingpong"
@@ -270,10 +278,15 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
         ("e4m3", "fp32", ("row", "col"), "promoted"),
     ]
     steps = most_of(step)
-    mixed = (*steps[:3], *most_of(ColumnSum())[:5])
+    if isinstance(step, Quantize):
+        return  # it is of other types, and the last: see below
+    gated = isinstance(step, Gate)  # which sums no columns
+    mixed = (*steps[:3], *most_of(Residual("fp32") if gated else ColumnSum())[:5])
     assert legal(mixed) is None
     for epilogue in (steps, mixed):
         for kind in kinds:
+            if gated and kind[2][1] == "row":
+                continue
             operation = of_kind(kind, epilogue)
             for m, store in itertools.product((8, 128, 129, 4096), ("tma", "direct")):
                 served(operation, GemmShape(m, 640, 4096), store)
@@ -282,7 +295,13 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
 @st.composite
 def crowded(draw: st.DrawFn) -> GemmOperation:
     """An operation whose epilogue has as many steps as there may be."""
-    costly = st.sampled_from([step for step in STEPS if step.registers(paired=False) > 1])
+    costly = st.sampled_from(
+        [
+            step
+            for step in STEPS
+            if step.registers(paired=False) > 1 and not isinstance(step, Quantize)
+        ]
+    )
     steps = tuple(draw(st.lists(costly, min_size=5, max_size=MOST_STEPS)))
     while legal(steps) is not None:
         steps = steps[:-1]
@@ -322,3 +341,28 @@ def test_a_schedule_that_is_last_is_chosen_where_no_other_is_legal_and_nowhere_e
             assert found.schedule.tile == tuple(last["tile"])
         else:
             assert found == before
+
+
+@st.composite
+def quantized(draw: st.DrawFn) -> GemmOperation:
+    """An operation whose D has a scale for each block, legal or not."""
+    a = draw(st.sampled_from(("fp16", "bf16", "e4m3")))
+    plain = st.sampled_from([step for step in STEPS if not isinstance(step, Quantize)])
+    steps = (*draw(st.lists(plain, max_size=MOST_STEPS - 1)), draw(st.sampled_from(SCALED)))
+    fast = a != "e4m3" or draw(st.booleans())
+    assume(legal(steps) is None)
+    fields: Any = {"accumulation": "fast" if fast else "promoted", "epilogue": steps}
+    kinds: Any = (a, a, "e4m3")
+    return replace(GemmOperation(*kinds), **fields)
+
+
+SCALED = (Quantize("exact"), Quantize("pow2"))
+
+
+@settings(deadline=None, max_examples=200)
+@given(quantized(), st.sampled_from(EXTENTS), st.sampled_from(("tma", "direct")))
+def test_every_legal_operation_with_scales_of_blocks_has_a_kernel(
+    operation: GemmOperation, m: int, store: str
+) -> None:
+    assume(GEMM.operation_reasons(operation) == [])
+    served(operation, GemmShape(m, 768, 512), store)

@@ -30,9 +30,9 @@ using std::min;
 SCHEDULES: dict[str, dict[str, Any]] = {
     "cluster": {"tile": (128, 256, 64), "cluster": (2, 1)},
     "along n": {"tile": (128, 128, 64), "cluster": (1, 2), "raster": "along_n"},
-    "pingpong": {"tile": (128, 128, 64), "roles": "pingpong"},
-    "split": {"tile": (64, 96, 64), "consumers": 1, "split": 4},
-    "group": {"tile": (64, 8, 64), "consumers": 1, "group": 1024, "store": "direct"},
+    "pingpong": {"tile": (128, 128, 64), "kernel_schedule": "pingpong"},
+    "split": {"tile": (64, 96, 64), "consumers": 1, "cluster_split_k": 4},
+    "group": {"tile": (64, 8, 64), "consumers": 1, "swizzle_size": 1024, "store": "direct"},
 }
 
 
@@ -72,7 +72,7 @@ def test_a_product_that_is_launched_is_counted_and_one_beyond_is_not(
     beside = {
         "m": 2 * m * found.cluster[0],
         "n": 2 * max(n * found.cluster[1], 8),
-        "k": 2 * k * found.split,
+        "k": 2 * k * found.cluster_split_k,
         "batches": 2 * 2 * 132,
     }
 

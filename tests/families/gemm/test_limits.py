@@ -31,7 +31,7 @@ WIDE: dict[str, Any] = {"tile": (128, 256, 64), "cluster": (2, 1)}
         ("n", WIDE, 256),
         ("n", WIDE | {"tile": (128, 128, 64), "cluster": (1, 2), "raster": "along_n"}, 128 * 2),
         ("k", WIDE, 64),
-        ("k", {"tile": (64, 96, 64), "consumers": 1, "split": 4}, 64 * 4),
+        ("k", {"tile": (64, 96, 64), "consumers": 1, "cluster_split_k": 4}, 64 * 4),
     ],
 )
 def test_an_extent_of_a_product_leaves_room_for_a_tile(
@@ -42,14 +42,14 @@ def test_an_extent_of_a_product_leaves_room_for_a_tile(
 
 @pytest.mark.parametrize(("roles", "beside"), [("cooperative", 132), ("pingpong", 2 * 132)])
 def test_tiles_of_all_batches_leave_room_for_each_cluster_s_next(roles: str, beside: int) -> None:
-    spec = gemm(batched=True, tile=(128, 128, 64), roles=roles)
+    spec = gemm(batched=True, tile=(128, 128, 64), kernel_schedule=roles)
     assert_edge(spec, PRODUCT, "batches", LARGEST - beside, "m 8, n 8, batches ")
 
 
 def test_a_band_of_tiles_is_counted() -> None:
     """group * tiles across is 2^32 at n 2^25: a division by 0."""
-    spec = gemm(tile=(64, 8, 64), consumers=1, group=1024, store="direct")
-    assert_edge(spec, PRODUCT, "n", 8 * (2**21 - 1), "group 1024 of 2097152 tiles")
+    spec = gemm(tile=(64, 8, 64), consumers=1, swizzle_size=1024, store="direct")
+    assert_edge(spec, PRODUCT, "n", 8 * (2**21 - 1), "swizzle_size 1024 of 2097152 tiles")
 
 
 @pytest.mark.parametrize("extents", [(2**31, 8, 8), (8, 2**31, 8), (8, 8, 2**40), (2**40, 1, 1)])

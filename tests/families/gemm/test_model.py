@@ -12,7 +12,7 @@ from warploom.generator.families.gemm.model import START, Tiling, seconds
 from warploom.generator.model.arithmetic import slowest
 
 BF16 = GemmOperation("bf16", "bf16", "bf16")
-PINGPONG = GemmSchedule((128, 128, 64), 6, (2, 1), roles="pingpong")
+PINGPONG = GemmSchedule((128, 128, 64), 6, (2, 1), kernel_schedule="pingpong")
 COOPERATIVE = GemmSchedule((128, 256, 64), 4, (2, 1))
 
 
@@ -47,12 +47,12 @@ def test_blocks_and_busy_multiprocessors() -> None:
 
 
 def test_blocks_that_share_k_are_more_blocks_of_fewer_steps() -> None:
-    shared = GemmSchedule((64, 96, 64), 11, consumers=1, split=4)
+    shared = GemmSchedule((64, 96, 64), 11, consumers=1, cluster_split_k=4)
     tiling = Tiling.of(shared, GemmShape(64, 1280, 8192), 132)
     assert (tiling.waves, tiling.blocks, tiling.busy) == (1, 56, 56 / 132)
     assert Tiling.of(shared, GemmShape(64, 96 * 30, 8192), 132).waves == 1
     assert Tiling.of(shared, GemmShape(64, 96 * 31, 8192), 132).waves == 2  # 30 run at a time
-    alone = replace(shared, split=1)
+    alone = replace(shared, cluster_split_k=1)
     assert time(shared, 64, 1280, 8192) < 0.6 * time(alone, 64, 1280, 8192)
     assert time(shared, 64, 1280, 256) > time(alone, 64, 1280, 256) + START["exchange"] / 2
     assert time(shared, 64, 96 * 132, 8192) > time(alone, 64, 96 * 132, 8192)
@@ -108,7 +108,7 @@ def test_multicast_saves_traffic_of_l2_and_promotion_and_epilogues_cost() -> Non
 
 
 def test_what_l2_does_not_keep_is_read_once_for_each_band() -> None:
-    schedule = replace(PINGPONG, group=4)
+    schedule = replace(PINGPONG, swizzle_size=4)
     shape = GemmShape(8192, 16384, 16384)
     a, b = (x * y * 2 for x, y in ((8192, 16384), (16384, 16384)))
     tiling = Tiling.of(schedule, shape, 132)
@@ -143,7 +143,7 @@ def test_two_blocks_of_a_tpc_share_its_port_and_an_uneven_grid_waits_for_them() 
 
 def test_a_last_wave_of_few_blocks_has_less_of_memory() -> None:
     """28672 columns by 128 are 132 blocks and then 92; by 112 they are 132 and 124."""
-    uneven = GemmSchedule((16, 128, 64), 12, consumers=1, swap=True, l2_promotion=128)
+    uneven = GemmSchedule((16, 128, 64), 12, consumers=1, swap_ab=True, l2_promotion=128)
     even = GemmSchedule((64, 112, 64), 10, consumers=1, l2_promotion=128)
     assert time(uneven, 4, 28672, 4096) > 1.02 * time(even, 4, 28672, 4096)
     assert gemm._pace(START, 132, 132) == 1
@@ -178,7 +178,7 @@ def test_rows_that_begin_within_lines_or_sectors_cost_more_to_load() -> None:
 
 def test_swapped_tiles_that_are_stored_directly_cost_more() -> None:
     """Where D cannot be stored by TMA they were taken for as good as others."""
-    swapped = GemmSchedule((128, 256, 64), 4, swap=True)
+    swapped = GemmSchedule((128, 256, 64), 4, swap_ab=True)
     direct = replace(swapped, store="direct")
     assert time(direct, 4096, 4096, 512) > time(swapped, 4096, 4096, 512)
 
@@ -197,7 +197,7 @@ def test_narrow_chunks_make_an_epilogue_longer() -> None:
     odd, even = (replace(COOPERATIVE, tile=(128, tile_n, 64)) for tile_n in (112, 128))
     at = GemmShape(4096, 4096, 4096)
     assert gemm._chunks(BF16, odd, at) == 7 and gemm._chunks(BF16, even, at) == 2
-    shared = replace(odd, tile=(64, 64, 64), consumers=1, split=8)
+    shared = replace(odd, tile=(64, 64, 64), consumers=1, cluster_split_k=8)
     assert gemm._chunks(BF16, shared, at) == 1  # of 8 columns
 
 

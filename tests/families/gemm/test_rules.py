@@ -63,7 +63,7 @@ def test_more_epilogue_operands_make_narrower_chunks_before_they_are_refused() -
         ({"stages": "3"}, "stages '3': must be an integer"),
         ({"stages": True}, "stages True: must be an integer"),
         ({"consumers": True}, "consumers True: must be one of 1, 2"),
-        ({"swap": 1}, "swap 1: must be one of False, True"),
+        ({"swap_ab": 1}, "swap_ab 1: must be one of False, True"),
         ({"tile": (128, 256)}, "tile (128, 256): must be 3 integers"),
         ({"tile": [128, 256, 64]}, "tile [128, 256, 64]: must be 3 integers"),
     ],
@@ -102,27 +102,39 @@ def test_a_schedule_of_the_table_is_legal() -> None:
         ({"cluster": (3, 1)}, "cluster (3, 1): must be one of (1, 1), (1, 2), (1, 4), (1, 8), (2"),
         ({"stages": 1}, "stages 1: must be 2 to 32"),
         ({"stages": 33}, "stages 33: must be 2 to 32"),
-        ({"group": 0}, "group 0: must be 1 to 1024"),
+        ({"swizzle_size": 0}, "swizzle_size 0: must be 1 to 1024"),
         ({"store": "global"}, "store 'global': must be one of tma, direct"),
         ({"raster": "along_k"}, "raster 'along_k': must be one of along_m, along_n"),
-        ({"tile": (256, 192, 64), "swap": True}, "tile n 192: must be one of 64, 128, 256"),
-        ({"tile": (260, 64, 64), "swap": True, "store": "direct"}, "tile m 260: must be what"),
-        ({"tile": (24, 128, 64), "swap": True}, "store tma, tile m 24: rows of staging"),
-        ({"tile": (128, 64, 64), "swap": True}, "tile n 64: must be a positive multiple of 128"),
-        ({"tile": (256, 256, 64), "swap": True, "stages": 2}, "312 registers expected, 232 to"),
+        ({"tile": (256, 192, 64), "swap_ab": True}, "tile n 192: must be one of 64, 128, 256"),
+        ({"tile": (260, 64, 64), "swap_ab": True, "store": "direct"}, "tile m 260: must be what"),
+        ({"tile": (24, 128, 64), "swap_ab": True}, "store tma, tile m 24: rows of staging"),
+        ({"tile": (128, 64, 64), "swap_ab": True}, "tile n 64: must be a positive multiple of 128"),
+        ({"tile": (256, 256, 64), "swap_ab": True, "stages": 2}, "312 registers expected, 232 to"),
         ({"producer_registers": 32}, "producer_registers 32: must be one of 24, 40"),
         ({"l2_promotion": 32}, "l2_promotion 32: must be one of 64, 128, 256"),
-        ({"roles": "solo"}, "roles 'solo': must be one of cooperative"),
+        ({"kernel_schedule": "solo"}, "kernel_schedule 'solo': must be one of cooperative"),
         ({"consumers": 3}, "consumers 3: must be one of 1, 2"),
         ({"tile": (64, 256, 64)}, "tile m 64: must be a positive multiple of 128 for 2 consumers"),
         ({"tile": (256, 256, 64), "stages": 2}, "296 registers expected, 232 to have"),
         ({"stages": 5}, "shared memory 279552 bytes: sm_90a gives a block 232448"),
-        ({"split": 9, "tile": (128, 144, 64)}, "split 9: must be 1 to 8"),
-        ({"split": 2, "cluster": (1, 2)}, "split 2 with cluster (1, 2), roles cooperative: takes"),
-        ({"split": 2, "cluster": (2, 4)}, "split 2 with cluster (2, 4), roles cooperative: takes"),
-        ({"split": 2, "roles": "pingpong"}, "split 2 with cluster (1, 1), roles pingpong: takes"),
-        ({"split": 3}, "tile n 256: must be a positive multiple of 24"),
-        ({"split": 2, "stages": 2}, "split 2, stages 2: the 131072 bytes of a tile's sums lie"),
+        ({"cluster_split_k": 9, "tile": (128, 144, 64)}, "cluster_split_k 9: must be 1 to 8"),
+        (
+            {"cluster_split_k": 2, "cluster": (1, 2)},
+            "cluster_split_k 2 with cluster (1, 2), kernel_schedule cooperative: takes",
+        ),
+        (
+            {"cluster_split_k": 2, "cluster": (2, 4)},
+            "cluster_split_k 2 with cluster (2, 4), kernel_schedule cooperative: takes",
+        ),
+        (
+            {"cluster_split_k": 2, "kernel_schedule": "pingpong"},
+            "cluster_split_k 2 with cluster (1, 1), kernel_schedule pingpong: takes",
+        ),
+        ({"cluster_split_k": 3}, "tile n 256: must be a positive multiple of 24"),
+        (
+            {"cluster_split_k": 2, "stages": 2},
+            "cluster_split_k 2, stages 2: the 131072 bytes of a tile's sums lie",
+        ),
     ],
 )  # fmt: skip
 def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
@@ -135,9 +147,9 @@ def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
 @pytest.mark.parametrize("d", ["fp32", "e4m3", "int8"])
 def test_only_16_bit_results_are_turned_on_their_way_to_a_tma_store(d: Output) -> None:
     operation = GemmOperation("bf16", "bf16", d)
-    swapped = {"tile": (16, 128, 64), "swap": True}
+    swapped = {"tile": (16, 128, 64), "swap_ab": True}
     (found,) = reasons(operation, **swapped)
-    assert found.startswith(f"store tma with swap, d {d}: takes 16-bit types")
+    assert found.startswith(f"store tma with swap_ab, d {d}: takes 16-bit types")
     assert found.endswith("use store direct")
     assert reasons(operation, **swapped, store="direct") == []
 
@@ -199,7 +211,7 @@ def test_no_tile_is_too_large_for_direct_stores_alone() -> None:
 
 
 def test_a_swapped_tile_keeps_its_operands_and_turns_its_staging() -> None:
-    swapped = gemm_layout(OPERATION, replace(SCHEDULE, tile=(32, 128, 64), swap=True))
+    swapped = gemm_layout(OPERATION, replace(SCHEDULE, tile=(32, 128, 64), swap_ab=True))
     assert (swapped.a.extent, swapped.b.extent) == (32, 128)
     assert swapped.store_box == (64, 32)  # 64 columns of D, 32 rows
     assert swapped.store_span == 128

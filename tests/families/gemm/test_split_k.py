@@ -101,7 +101,11 @@ def test_there_are_no_more_parts_than_k_tiles() -> None:
 
 
 def test_k_is_shared_in_one_way_by_consumers_that_share_a_tile() -> None:
-    for wrong in ({"split": 2}, {"stream_k": True}, {"roles": "pingpong", "consumers": 2}):
+    for wrong in (
+        {"cluster_split_k": 2},
+        {"stream_k": True},
+        {"kernel_schedule": "pingpong", "consumers": 2},
+    ):
         with pytest.raises(SpecificationError, match="split_k 10 with"):
             spec(replace(ALONE, tile=(64, 64, 64), **wrong))  # type: ignore[arg-type]
     with pytest.raises(SpecificationError, match="split_k 33"):
@@ -130,7 +134,7 @@ def test_few_tiles_of_a_long_k_are_split_and_others_are_not() -> None:
 def test_what_is_tailored_to_few_tiles_fills_a_wave_with_parts() -> None:
     shape = GemmShape(165, 176, 16_376)
     found = [one for one in tailored(BF16, shape, H200) if one.split_k > 1]
-    assert {one.swap for one in found} == {False, True}
+    assert {one.swap_ab for one in found} == {False, True}
     for one in found:
         clusters, count = H200.clusters(one.cluster_size), tiles(one, shape)
         assert count * one.split_k <= clusters

@@ -1,7 +1,6 @@
 """A step that joins: one class in the generator, one with torch and a C++ part, known nowhere else.
 
-Two join here, and are bound, computed, drawn and rendered: one that clamps to a number of the call,
-and one that halves the columns.
+One joins here, and is bound, computed, drawn and rendered: it clamps to a number of the call.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import warploom
 from warploom import templates
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator import epilogue as algebra
-from warploom.generator.epilogue import Bias, Step
+from warploom.generator.epilogue import Bias, Gate, Step
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.knob import frozen, knob
 from warploom.generator.parameters import Field, scalar
@@ -84,43 +83,13 @@ class TorchClamp(TorchStep[Clamp]):
         return ("clamp", next(given.numbers))
 
 
-@frozen
-class Gate(Step):
-    """The first half of the columns, times the second."""
-
-    step: Literal["gate"] = "gate"
-    arguments: ClassVar[tuple[str, ...]] = ("gate",)
-
-    def columns(self, n: int) -> int:
-        return n // 2
-
-
-class TorchGate(TorchStep[Gate]):
-    step = Gate
-
-    def bind(self, item: Item, at: Extents, device: int) -> tuple[Gate, None]:
-        return Gate(), None
-
-    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return first * second
-
-    def error(
-        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
-    ) -> torch.Tensor:
-        return self.apply(before.abs() + error, item) - self.apply(before.abs(), item)
-
-    def sample(self, step: Gate, draws: Draws, at: Extents) -> Item:
-        return ("gate", "times")
-
-
 @pytest.fixture(autouse=True)
 def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both steps, in the tables that name steps; and the part, where parts are found."""
-    monkeypatch.setattr(algebra, "STEPS", (*algebra.STEPS, Clamp(), Gate()))
-    for word, one in (("clamp", TorchClamp()), ("gate", TorchGate())):
-        monkeypatch.setitem(STEPS, word, one)
-        monkeypatch.setitem(KINDS, word, one)
+    """The step, in the tables that name steps; and its part, where parts are found."""
+    monkeypatch.setattr(algebra, "STEPS", (*algebra.STEPS, Clamp()))
+    one = TorchClamp()
+    monkeypatch.setitem(STEPS, "clamp", one)
+    monkeypatch.setitem(KINDS, "clamp", one)
     monkeypatch.setattr(templates, "__path__", [*templates.__path__, str(tmp_path)])
     (tmp_path / "_product" / "epilogue").mkdir(parents=True)
     (tmp_path / "_product" / "epilogue" / "clamp.cuh").write_text(PART)
@@ -183,15 +152,15 @@ def test_a_step_says_which_types_d_may_have() -> None:
 
 
 def test_what_follows_a_step_that_halves_the_columns_lies_beside_the_half() -> None:
-    listed = [("bias", torch.ones(8)), ("gate", "times"), ("bias", torch.ones(4))]
-    bound = epilogue.bind(listed, (), 6, 8, -1, batched=False)
-    assert bound.columns == 4
-    x = torch.randn(6, 8)
+    listed = [("bias", torch.ones(32)), ("gate", "relu"), ("bias", torch.ones(16))]
+    bound = epilogue.bind(listed, (), 6, 32, -1, batched=False)
+    assert bound.columns == 16
+    x = torch.randn(6, 32)
     first, second = (x + 1).chunk(2, dim=-1)
-    assert torch.equal(apply(x, listed), first * second + 1)
-    with pytest.raises(ProblemError, match=r"bias of shape \[8\].*\[4\] here"):
-        epilogue.bind([listed[1], listed[0]], (), 6, 8, -1, batched=False)
-    one = GemmData(operation(Bias("bf16"), Gate(), Bias("bf16")), GemmShape(6, 8, 16), "cpu", 0)
-    drawn = one.operands()
-    assert drawn.out.shape == (6, 4)
-    assert [item[1].shape[-1] for item in drawn.listed if item[0] == "bias"] == [8, 4]
+    assert torch.equal(apply(x, listed), first.relu() * second + 1)
+    with pytest.raises(ProblemError, match=r"bias of shape \[32\].*\[16\] here"):
+        epilogue.bind([listed[1], listed[0]], (), 6, 32, -1, batched=False)
+    gated = operation(Bias("bf16"), Gate("silu"), Bias("bf16"))
+    drawn = GemmData(gated, GemmShape(6, 32, 16), "cpu", 0).operands()
+    assert drawn.out.shape == (6, 16)
+    assert [item[1].shape[-1] for item in drawn.listed if item[0] == "bias"] == [32, 16]

@@ -30,7 +30,7 @@ struct Parameters { int cut; };
 """
 BF16 = GemmOperation("bf16", "bf16", "bf16")
 PAIR = GemmSchedule((128, 256, 64), 4, (2, 1), stream_k=True)
-SPLIT = GemmSchedule((64, 256, 64), 5, consumers=1, split=8, stream_k=True)
+SPLIT = GemmSchedule((64, 256, 64), 5, consumers=1, cluster_split_k=8, stream_k=True)
 SCHEDULES = (PAIR, SPLIT, replace(PAIR, tile=(128, 128, 64), cluster=(1, 1)))
 H200 = DeviceLimits(132)
 
@@ -107,7 +107,7 @@ def test_a_cut_is_worth_it_and_its_parts_have_room(
     assert found.clusters <= MOST_PARTS * found.tiles
     grid, rooms = found.clusters * schedule.cluster_size, rooms_of(schedule, shape)
     m, n, _ = schedule.tile
-    assert rooms["parts"] >= grid * 4 * m * n // schedule.split
+    assert rooms["parts"] >= grid * 4 * m * n // schedule.cluster_split_k
     assert rooms["raised"] >= grid * 4 * schedule.consumers * 4  # a flag for each warp
 
 

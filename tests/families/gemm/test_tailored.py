@@ -30,7 +30,7 @@ def test_one_wave_of_tiles_as_wide_as_it_needs_is_offered(
     shape = GemmShape(*extents)
     offered = [spec.schedule for spec in candidates(BF16, shape, GPU)[-TAILORED:]]
     found = [
-        one for one in offered if (one.tile[:2], one.cluster, one.swap) == (tile, cluster, swap)
+        one for one in offered if (one.tile[:2], one.cluster, one.swap_ab) == (tile, cluster, swap)
     ]
     assert found and Tiling.of(found[0], shape, 132).waves == 1
 

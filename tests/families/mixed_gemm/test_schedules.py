@@ -34,12 +34,12 @@ ROWS = (1, 9, 17, 33, 65, 129, 4096)
 ARCH = architecture("sm_90a")
 BF16 = MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16")
 FEW = MixedGemmSchedule((16, 128, 256), "mma", "sums", 4, stream_k=True)
-SHARED = replace(FEW, tile=(16, 64, 256), shares=2)
+SHARED = replace(FEW, tile=(16, 64, 256), warp_split_k=2)
 SOME = MixedGemmSchedule((64, 128, 256), "wgmma", "sums", 4, stream_k=True)
 MANY = MixedGemmSchedule((256, 128, 128), "wgmma", "weights", 3, store="tma")
-SPLIT = MixedGemmSchedule((16, 64, 128), "mma", "sums", 8, consumers=1, split=8)
-PAIRED = replace(FEW, tile=(8, 128, 256), shares=2, blocks=2)
-AHEAD = MixedGemmSchedule((128, 128, 256), "wgmma", "sums", 4, ahead=2)
+SPLIT = MixedGemmSchedule((16, 64, 128), "mma", "sums", 8, consumers=1, cluster_split_k=8)
+PAIRED = replace(FEW, tile=(8, 128, 256), warp_split_k=2, ctas_per_sm=2)
+AHEAD = MixedGemmSchedule((128, 128, 256), "wgmma", "sums", 4, lookahead=2)
 E4M3 = MixedGemmOperation("e4m3", "int4", "bf16", 128, "bf16")
 SCHEDULES = (FEW, SHARED, SOME, MANY, SPLIT, PAIRED, replace(MANY, stream_k=True))
 
@@ -56,14 +56,14 @@ def test_these_are_legal(schedule: MixedGemmSchedule) -> None:
         (FEW, {"tile": (16, 64, 256)}, "tile n 64: must be a positive multiple of 128"),
         (FEW, {"tile": (16, 128, 64)}, "tile k 64: must be a positive multiple of 128"),
         (SHARED, {"tile": (16, 64, 128)}, "tile k 128: must be a positive multiple of 256"),
-        (FEW, {"shares": 4}, "shares 4 of 2 consumers: must divide them"),
-        (SPLIT, {"stream_k": True}, "split 8 with stream_k: must be 1"),
+        (FEW, {"warp_split_k": 4}, "warp_split_k 4 of 2 consumers: must divide them"),
+        (SPLIT, {"stream_k": True}, "cluster_split_k 8 with stream_k: must be 1"),
         (SPLIT, {"tile": (8, 64, 128)}, "8 finish 1 fragments of 64 rows"),
         (SHARED, {"store": "tma"}, "2 that share a tile's sums"),
         (MANY, {"scaled": "sums"}, "registers expected"),
         (MANY, {"stages": 4}, "shared memory"),
-        (FEW, {"blocks": 2, "stages": 5}, "blocks 2: must be at most 115712"),
-        (SOME, {"blocks": 2, "stages": 2}, "registers expected, 96 to have"),
+        (FEW, {"ctas_per_sm": 2, "stages": 5}, "ctas_per_sm 2: must be at most 115712"),
+        (SOME, {"ctas_per_sm": 2, "stages": 2}, "registers expected, 96 to have"),
     ],
 )
 def test_what_does_not_fit_is_told(
@@ -76,14 +76,14 @@ def test_what_does_not_fit_is_told(
     ("operation", "change", "said"),
     [
         (E4M3, {}, ""),
-        (E4M3, {"tile": (160, 128, 256), "stages": 3, "ahead": 1}, ""),
+        (E4M3, {"tile": (160, 128, 256), "stages": 3, "lookahead": 1}, ""),
         (replace(E4M3, group=32), {"tile": (128, 128, 128)}, ""),
-        (BF16, {}, "ahead 2 of a bf16, multiply wgmma: must be 0"),
+        (BF16, {}, "lookahead 2 of a bf16, multiply wgmma: must be 0"),
         (E4M3, {"tile": (128, 128, 128)}, "must be 256 or 512, two groups"),
-        (E4M3, {"shares": 2}, "must be 512 or 1024"),
+        (E4M3, {"warp_split_k": 2}, "must be 512 or 1024"),
         (replace(E4M3, group=32), {}, "tile k 256: must be 64 or 128"),
         (replace(E4M3, scale="fp32"), {"tile": (160, 128, 256), "stages": 3}, "registers expected"),
-        (E4M3, {"tile": (72, 128, 256)}, "a part of tile m 72, ahead 2 36"),
+        (E4M3, {"tile": (72, 128, 256)}, "a part of tile m 72, lookahead 2 36"),
         (E4M3, {"tile": (192, 128, 256), "stages": 2}, "registers expected"),
         (E4M3, {"tile": (160, 128, 256), "stages": 3, "stream_k": True}, "registers expected"),
     ],
@@ -98,8 +98,8 @@ def test_what_is_decoded_ahead_has_two_groups_a_stage_and_registers_for_both(
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_auto_is_as_many_stages_as_there_is_room_for(blocks: int) -> None:
-    fields = {"tile": (16, 64, 256), "multiply": "mma", "scaled": "sums", "shares": 2}
-    found = FAMILY.complete("sm_90a", BF16, {**fields, "blocks": blocks})
+    fields = {"tile": (16, 64, 256), "multiply": "mma", "scaled": "sums", "warp_split_k": 2}
+    found = FAMILY.complete("sm_90a", BF16, {**fields, "ctas_per_sm": blocks})
     one_more = mixed_gemm_layout(BF16, replace(found, stages=found.stages + 1))
     assert mixed_gemm_layout(BF16, found).shared_bytes <= room(found) < one_more.shared_bytes
 
@@ -116,7 +116,7 @@ def test_what_is_launched_has_a_range_for_each_block_and_room_for_its_part(
     problem = MixedGemmProblem(*extents, pitch_a=-(-extents[2] // 8) * 8, pitch_d=extents[1])
     found = cut(schedule, problem, DeviceLimits(multiprocessors))
     assert 0 <= found.tiles <= found.all_tiles and found.clusters >= 1
-    if schedule.split > 1:
+    if schedule.cluster_split_k > 1:
         assert (found.tiles, found.clusters) == (0, found.all_tiles)
     if not found.tiles:
         return
@@ -146,7 +146,7 @@ def test_the_table_has_a_schedule_for_every_number_of_rows_and_long_epilogues(
         found = tabled(operation, MixedGemmShape(m, n, 4096), NO_GPU).spec.schedule
         assert found.tile[0] >= min(m, 64)
         if m > 512:
-            assert found.split == 1
+            assert found.cluster_split_k == 1
 
 
 def test_blocks_of_a_cluster_are_about_as_many_as_fit() -> None:
@@ -156,8 +156,12 @@ def test_blocks_of_a_cluster_are_about_as_many_as_fit() -> None:
     """
     for m, n in product((1, 16, 32, 64), (2112, 4096, 6144, 7168)):
         found = tabled(BF16, MixedGemmShape(m, n, 7168), NO_GPU).spec.schedule
-        blocks = -(-n // found.tile[1]) * found.split
-        assert 0.9 * NO_GPU.multiprocessors < blocks <= found.blocks * NO_GPU.multiprocessors * 1.05
+        blocks = -(-n // found.tile[1]) * found.cluster_split_k
+        assert (
+            0.9 * NO_GPU.multiprocessors
+            < blocks
+            <= found.ctas_per_sm * NO_GPU.multiprocessors * 1.05
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,9 +189,9 @@ def test_what_was_fastest_by_e4m3_is_chosen(
     """Blocks that split k store directly, and still come before whole tiles of TMA."""
     operation = replace(E4M3, group=group)
     found = tabled(operation, MixedGemmShape(m, n, k), NO_GPU, "tma").spec.schedule
-    assert (found.tile, found.split) == (tile, split) and found.ahead
+    assert (found.tile, found.cluster_split_k) == (tile, split) and found.lookahead
     bf16 = tabled(replace(BF16, group=group), MixedGemmShape(m, n, k), NO_GPU, "tma").spec.schedule
-    assert not bf16.ahead
+    assert not bf16.lookahead
 
 
 @pytest.mark.parametrize(
@@ -203,20 +207,20 @@ def test_what_was_fastest_by_e4m3_is_chosen(
         ),
         (
             MixedGemmSchedule(
-                (8, 128, 512), "wgmma", "weights", 2, shares=2, blocks=2, stream_k=True
+                (8, 128, 512), "wgmma", "weights", 2, warp_split_k=2, ctas_per_sm=2, stream_k=True
             ),
             128,
             {"b": "uint4"},
         ),
         (
             MixedGemmSchedule(
-                (48, 128, 256), "wgmma", "weights", 3, consumers=4, shares=2, stream_k=True
+                (48, 128, 256), "wgmma", "weights", 3, consumers=4, warp_split_k=2, stream_k=True
             ),
             128,
             {},
         ),
         (
-            MixedGemmSchedule((40, 256, 128), "wgmma", "sums", 4, consumers=1, blocks=2),
+            MixedGemmSchedule((40, 256, 128), "wgmma", "sums", 4, consumers=1, ctas_per_sm=2),
             0,
             {"d": "fp32"},
         ),

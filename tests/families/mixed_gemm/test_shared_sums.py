@@ -55,7 +55,12 @@ def text(spec: KernelSpec) -> str:
 def test_each_fragment_is_finished_once_of_parts_that_lie_there(
     tmp_path: Path, tile: tuple[int, int, int], consumers: int, shares: int, split: int
 ) -> None:
-    fields = {"tile": tile, "consumers": consumers, "shares": shares, "split": split}
+    fields = {
+        "tile": tile,
+        "consumers": consumers,
+        "warp_split_k": shares,
+        "cluster_split_k": split,
+    }
     schedule = FAMILY.complete("sm_90a", BF16, {**fields, "multiply": "mma", "scaled": "sums"})
     program = build(text(KernelSpec("sm_90a", BF16, schedule)), tmp_path)
     done = subprocess.run([program], capture_output=True, text=True, check=False)

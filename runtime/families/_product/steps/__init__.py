@@ -7,6 +7,10 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("scale_column", v)     times v, the same of columns
     ("bias", v)             plus v, an element for each column; fp16, bf16 or fp32
     ("activation", name)    relu, gelu, gelu_tanh or silu of it
+    ("gate", name)          the function of the first half of the columns times the second half:
+                            relu, gelu, gelu_tanh, silu or swiglu_oai; what follows is of half the
+                            columns. ("gate_interleaved", name): of every other column, from the
+                            first, times that after it
     ("residual", c, beta)   plus beta c, c of D's shape; fp16, bf16 or fp32
     ("amax", t)             raises t, an fp32 tensor of one element, to the largest magnitude there
     ("preactivation", z)    stores values there in z, of D's shape; fp16, bf16 or fp32
@@ -14,6 +18,10 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
                             likewise gelu_gradient, gelu_tanh_gradient and silu_gradient
     ("column_sum", s)       fills s, fp32, with the sums over the rows of values there: those of all
                             rows where s is [n], those of each batch where it has D's batches
+
+    ("quantize", s)         last, of a D in e4m3: divides 128 columns of a row by the scale that
+                            brings their largest magnitude to 448, and fills s, fp32 [m, n / 128]
+                            with rows next to each other; ("quantize_pow2", s): by powers of two
 
 The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` and
 `("scale_d", x)`. A step that joins has a class in the generator, a line in STEPS, and a C++ part.
@@ -32,8 +40,10 @@ from warploom.runtime.families._product.steps.activation_gradient import TorchAc
 from warploom.runtime.families._product.steps.amax import TorchAmax
 from warploom.runtime.families._product.steps.bias import TorchBias
 from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
+from warploom.runtime.families._product.steps.gate import TorchGate
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
+from warploom.runtime.families._product.steps.quantize import TorchQuantize
 from warploom.runtime.families._product.steps.residual import TorchResidual
 from warploom.runtime.families._product.steps.scale import TorchScale
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
@@ -48,6 +58,8 @@ STEPS: dict[str, TorchStep[Any]] = {
     "preactivation": TorchPreactivation(),
     "activation_gradient": TorchActivationGradient(),
     "column_sum": TorchColumnSum(),
+    "gate": TorchGate(),
+    "quantize": TorchQuantize(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 
@@ -71,6 +83,13 @@ def flatten(listed: Sequence[Item]) -> Flat:
 def unflatten(words: Sequence[str], given: Given) -> list[Item]:
     """The items again; ProblemError for a word of no step."""
     return [_owner(word).unflatten(word, given) for word in words]
+
+
+def columns(words: Sequence[str], n: int) -> int:
+    """The columns of D where those of the product are n, of what an operator is given of items."""
+    for word in words:
+        n = _owner(word).columns(n)
+    return n
 
 
 def _owner(word: str) -> TorchStep[Any]:

@@ -13,11 +13,11 @@ from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
 from warploom.runtime.tensors import shown
 
-_STEEPEST = 1.13  # the largest slope of an activation (gelu's)
-_FUNCTION_ERROR = 2.0**-21  # of an activation, relative to its argument: mostly the fast exp's
+STEEPEST = 1.13  # the largest slope of an activation (gelu's)
+FUNCTION_ERROR = 2.0**-21  # of an activation, relative to its argument: mostly the fast exp's
 _REFUSED = "activation "  # before a function that there is not, which is refused where it runs
 
-_FUNCTIONS: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
+FUNCTIONS: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -32,32 +32,32 @@ class TorchActivation(TorchStep[Activation]):
     example = '("activation", "relu")'
 
     def bind(self, item: Item, at: Extents, device: int) -> tuple[Activation, None]:
-        if not isinstance(item[1], str) or item[1] not in _FUNCTIONS:
+        if not isinstance(item[1], str) or item[1] not in FUNCTIONS:
             raise ProblemError(
                 f"activation {shown(item[1])}",
-                rule=f"must be one of {', '.join(_FUNCTIONS)}",
+                rule=f"must be one of {', '.join(FUNCTIONS)}",
                 fix="use one of them, or apply it to the result",
             )
         return Activation(item[1]), None
 
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        return _FUNCTIONS[item[1]](x)
+        return FUNCTIONS[item[1]](x)
 
     def error(
         self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
     ) -> torch.Tensor:
         # Far from 0 the functions are 0 or x itself; near it, their factor of x cancels.
-        own = 0.0 if item[1] == "relu" else _FUNCTION_ERROR
-        return _STEEPEST * error + own * (after.abs() + before.abs().clamp(max=8))
+        own = 0.0 if item[1] == "relu" else FUNCTION_ERROR
+        return STEEPEST * error + own * (after.abs() + before.abs().clamp(max=8))
 
     def sample(self, step: Activation, draws: Draws, at: Extents) -> Item:
         return ("activation", step.function)
 
     def flatten(self, item: Item, into: Flat) -> None:
-        into.words.append(item[1] if item[1] in _FUNCTIONS else f"{_REFUSED}{item[1]}")
+        into.words.append(item[1] if item[1] in FUNCTIONS else f"{_REFUSED}{item[1]}")
 
     def owns(self, word: str) -> bool:
-        return word in _FUNCTIONS or word.startswith(_REFUSED)
+        return word in FUNCTIONS or word.startswith(_REFUSED)
 
     def unflatten(self, word: str, given: Given) -> Item:
         return ("activation", word.removeprefix(_REFUSED))

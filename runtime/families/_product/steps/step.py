@@ -1,10 +1,11 @@
 """What a step's class says of it, with torch's tensors.
 
 Each declares what a step does to values x [.., m, n]; all else loops over steps. A gated step's
-`apply` returns half of the columns, and its generator's `columns` says so: what follows it is bound
-beside the D that is left, and samples are drawn for it. A step with a second output (`auxiliary`),
-such as the scales of blocks that it quantises by, has it as its item's value; `write` fills it, and
-an operator takes it beside `out`. Its `apply` returns what D has where D's rounding is its own.
+`apply` returns half of the columns, and `columns` says so, as its generator's does: what follows it
+is bound beside the D that is left, and samples are drawn for it. A step with a second output
+(`auxiliary`), such as the scales of blocks that it quantises by, has it as its item's value;
+`write` fills it, and an operator takes it beside `out`. Its `apply` returns what D has where D's
+rounding is its own.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class TorchStep(Generic[StepT]):
     fp32       a tensor must be fp32
     in_place   D may be exactly the tensor
     overwrites it fills the tensor, whatever that had: it must lie apart from all others
+    differentiable  autograd may differentiate calls that have it
     """
 
     step: ClassVar[type[Step]]
@@ -47,6 +49,11 @@ class TorchStep(Generic[StepT]):
     fp32: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
     overwrites: ClassVar[bool] = False
+    differentiable: ClassVar[bool] = True
+
+    def columns(self, n: int) -> int:
+        """Columns that are left of the n that it is given."""
+        return n
 
     def reads(self, item: Item) -> Reads:
         """By which dimensions of D the item's tensor lies; else it has one element."""
@@ -63,6 +70,10 @@ class TorchStep(Generic[StepT]):
     def tensor(self, item: Item, at: Extents, device: int) -> torch.Tensor:
         """Check the item's tensor and return its natural view, for `bind`."""
         return operand.checked(item, self.reads(item), at, device, fp32=self.fp32)
+
+    def row_pitch(self, value: torch.Tensor, batches: tuple[int, ...]) -> int | None:
+        """Elements from row to row of what `bind` returned, where a launch tells them."""
+        return operand.row_pitch(value, batches)
 
     def check_finite(self, item: Item) -> None:
         """Raise ProblemError for a number of the item that is not finite."""

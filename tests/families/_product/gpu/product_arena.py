@@ -6,6 +6,7 @@ an element of D that is never written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,17 +14,22 @@ import torch
 from rooms import Guarded
 
 from warploom.generator.epilogue import (
+    BLOCK,
     Activation,
     ActivationGradient,
     Amax,
     Bias,
     ColumnSum,
     EpilogueStep,
+    Gate,
     Preactivation,
+    Quantize,
     Residual,
     Scale,
 )
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._product.steps.gate import kind_of
+from warploom.runtime.families._product.steps.quantize import inverses
 
 Shape = tuple[int, ...]
 Bound = tuple[torch.Tensor, torch.Tensor]  # what is right, and how far off each element may be
@@ -85,6 +91,13 @@ def item(
     if isinstance(step, ColumnSum):
         operand = guarded(1, n, torch.float32, odd=odd, batches=batches)
         return operand, ("column_sum", operand.view[..., 0, :])
+    if isinstance(step, Quantize):
+        rows = math.prod(batches) * m
+        operand = guarded(-(-n // BLOCK), rows, torch.float32, odd=odd)
+        kind = "quantize_pow2" if step.scale == "pow2" else "quantize"
+        return operand, (kind, operand.view.mT)
+    if isinstance(step, Gate):
+        return None, (kind_of(step.layout), step.function)
     if isinstance(step, Activation):
         return None, ("activation", step.function)
     if isinstance(step, Scale) and step.by == "host":
@@ -143,11 +156,24 @@ def assert_outputs(
         exact, error = bound(listed[:index], stored.dtype)
         if isinstance(step, Preactivation):
             assert_within(stored, exact.reshape(stored.shape), error.reshape(stored.shape))
+        elif isinstance(step, Quantize):
+            assert_scales(stored, exact, error, given[0])
         elif isinstance(step, ColumnSum):
             assert_within(stored, *column_sums(exact, error, stored))
         elif exact.numel():
             off = (stored.double() - exact.abs().max()).abs()
             assert (off <= error.max()).all(), f"amax {stored.item()}, not {exact.abs().max()}"
+
+
+def assert_scales(
+    scales: torch.Tensor, exact: torch.Tensor, error: torch.Tensor, kind: str
+) -> None:
+    """Assert that each is that of a largest magnitude within its bound."""
+    exact, error = (t.reshape(-1, t.shape[-1]) for t in (exact, error))
+    low = 1 / inverses((exact.abs() - error).clamp(min=0), kind)
+    high = 1 / inverses(exact.abs() + error, kind)
+    low = torch.where(low > high, 0, low)  # what may be zeros has any scale up to the highest
+    assert ((scales >= low * (1 - 2**-21)) & (scales <= high * (1 + 2**-21))).all()
 
 
 def column_sums(exact: torch.Tensor, bound: torch.Tensor, sums: torch.Tensor) -> Bound:

@@ -100,7 +100,7 @@ class Made:
         other = AttentionAppendCall(**{name: there(one) for name, one in fields.items()})
         other.spec = self.kernel
         details: Any = None
-        self.call.compute(details, self.call.out)
+        self.call.compute(details, (self.call.out,))
         plan.run(other)
         found = written(other)
         for name, one in written(self.call).items():

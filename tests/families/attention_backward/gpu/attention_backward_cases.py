@@ -222,7 +222,12 @@ DETERMINISTIC_CLUSTERS = [
     )
     for dim, fields, mask, lengths in (
         (64, {"q_tile": 128, "kv_tile": 128, "cluster": 2}, "none", "fixed"),
-        (128, {"q_tile": 64, "kv_tile": 128, "cluster": 4, "held": "half"}, "causal", "fixed"),
+        (
+            128,
+            {"q_tile": 64, "kv_tile": 128, "cluster": 4, "v_in_registers": "half"},
+            "causal",
+            "fixed",
+        ),
         (128, {"q_tile": 64, "kv_tile": 128, "cluster": 8}, "window", "packed"),
         (128, {"q_tile": 64, "kv_tile": 128, "cluster": 2}, "causal", "packed"),
         (192, {"q_tile": 64, "kv_tile": 64, "stages": 1, "cluster": 4}, "causal", "fixed"),
@@ -239,14 +244,14 @@ HELD = [  # v in registers, of every dim that it fits
     )
     for (dim, fields), (mask, lengths) in product(
         (
-            (32, {"q_tile": 64, "held": "half", "accumulate": "direct"}),
-            (64, {"q_tile": 96, "held": "all", "accumulate": "direct"}),
-            (64, {"q_tile": 128, "held": "half", "accumulate": "direct"}),
-            (64, {"q_tile": 64, "kv_tile": 64, "held": "all", "accumulate": "bulk"}),
-            (96, {"q_tile": 64, "held": "half", "accumulate": "bulk"}),
-            (128, {"q_tile": 64, "held": "half", "accumulate": "direct"}),
-            (128, {"q_tile": 64, "held": "half", "accumulate": "bulk"}),
-            (128, {"q_tile": 48, "held": "all", "accumulate": "direct"}),
+            (32, {"q_tile": 64, "v_in_registers": "half", "accumulate": "direct"}),
+            (64, {"q_tile": 96, "v_in_registers": "all", "accumulate": "direct"}),
+            (64, {"q_tile": 128, "v_in_registers": "half", "accumulate": "direct"}),
+            (64, {"q_tile": 64, "kv_tile": 64, "v_in_registers": "all", "accumulate": "bulk"}),
+            (96, {"q_tile": 64, "v_in_registers": "half", "accumulate": "bulk"}),
+            (128, {"q_tile": 64, "v_in_registers": "half", "accumulate": "direct"}),
+            (128, {"q_tile": 64, "v_in_registers": "half", "accumulate": "bulk"}),
+            (128, {"q_tile": 48, "v_in_registers": "all", "accumulate": "direct"}),
         ),
         (("none", "fixed"), ("causal", "fixed"), ("window", "packed")),
     )
@@ -254,7 +259,7 @@ HELD = [  # v in registers, of every dim that it fits
 PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped
     spec(
         dim,
-        {"kv_tile": 128, "share": "rows", **fields},
+        {"kv_tile": 128, "cluster_split": "rows", **fields},
         element=next(_element),
         mask=mask,
         lengths=lengths,
@@ -285,7 +290,7 @@ PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped
 DETERMINISTIC_PAIRS = [
     spec(
         dim,
-        {"kv_tile": 128, "share": "rows", **fields},
+        {"kv_tile": 128, "cluster_split": "rows", **fields},
         element=next(_element),
         mask=mask,
         lengths=lengths,
@@ -320,16 +325,25 @@ SIMPLE = {  # for tests of something else than the kernel itself
     ),
     "pair": spec(
         256,
-        {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False, "share": "rows"},
+        {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False, "cluster_split": "rows"},
         mask="causal",
     ),
     "pair, overlapped": spec(
         256,
-        {"q_tile": 64, "kv_tile": 128, "accumulate": "direct", "share": "rows", "single_do": True},
+        {
+            "q_tile": 64,
+            "kv_tile": 128,
+            "accumulate": "direct",
+            "cluster_split": "rows",
+            "single_do": True,
+        },
         mask="causal",
     ),
     "pair, deterministic": spec(
-        256, {"q_tile": 48, "kv_tile": 128, "share": "rows"}, mask="causal", deterministic=True
+        256,
+        {"q_tile": 48, "kv_tile": 128, "cluster_split": "rows"},
+        mask="causal",
+        deterministic=True,
     ),
 }
 SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]

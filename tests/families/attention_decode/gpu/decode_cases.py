@@ -149,7 +149,7 @@ TABLE = {
 }
 SIMPLE = {  # for tests of something else than the kernel itself
     "plain": spec(operation(), rows=16, keys=128),
-    "small": spec(operation(dim=64), rows=16, keys=64, warps=4, blocks=2),
+    "small": spec(operation(dim=64), rows=16, keys=64, warps=4, ctas_per_sm=2),
     "pages": spec(operation(page=16), rows=16, keys=64, warps=4),
     "causal": spec(operation(mask="causal", page=64), rows=32, keys=64, warps=4),
     "e4m3": spec(operation(cache="e4m3", scales="head", page=16), rows=16, keys=128),

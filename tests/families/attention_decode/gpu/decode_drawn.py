@@ -44,7 +44,8 @@ def _kernel(random: Random) -> KernelSpec | None:
     if of["keys"] == "packed":
         of |= {"page": 0, "lengths": False}
     by = {
-        name: random.choice(get_args(_FIELDS[name])) for name in ("rows", "keys", "warps", "blocks")
+        name: random.choice(get_args(_FIELDS[name]))
+        for name in ("rows", "keys", "warps", "ctas_per_sm")
     }
     try:
         return cases.spec(DecodeOperation(**of), **by)

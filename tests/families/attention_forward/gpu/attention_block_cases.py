@@ -126,7 +126,15 @@ def backward(dim: int, element: str, **fields: object) -> KernelSpec:
 
 BACKWARD = [
     backward(128, "bf16", q_tile=64, kv_tile=128, overlap=False),
-    backward(128, "fp16", q_tile=64, kv_tile=128, overlap=False, accumulate="direct", held="half"),
+    backward(
+        128,
+        "fp16",
+        q_tile=64,
+        kv_tile=128,
+        overlap=False,
+        accumulate="direct",
+        v_in_registers="half",
+    ),
     backward(128, "fp16", q_tile=64, kv_tile=128),
     backward(128, "bf16", q_tile=64, kv_tile=128, overlap=False, deterministic=True),
     backward(64, "bf16", q_tile=128, kv_tile=128, overlap=False),
@@ -136,12 +144,18 @@ BACKWARD = [
     backward(64, "bf16", q_tile=64, kv_tile=64, deterministic=True),
     backward(32, "bf16", q_tile=128, kv_tile=128, overlap=False),
     backward(96, "fp16", q_tile=64, kv_tile=128),
-    backward(192, "bf16", q_tile=64, kv_tile=128, share="rows"),
+    backward(192, "bf16", q_tile=64, kv_tile=128, cluster_split="rows"),
     backward(
-        192, "bf16", q_tile=64, kv_tile=128, share="rows", accumulate="direct", single_do=True
+        192,
+        "bf16",
+        q_tile=64,
+        kv_tile=128,
+        cluster_split="rows",
+        accumulate="direct",
+        single_do=True,
     ),
     backward(192, "bf16", q_tile=64, kv_tile=128, stages=1, overlap=False),
-    backward(256, "fp16", q_tile=64, kv_tile=128, stages=1, overlap=False, share="rows"),
+    backward(256, "fp16", q_tile=64, kv_tile=128, stages=1, overlap=False, cluster_split="rows"),
     backward(
         256,
         "bf16",
@@ -149,7 +163,7 @@ BACKWARD = [
         kv_tile=128,
         stages=1,
         overlap=False,
-        share="rows",
+        cluster_split="rows",
         deterministic=True,
     ),
     backward(256, "bf16", q_tile=64, kv_tile=64, stages=1, overlap=False),
@@ -157,6 +171,13 @@ BACKWARD = [
     backward(64, "fp16", q_tile=64, kv_tile=64, deterministic=True, dropout=True),
     backward(96, "bf16", q_tile=64, kv_tile=128, overlap=False, dropout=True),
     backward(
-        256, "bf16", q_tile=64, kv_tile=128, stages=1, overlap=False, share="rows", dropout=True
+        256,
+        "bf16",
+        q_tile=64,
+        kv_tile=128,
+        stages=1,
+        overlap=False,
+        cluster_split="rows",
+        dropout=True,
     ),
 ]

@@ -14,7 +14,7 @@ from product_arena import Bound, Shape, assert_within, fill, guarded, item
 from rooms import Guarded
 
 import warploom
-from warploom.generator.epilogue import Preactivation
+from warploom.generator.epilogue import Preactivation, columns
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -31,11 +31,17 @@ class Call:
     d: Guarded
     operands: list[Guarded]  # that the epilogue reads
     outputs: list[Guarded]  # of its steps
-    listed: list[tuple[Any, ...]]
+    listed: list[tuple[Any, ...]]  # without block scales
+    scales: list[tuple[Any, ...]]
+
+    @property
+    def items(self) -> list[tuple[Any, ...]]:
+        """All items of the call, block scales first."""
+        return [*self.scales, *self.listed]
 
     def run(self) -> torch.Tensor:
         """Run the kernel and return D."""
-        arguments = {"out": self.d.view, "epilogue": self.listed, "spec": self.spec}
+        arguments = {"out": self.d.view, "epilogue": self.items, "spec": self.spec}
         return warploom.gemm(self.a.view, self.b.view, **arguments)
 
 
@@ -62,20 +68,58 @@ def call(
     for operand in (a, b):
         fill(operand.view, generator, limit=8 if small else 128)
     shared = tuple(torch.broadcast_shapes(*batches))
-    made = Call(spec, a, b, guarded(m, n, TORCH[operation.d], odd=odd, batches=shared), [], [], [])
+    of_d = columns(operation.epilogue, n)
+    d = guarded(m, of_d, TORCH[operation.d], odd=odd, batches=shared)
+    made = Call(spec, a, b, d, [], [], [], [])
+    if operation.block_scales != "none":
+        for operand, rows, own in (("a", m, batches[0]), ("b", n, batches[1])):
+            scale = block_scale(operation, operand, (rows, k), own, seed, generator)
+            made.operands.append(scale)
+            made.scales.append((f"scale_{operand}", scale.view))
     for index, step in enumerate(operation.epilogue):
         own = shared if index % 2 == 0 or isinstance(step, Preactivation) else ()
         operand, given = item(step, m, n, odd=odd, generator=generator, batches=own)
         made.listed.append(given)
         if operand is not None:
             (made.outputs if step.auxiliary else made.operands).append(operand)
+        n = step.columns(n)
+    return made
+
+
+def block_scale(
+    operation: GemmOperation,
+    operand: str,
+    extents: tuple[int, int],
+    batches: Shape,
+    seed: int,
+    generator: torch.Generator,
+) -> Guarded:
+    """Return random block scales of an operand [rows, k], most of them unlike their neighbours.
+
+    By the seed rows or columns are contiguous, and rows begin anywhere. They span 2^-6 to 2^6, or
+    2^-2 to 2^2 where D is fp16.
+    """
+    rows, k = extents
+    each = operation.scale_rows(operand)  # type: ignore[arg-type]
+    kind = operation.block_scale_a if operand == "a" else operation.block_scale_b
+    dtype = torch.float32 if kind == "fp32" else torch.float8_e8m0fnu
+    layout = "col" if (seed + (operand == "b")) % 2 == 0 else "row"
+    made = guarded(
+        -(-rows // each), -(-k // 128), dtype, layout, odd=seed % 3 != 0, batches=batches
+    )
+    most = 2 if operation.d == "fp16" else 6
+    exponents = torch.empty(made.view.shape, device="cuda")
+    scales = exponents.uniform_(-most, most, generator=generator).exp2().to(dtype)
+    same = torch.int32 if kind == "fp32" else torch.uint8
+    made.view.view(same).copy_(scales.view(same))
     return made
 
 
 def bound(made: Call, listed: Sequence[tuple[Any, ...]], dtype: torch.dtype) -> Bound:
     """What passes behind some items of a call, in a type, and how far off it may be."""
     accumulation = cast("GemmOperation", made.spec.operation).accumulation
-    found: Bound = reference.gemm_bound(made.a.view, made.b.view, listed, dtype, accumulation)
+    items = [*made.scales, *listed]
+    found: Bound = reference.gemm_bound(made.a.view, made.b.view, items, dtype, accumulation)
     return found
 
 

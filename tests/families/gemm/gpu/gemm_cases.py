@@ -19,8 +19,10 @@ from warploom.generator.epilogue import (
     ColumnSum,
     EpilogueStep,
     Preactivation,
+    Quantize,
     Residual,
     Scale,
+    gate_of,
 )
 from warploom.generator.families.gemm import (
     GemmOperation,
@@ -52,13 +54,21 @@ def spec(
     epilogue: tuple[EpilogueStep, ...] = (),
     accumulation: str = "fast",
     batched: bool = False,
+    scales: tuple[str, str, str] = ("none", "fp32", "fp32"),
     **schedule: Any,
 ) -> KernelSpec:
-    """Return a kernel; what is not given is the plainest, and as many stages as fit."""
+    """Return a kernel; what is not given is the plainest, and as many stages as fit.
+
+    `scales` are block_scales, and the types of those of A and of B.
+    """
     layout_a, layout_b = layouts.split()
     d = d or ("bf16" if epilogue and a == "int8" else DEFAULT_D[a])
+    accumulation = accumulation if scales[0] == "none" else "promoted"
     operation = GemmOperation(
-        *(a, b or a, d, layout_a, layout_b, epilogue, accumulation, batched)  # type: ignore[arg-type]
+        *(a, b or a, d, layout_a, layout_b, epilogue, accumulation, batched),  # type: ignore[arg-type]
+        block_scales=scales[0],  # type: ignore[arg-type]
+        block_scale_a=scales[1],  # type: ignore[arg-type]
+        block_scale_b=scales[2],  # type: ignore[arg-type]
     )
     fields = {"tile": (*tile, 1024 // element(a).bits), **schedule}
     return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
@@ -77,8 +87,11 @@ def stored_by_tma(kernel: KernelSpec) -> bool:
 def fitting(shape: tuple[int, int, int], kernel: KernelSpec) -> tuple[int, int, int]:
     """Return `shape` with the next n that the kernel can store."""
     m, n, k = shape
-    unit = 16 // element(cast("GemmOperation", kernel.operation).d).bytes
-    return (m, n + -n % unit, k) if stored_by_tma(kernel) else shape
+    operation = cast("GemmOperation", kernel.operation)
+    unit = 16 // element(operation.d).bytes if stored_by_tma(kernel) else 1
+    if gate_of(operation.epilogue):  # 8 columns of the gate and 8 of up
+        unit = max(16, 2 * unit)
+    return m, n + -n % unit, k
 
 
 STORES = ("tma", "direct")
@@ -99,7 +112,7 @@ LAYOUTS = [
         ((128, 128), "bf16", (1, 1), {}),
         ((256, 96), "fp16", (2, 1), {}),
         ((64, 176), "bf16", (1, 2), {"consumers": 1}),
-        ((64, 256), "fp16", (2, 1), {"roles": "pingpong"}),
+        ((64, 256), "fp16", (2, 1), {"kernel_schedule": "pingpong"}),
     )
 ]
 
@@ -108,55 +121,65 @@ SCHEDULES = [
     spec(tile, a=a, cluster=cluster, **others)
     for tile, a, cluster, others in (
         ((64, 8), "bf16", (1, 1), {"consumers": 1, "stages": 2}),
-        ((64, 24), "bf16", (1, 2), {"consumers": 1, "group": 1}),
-        ((64, 96), "bf16", (2, 1), {"consumers": 1, "raster": "along_n", "group": 3}),
+        ((64, 24), "bf16", (1, 2), {"consumers": 1, "swizzle_size": 1}),
+        ((64, 96), "bf16", (2, 1), {"consumers": 1, "raster": "along_n", "swizzle_size": 3}),
         ((64, 256), "bf16", (1, 1), {"consumers": 1, "store": "direct", "raster": "along_n"}),
         ((64, 8), "e4m3", (1, 1), {"consumers": 1}),
         ((64, 16), "int8", (2, 1), {"consumers": 1, "stages": 3}),
         ((128, 8), "bf16", (1, 2), {"store": "direct", "stages": 2}),
-        ((128, 24), "bf16", (1, 1), {"group": 3}),
-        ((128, 96), "bf16", (2, 1), {"consumers": 1, "group": 1}),
-        ((128, 176), "bf16", (1, 2), {"raster": "along_n", "group": 1}),
+        ((128, 24), "bf16", (1, 1), {"swizzle_size": 3}),
+        ((128, 96), "bf16", (2, 1), {"consumers": 1, "swizzle_size": 1}),
+        ((128, 176), "bf16", (1, 2), {"raster": "along_n", "swizzle_size": 1}),
         ((128, 256), "bf16", (2, 1), {}),
-        ((128, 256), "bf16", (1, 2), {"stages": 2, "group": 3, "raster": "along_n"}),
-        ((128, 256), "bf16", (1, 1), {"store": "direct", "group": 1000}),
+        ((128, 256), "bf16", (1, 2), {"stages": 2, "swizzle_size": 3, "raster": "along_n"}),
+        ((128, 256), "bf16", (1, 1), {"store": "direct", "swizzle_size": 1000}),
         ((128, 256), "e4m3", (2, 1), {}),
         ((128, 256), "int8", (1, 2), {"raster": "along_n"}),
-        ((256, 8), "bf16", (1, 1), {"raster": "along_n", "group": 3}),
+        ((256, 8), "bf16", (1, 1), {"raster": "along_n", "swizzle_size": 3}),
         ((256, 96), "bf16", (1, 2), {"stages": 2}),
-        ((256, 176), "bf16", (2, 1), {"group": 3}),
+        ((256, 176), "bf16", (2, 1), {"swizzle_size": 3}),
         ((256, 128), "e4m3", (1, 2), {"store": "direct"}),
         ((256, 64), "int8", (2, 1), {"raster": "along_n"}),
-        ((64, 8), "bf16", (1, 2), {"roles": "pingpong", "stages": 2}),
-        ((64, 96), "bf16", (1, 1), {"roles": "pingpong", "raster": "along_n", "group": 1}),
-        ((64, 256), "bf16", (1, 2), {"roles": "pingpong", "store": "direct"}),
-        ((128, 24), "bf16", (1, 1), {"roles": "pingpong", "stages": 2, "group": 3}),
-        ((128, 128), "bf16", (2, 1), {"roles": "pingpong"}),
-        ((128, 176), "bf16", (2, 1), {"roles": "pingpong", "raster": "along_n"}),
-        ((128, 128), "e4m3", (1, 2), {"roles": "pingpong", "stages": 3}),
-        ((128, 160), "int8", (2, 1), {"roles": "pingpong", "store": "direct"}),
+        ((64, 8), "bf16", (1, 2), {"kernel_schedule": "pingpong", "stages": 2}),
+        (
+            (64, 96),
+            "bf16",
+            (1, 1),
+            {"kernel_schedule": "pingpong", "raster": "along_n", "swizzle_size": 1},
+        ),
+        ((64, 256), "bf16", (1, 2), {"kernel_schedule": "pingpong", "store": "direct"}),
+        (
+            (128, 24),
+            "bf16",
+            (1, 1),
+            {"kernel_schedule": "pingpong", "stages": 2, "swizzle_size": 3},
+        ),
+        ((128, 128), "bf16", (2, 1), {"kernel_schedule": "pingpong"}),
+        ((128, 176), "bf16", (2, 1), {"kernel_schedule": "pingpong", "raster": "along_n"}),
+        ((128, 128), "e4m3", (1, 2), {"kernel_schedule": "pingpong", "stages": 3}),
+        ((128, 160), "int8", (2, 1), {"kernel_schedule": "pingpong", "store": "direct"}),
     )
 ]
 
 # Blocks that share k: fewer k tiles than blocks, parts all past the end, tiles in turns.
 SPLIT = [
-    spec(tile, split=split, **others)
+    spec(tile, cluster_split_k=split, **others)
     for tile, split, others in (
         ((64, 16), 2, {"consumers": 1, "stages": 2}),
         ((64, 64), 4, {"consumers": 1, "l2_promotion": 128}),
         ((64, 64), 8, {"consumers": 1, "store": "direct"}),
-        ((64, 48), 3, {"consumers": 1, "raster": "along_n", "group": 3}),
+        ((64, 48), 3, {"consumers": 1, "raster": "along_n", "swizzle_size": 3}),
         ((128, 160), 4, {}),
-        ((128, 256), 2, {"group": 1}),
+        ((128, 256), 2, {"swizzle_size": 1}),
         ((256, 96), 6, {"a": "fp16", "d": "fp32"}),
         ((128, 112), 7, {"stages": 5}),
         ((128, 80), 5, {"layouts": "col row"}),
         ((128, 128), 4, {"a": "int8"}),
         ((64, 128), 8, {"a": "e4m3", "consumers": 1}),
         ((128, 64), 4, {"a": "e4m3", "b": "e5m2", "accumulation": "promoted"}),
-        ((64, 64), 4, {"swap": True, "consumers": 1}),
-        ((96, 128), 3, {"swap": True, "a": "e4m3"}),
-        ((64, 128), 8, {"swap": True, "store": "direct"}),
+        ((64, 64), 4, {"swap_ab": True, "consumers": 1}),
+        ((96, 128), 3, {"swap_ab": True, "a": "e4m3"}),
+        ((64, 128), 8, {"swap_ab": True, "store": "direct"}),
         ((128, 96), 2, {"batched": True}),
         ((128, 96), 3, {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
     )
@@ -171,7 +194,12 @@ ORDERS: dict[str, tuple[EpilogueStep, ...]] = {
     "six": (*SCALES, Bias("fp32"), Bias("fp16"), Activation("relu"), Scale("host")),
 }
 EPILOGUES = [
-    *(spec((128, 96), epilogue=(step,), store=store) for step in STEPS for store in STORES),
+    *(
+        spec((128, 96), epilogue=(step,), store=store)
+        for step in STEPS
+        if not isinstance(step, Quantize)  # which has tiles of its own
+        for store in STORES
+    ),
     *(
         spec((128, 96), epilogue=steps, store=store)
         for steps in ORDERS.values()
@@ -181,7 +209,14 @@ EPILOGUES = [
     spec((64, 24), consumers=1, d="fp32", epilogue=ORDERS["layer"]),
     spec((256, 128), layouts="col row", epilogue=ORDERS["residual first"]),
     *(
-        spec((128, 128), a=a, d=d, roles="pingpong", cluster=(2, 1), epilogue=ORDERS["vectors"])
+        spec(
+            (128, 128),
+            a=a,
+            d=d,
+            kernel_schedule="pingpong",
+            cluster=(2, 1),
+            epilogue=ORDERS["vectors"],
+        )
         for a, d in (("e4m3", "bf16"), ("int8", "fp16"), ("fp16", "fp32"))
     ),
 ]

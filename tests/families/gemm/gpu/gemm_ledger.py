@@ -31,7 +31,7 @@ LEDGER = [
         "store tma only where rows of D end at a multiple of 16 bytes",
     ),
     Entry(
-        cases.spec((128, 128), roles="pingpong", stages=3),
+        cases.spec((128, 128), kernel_schedule="pingpong", stages=3),
         (3001, 2008, 520),
         "launch failure: a consumer two laps of the ring ahead took an old phase for its own",
         "an order barrier between the consumers (order_pingpong.cuh)",
@@ -50,7 +50,13 @@ LEDGER = [
     ),
     Entry(
         cases.spec(
-            (64, 256), a="e5m2", b="e4m3", d="fp32", store="direct", swap=True, roles="pingpong"
+            (64, 256),
+            a="e5m2",
+            b="e4m3",
+            d="fp32",
+            store="direct",
+            swap_ab=True,
+            kernel_schedule="pingpong",
         ),
         (129, 700, 8),
         "two elements beyond the bound of fp8 by 4 %: of so few products, what is cut off each "

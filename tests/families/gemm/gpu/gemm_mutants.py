@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import gemm_arena as arena
 import gemm_cases as cases
+import gemm_wider as wider
 import torch
 
 from warploom.errors import DeviceError
@@ -26,7 +27,8 @@ TRIES = 20
 
 @dataclass(frozen=True)
 class Mutant:
-    """A kernel, what is taken out of its text, and a shape that makes the lack of it show.
+    """A kernel, what is taken out of its text, and a shape that makes the lack of it show; what
+    comes in its place, if anything.
 
     The shape must not make the kernel hang: where consumers may run ahead of the producer, there is
     one tile a block with one k tile.
@@ -35,10 +37,11 @@ class Mutant:
     kernel: KernelSpec
     without: str  # a pattern
     shape: tuple[int, int, int]
+    instead: str = ""
 
     def source(self) -> str:
-        """The text of the kernel, without."""
-        source, count = re.subn(self.without, "", render(self.kernel))
+        """The text of the kernel, without, or with something else instead."""
+        source, count = re.subn(self.without, self.instead, render(self.kernel))
         if count == 0:
             raise LookupError(f"{self.without} is not in the text of {self.kernel.name}")
         return source
@@ -46,6 +49,11 @@ class Mutant:
 
 # Storing more than reading: TMA falls behind, and still reads a buffer when its turn comes again.
 STORING = cases.spec((128, 128), d="fp32")
+
+SCALED = cases.spec((128, 128), a="e4m3", scales=("row_block", "fp32", "fp32"))
+SWAPPED = cases.spec(
+    (64, 64), a="e4m3", swap_ab=True, consumers=1, scales=("row_row", "fp32", "e8m0")
+)
 
 MUTANTS = {
     "consumers do not wait for the products' operands": Mutant(
@@ -62,7 +70,7 @@ MUTANTS = {
         (8191, 8184, 61),
     ),
     "a block adds up sums that others have not laid down": Mutant(
-        cases.spec((64, 64), consumers=1, split=4),
+        cases.spec((64, 64), consumers=1, cluster_split_k=4),
         r"SplitSums::meet\(\);  // all[^\n]*|\bmeet\(\);(?=\s+CUTE_UNROLL)",
         (64, 512, 4093),
     ),
@@ -81,6 +89,59 @@ MUTANTS = {
         cases.spec((64, 64), consumers=1, split_k=16),
         r'asm volatile\("griddepcontrol\.wait;[^\n]*\n(?=  Store store)',
         (64, 512, 60_000),
+    ),
+    "a row has the block scale of its neighbour": Mutant(
+        SCALED,
+        r"lane / 4 \+ i % 2 \* 8\]",
+        (257, 264, 520),
+        "(lane / 4 + 1 + i % 2 * 8) % 16]",
+    ),
+    "rows of a fragment have each other's block scales": Mutant(
+        SCALED, r"lane / 4 \+ i % 2 \* 8\]", (257, 264, 520), "lane / 4 + 8 - i % 2 * 8]"
+    ),
+    "columns have the scale of the next 128x128": Mutant(
+        SCALED, r"at\.n / 128 \+ lane", (257, 264, 520), "at.n / 128 + lane + 1"
+    ),
+    "the last k tile has the scales of A of the one before": Mutant(
+        SCALED,
+        r"row_scales\[i\] \+= p\.a_scales_k;",
+        (257, 264, 520),
+        "if (k_tiles != 1) row_scales[i] += p.a_scales_k;",
+    ),
+    "the last k tile has the scales of B of the one before": Mutant(
+        SCALED,
+        r"column_scales \+= p\.b_scales_k;",
+        (257, 264, 520),
+        "if (k_tiles != 1) column_scales += p.b_scales_k;",
+    ),
+    "a swapped column has the block scale of its neighbour": Mutant(
+        SWAPPED, r"lane % 4 \* 2 \+ j % 2\]", (61, 264, 520), "lane % 4 * 2 + 1 - j % 2]"
+    ),
+    "a gate multiplies itself": Mutant(
+        wider.GATED[0],
+        r"Factor::function\(of_product\[1\]",
+        (257, 272, 193),
+        "Factor::function(of_product[0]",
+    ),
+    "up has the bias of the gate": Mutant(
+        wider.GATED[0], r"at\.column\[0\] \+ factor \* \(n / 2\)", (257, 272, 193), "at.column[0]"
+    ),
+    "warps of a swapped gate leave gaps between their columns": Mutant(
+        wider.GATED[24], r"% 4 \* 8 \+ lane / 4", (5, 272, 193), "% 4 * 16 + lane / 4"
+    ),
+    "rows of up are loaded from eight further on": Mutant(
+        wider.GATED[0],
+        r"k, 0, 0, \(n \+ first\) / 16",
+        (257, 272, 193),
+        "k, 0, 0, (n + first) / 16 + 1",
+    ),
+    "a lane knows only its own columns of a block": Mutant(
+        wider.QUANTIZED[0],
+        r"most = fmaxf\(most, __shfl_xor_sync\(~0u, most, 2\)\);",
+        (257, 272, 193),
+    ),
+    "a scale is of the row eight further on": Mutant(
+        wider.QUANTIZED[0], r"inverse\.row\[i / 2\]", (257, 272, 193), "inverse.row[1 - i / 2]"
     ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),

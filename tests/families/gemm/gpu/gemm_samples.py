@@ -68,18 +68,25 @@ def _kernel(random: Random) -> KernelSpec | None:
     fields: dict[str, Any] = {
         "tile": (*((columns, rows) if swap else (rows, columns)), 1024 // element(a).bits),
         "cluster": random.choice(CLUSTERS),
-        "group": random.choice((1, 3, 8, 64)),
-        "swap": swap,
+        "swizzle_size": random.choice((1, 3, 8, 64)),
+        "swap_ab": swap,
         **{
             field: _choice(random, GemmSchedule, field)
             for field in (
-                *("roles", "consumers", "raster", "store", "producer_registers", "l2_promotion"),
+                *(
+                    "kernel_schedule",
+                    "consumers",
+                    "raster",
+                    "store",
+                    "producer_registers",
+                    "l2_promotion",
+                ),
             )
         },
     }
     if random.random() < 0.3:
-        alone = {"cluster": (1, 1), "roles": "cooperative", "producer_registers": 40}
-        fields |= {"split": random.randint(2, 8), **alone}
+        alone = {"cluster": (1, 1), "kernel_schedule": "cooperative", "producer_registers": 40}
+        fields |= {"cluster_split_k": random.randint(2, 8), **alone}
     try:
         operation = GemmOperation(
             *(a, b, _choice(random, GemmOperation, "d"), *layouts, steps),

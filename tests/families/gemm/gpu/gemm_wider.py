@@ -20,27 +20,40 @@ from gemm_cases import (
 )
 from gemm_chosen import CHOSEN
 
-from warploom.generator.epilogue import STEPS, Amax, Residual, Scale
+from warploom.generator.epilogue import (
+    STEPS,
+    Activation,
+    Amax,
+    Bias,
+    Gate,
+    Preactivation,
+    Quantize,
+    Residual,
+    Scale,
+)
 
 TRAINED = [
     spec(tile, epilogue=steps, **others)
     for steps in (FORWARD, BACKWARD, TWICE)
     for tile, others in (
-        ((128, 128), {"roles": "pingpong", "cluster": (2, 1)}),
+        ((128, 128), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
         ((128, 256), {"store": "direct"}),
-        ((256, 96), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((256, 96), {"cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
         ((64, 24), {"consumers": 1, "d": "fp32"}),
-        ((64, 176), {"roles": "pingpong", "a": "fp16", "d": "fp16", "layouts": "col row"}),
+        (
+            (64, 176),
+            {"kernel_schedule": "pingpong", "a": "fp16", "d": "fp16", "layouts": "col row"},
+        ),
         ((128, 128), {"a": "e4m3", "d": "e5m2"}),
         ((128, 96), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted"}),
         ((128, 96), {"a": "int8", "store": "direct"}),
-        ((128, 96), {"split": 3}),
-        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
-        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
-        ((16, 64), {"swap": True, "consumers": 1}),
-        ((8, 64), {"swap": True, "consumers": 1, "store": "direct"}),
-        ((32, 128), {"swap": True, "roles": "pingpong", "stages": 3}),
-        ((64, 128), {"swap": True, "cluster": (1, 2)}),
+        ((128, 96), {"cluster_split_k": 3}),
+        ((64, 64), {"cluster_split_k": 8, "consumers": 1, "store": "direct"}),
+        ((64, 64), {"cluster_split_k": 4, "swap_ab": True, "consumers": 1}),
+        ((16, 64), {"swap_ab": True, "consumers": 1}),
+        ((8, 64), {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((32, 128), {"swap_ab": True, "kernel_schedule": "pingpong", "stages": 3}),
+        ((64, 128), {"swap_ab": True, "cluster": (1, 2)}),
     )
 ]
 OUTPUTS = [
@@ -51,7 +64,7 @@ OUTPUTS = [
         for store, epilogue in (("tma", QUANTISED), ("direct", QUANTISED), ("tma", ()))
     ),
     *(
-        spec((128, 128), a=a, d=d, roles="pingpong", cluster=(2, 1), epilogue=QUANTISED)
+        spec((128, 128), a=a, d=d, kernel_schedule="pingpong", cluster=(2, 1), epilogue=QUANTISED)
         for a, d in (("bf16", "e4m3"), ("e4m3", "e4m3"), ("int8", "int8"), ("bf16", "bf16"))
     ),
     spec((128, 256), a="e4m3", d="e4m3", cluster=(2, 1), epilogue=QUANTISED),
@@ -64,22 +77,63 @@ PROMOTED = [
         ((128, 128), "e4m3", "e5m2", "fp32", {"cluster": (1, 2), "raster": "along_n"}),
         ((64, 64), "e5m2", "e4m3", "bf16", {"consumers": 1, "store": "direct"}),
         ((256, 64), "e4m3", "e4m3", "fp16", {}),
-        ((64, 96), "e4m3", "e4m3", "bf16", {"roles": "pingpong"}),
+        ((64, 96), "e4m3", "e4m3", "bf16", {"kernel_schedule": "pingpong"}),
         ((128, 96), "e4m3", "e4m3", "bf16", {"epilogue": ORDERS["layer"]}),
-        ((32, 128), "e4m3", "e5m2", "bf16", {"swap": True}),
+        ((32, 128), "e4m3", "e5m2", "bf16", {"swap_ab": True}),
     )
 ]
 
+_SCALES = {
+    "128": ("row_block", "fp32", "fp32"),
+    "e8m0": ("row_block", "e8m0", "e8m0"),
+    "row": ("row_row", "fp32", "fp32"),
+    "mixed": ("row_row", "fp32", "e8m0"),
+}
+SCALED = [
+    spec(tile, scales=_SCALES[scales], **{"a": "e4m3", **others})
+    for tile, scales, others in (
+        ((128, 128), "128", {}),
+        ((128, 128), "128", {"cluster": (2, 1), "d": "fp32"}),
+        ((128, 160), "128", {"cluster": (1, 2), "raster": "along_n"}),
+        ((128, 96), "128", {"epilogue": ORDERS["layer"]}),
+        ((128, 128), "128", {"store": "direct", "stages": 3, "epilogue": ORDERS["vectors"]}),
+        ((128, 128), "128", {"cluster": (2, 2), "d": "fp16"}),
+        ((64, 128), "128", {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
+        ((64, 144), "128", {"kernel_schedule": "pingpong", "stages": 3, "b": "e5m2"}),
+        ((256, 64), "128", {}),
+        ((64, 32), "128", {"consumers": 1}),
+        ((64, 96), "128", {"consumers": 1, "cluster_split_k": 4, "l2_promotion": 128}),
+        ((128, 64), "128", {"cluster_split_k": 2}),
+        ((128, 128), "128", {"split_k": 3}),
+        ((128, 128), "128", {"stream_k": True}),
+        ((16, 64), "128", {"swap_ab": True, "consumers": 1}),
+        ((32, 128), "128", {"swap_ab": True, "consumers": 1, "l2_promotion": 128}),
+        ((64, 128), "128", {"swap_ab": True, "store": "direct"}),
+        ((48, 64), "128", {"swap_ab": True, "consumers": 1, "cluster_split_k": 3}),
+        ((96, 128), "128", {"swap_ab": True, "split_k": 4}),
+        ((128, 128), "e8m0", {}),
+        ((64, 64), "e8m0", {"swap_ab": True, "consumers": 1}),
+        ((128, 128), "row", {"d": "fp32"}),
+        ((64, 96), "row", {"kernel_schedule": "pingpong"}),
+        ((64, 64), "row", {"swap_ab": True, "consumers": 1, "cluster_split_k": 2}),
+        ((128, 64), "mixed", {"a": "e5m2", "b": "e4m3"}),
+    )
+]
+SCALED_BATCHED = [
+    spec((128, 128), a="e4m3", scales=_SCALES["128"], batched=True),
+    spec((64, 64), a="e4m3", scales=_SCALES["row"], batched=True, swap_ab=True, consumers=1),
+]
+
 SWAPPED = [
-    spec(tile, swap=True, **others)
+    spec(tile, swap_ab=True, **others)
     for tile, others in (
         ((8, 64), {"consumers": 1, "store": "direct"}),
         ((16, 64), {"consumers": 1}),
         ((24, 128), {"store": "direct", "a": "fp16", "cluster": (2, 1)}),
-        ((32, 64), {"consumers": 1, "cluster": (1, 2), "raster": "along_n", "group": 3}),
-        ((48, 128), {"roles": "pingpong", "stages": 3}),
+        ((32, 64), {"consumers": 1, "cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
+        ((48, 128), {"kernel_schedule": "pingpong", "stages": 3}),
         ((64, 256), {"cluster": (2, 1), "l2_promotion": 128}),
-        ((128, 64), {"roles": "pingpong", "producer_registers": 24, "group": 1}),
+        ((128, 64), {"kernel_schedule": "pingpong", "producer_registers": 24, "swizzle_size": 1}),
         ((256, 128), {"layouts": "col row"}),
         ((64, 128), {"layouts": "row row", "a": "fp16"}),
         ((16, 128), {"a": "e4m3", "l2_promotion": 64}),
@@ -90,12 +144,13 @@ SWAPPED = [
         ),
         ((64, 64), {"d": "fp32", "consumers": 1, "store": "direct", "epilogue": ORDERS["twice"]}),
         ((32, 128), {"epilogue": ORDERS["vectors"]}),
-        ((64, 128), {"epilogue": ORDERS["layer"], "roles": "pingpong"}),
+        ((64, 128), {"epilogue": ORDERS["layer"], "kernel_schedule": "pingpong"}),
         ((24, 64), {"epilogue": ORDERS["six"], "consumers": 1, "store": "direct"}),
         ((16, 64), {"epilogue": QUANTISED, "consumers": 1}),
         *(
             ((16, 64), {"epilogue": (step,), "consumers": 1, "store": store})
             for step in STEPS
+            if not isinstance(step, Quantize)  # which has tiles of its own: SCALED
             for store in STORES
         ),
     )
@@ -104,19 +159,19 @@ SWAPPED = [
 BATCHED = [
     spec(tile, batched=True, **others)
     for tile, others in (
-        ((128, 128), {"cluster": (2, 1), "roles": "pingpong"}),
+        ((128, 128), {"cluster": (2, 1), "kernel_schedule": "pingpong"}),
         ((128, 96), {"store": "direct", "epilogue": ORDERS["vectors"]}),
         ((64, 96), {"consumers": 1, "epilogue": ORDERS["twice"], "raster": "along_n"}),
         ((128, 128), {"layouts": "col row", "cluster": (1, 2)}),
-        ((64, 128), {"swap": True, "epilogue": ORDERS["layer"]}),
-        ((32, 64), {"swap": True, "layouts": "row row", "consumers": 1, "store": "direct"}),
+        ((64, 128), {"swap_ab": True, "epilogue": ORDERS["layer"]}),
+        ((32, 64), {"swap_ab": True, "layouts": "row row", "consumers": 1, "store": "direct"}),
         ((128, 96), {"a": "e4m3", "accumulation": "promoted", "epilogue": (*SCALES, *QUANTISED)}),
         ((128, 64), {"a": "int8"}),
         ((128, 96), {"epilogue": FORWARD}),
-        ((128, 128), {"epilogue": BACKWARD, "roles": "pingpong", "cluster": (2, 1)}),
+        ((128, 128), {"epilogue": BACKWARD, "kernel_schedule": "pingpong", "cluster": (2, 1)}),
         ((64, 96), {"epilogue": TWICE, "consumers": 1, "store": "direct"}),
-        ((32, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
-        ((64, 64), {"epilogue": BACKWARD, "split": 4, "consumers": 1}),
+        ((32, 64), {"epilogue": TWICE, "swap_ab": True, "consumers": 1}),
+        ((64, 64), {"epilogue": BACKWARD, "cluster_split_k": 4, "consumers": 1}),
     )
 ]
 BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -135,35 +190,35 @@ STREAMED = [
     spec(tile, stream_k=True, **others)
     for tile, others in (
         ((128, 256), {"cluster": (2, 1)}),
-        ((256, 128), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((256, 128), {"cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
         ((128, 128), {}),
         ((128, 176), {"store": "direct", "stages": 2}),
         ((64, 8), {"consumers": 1, "stages": 2}),
         ((64, 96), {"a": "fp16", "d": "fp32", "layouts": "col row", "consumers": 1}),
-        ((192, 128), {"swap": True}),
-        ((16, 64), {"swap": True, "consumers": 1, "store": "direct"}),
-        ((64, 256), {"split": 8, "consumers": 1}),
-        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
-        ((128, 96), {"split": 3, "a": "fp16"}),
-        ((128, 128), {"split": 2, "group": 1}),
-        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
+        ((192, 128), {"swap_ab": True}),
+        ((16, 64), {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((64, 256), {"cluster_split_k": 8, "consumers": 1}),
+        ((64, 64), {"cluster_split_k": 8, "consumers": 1, "store": "direct"}),
+        ((128, 96), {"cluster_split_k": 3, "a": "fp16"}),
+        ((128, 128), {"cluster_split_k": 2, "swizzle_size": 1}),
+        ((64, 64), {"cluster_split_k": 4, "swap_ab": True, "consumers": 1}),
         ((128, 256), {"a": "int8", "cluster": (1, 2)}),
-        ((128, 128), {"a": "int8", "split": 4, "store": "direct"}),
+        ((128, 128), {"a": "int8", "cluster_split_k": 4, "store": "direct"}),
         ((128, 256), {"a": "e4m3", "cluster": (2, 1)}),
         ((128, 128), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted", "cluster": (2, 1)}),
-        ((128, 64), {"a": "e4m3", "accumulation": "promoted", "split": 4}),
+        ((128, 64), {"a": "e4m3", "accumulation": "promoted", "cluster_split_k": 4}),
         ((128, 256), {"epilogue": ORDERS["layer"], "cluster": (2, 1)}),
         ((128, 96), {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
         ((128, 128), {"epilogue": FORWARD, "cluster": (2, 1)}),
-        ((128, 96), {"epilogue": BACKWARD, "split": 3}),
-        ((64, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((128, 96), {"epilogue": BACKWARD, "cluster_split_k": 3}),
+        ((64, 64), {"epilogue": TWICE, "swap_ab": True, "consumers": 1}),
         ((128, 96), {"epilogue": QUANTISED, "a": "e4m3", "d": "e4m3"}),
         ((128, 128), {"batched": True}),
         ((128, 96), {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
-        ((64, 64), {"epilogue": BACKWARD, "batched": True, "split": 4, "consumers": 1}),
+        ((64, 64), {"epilogue": BACKWARD, "batched": True, "cluster_split_k": 4, "consumers": 1}),
         ((128, 128), {"cluster": (4, 1)}),
         ((64, 88), {"cluster": (2, 4), "consumers": 1}),
-        ((192, 64), {"cluster": (1, 8), "swap": True, "consumers": 1, "store": "direct"}),
+        ((192, 64), {"cluster": (1, 8), "swap_ab": True, "consumers": 1, "store": "direct"}),
     )
 ]
 
@@ -173,7 +228,7 @@ REDUCED = [
     for tile, parts, others in (
         ((128, 128), 4, {}),
         ((128, 256), 2, {"cluster": (2, 1)}),
-        ((256, 128), 3, {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((256, 128), 3, {"cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
         ((64, 64), 10, {"consumers": 1, "l2_promotion": 128}),
         ((64, 8), 32, {"consumers": 1, "stages": 2, "store": "direct"}),
         ((64, 48), 5, {"consumers": 1, "cluster": (4, 1)}),
@@ -181,14 +236,14 @@ REDUCED = [
         ((64, 88), 7, {"consumers": 1, "cluster": (2, 4), "store": "direct"}),
         ((64, 96), 6, {"a": "fp16", "d": "fp32", "layouts": "col row", "consumers": 1}),
         ((128, 96), 2, {"a": "fp16", "layouts": "row row"}),
-        ((192, 128), 3, {"swap": True}),
-        ((48, 64), 8, {"swap": True, "consumers": 1}),
-        ((16, 64), 16, {"swap": True, "consumers": 1, "store": "direct"}),
+        ((192, 128), 3, {"swap_ab": True}),
+        ((48, 64), 8, {"swap_ab": True, "consumers": 1}),
+        ((16, 64), 16, {"swap_ab": True, "consumers": 1, "store": "direct"}),
         ((128, 256), 4, {"a": "int8", "cluster": (1, 2)}),
         ((128, 64), 9, {"a": "int8", "store": "direct", "epilogue": SCALES}),
         ((128, 128), 4, {"a": "e4m3", "epilogue": SCALES}),
         ((64, 128), 6, {"a": "e4m3", "consumers": 1, "epilogue": (Scale("device"),) * 2}),
-        ((96, 128), 5, {"a": "e4m3", "swap": True}),
+        ((96, 128), 5, {"a": "e4m3", "swap_ab": True}),
         ((128, 128), 2, {"a": "e4m3", "b": "e5m2", "accumulation": "promoted", "cluster": (2, 1)}),
         ((128, 256), 2, {"epilogue": ORDERS["layer"], "cluster": (2, 1)}),
         ((128, 96), 3, {"epilogue": ORDERS["vectors"], "store": "direct"}),
@@ -196,17 +251,97 @@ REDUCED = [
         ((128, 96), 3, {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
         ((128, 128), 5, {"epilogue": FORWARD, "cluster": (2, 1)}),
         ((128, 96), 3, {"epilogue": BACKWARD}),
-        ((64, 64), 4, {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((64, 64), 4, {"epilogue": TWICE, "swap_ab": True, "consumers": 1}),
         ((128, 96), 2, {"epilogue": QUANTISED, "a": "e4m3", "d": "e4m3"}),
         ((64, 64), 6, {"epilogue": QUANTISED, "a": "int8", "d": "int8", "consumers": 1}),
         ((128, 128), 3, {"batched": True}),
         ((128, 96), 4, {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
         ((64, 64), 5, {"epilogue": BACKWARD, "batched": True, "consumers": 1}),
-        ((32, 64), 4, {"epilogue": TWICE, "batched": True, "swap": True, "consumers": 1}),
+        ((32, 64), 4, {"epilogue": TWICE, "batched": True, "swap_ab": True, "consumers": 1}),
     )
 ]
 
-WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *REDUCED, *BATCHED)
+# Gate and up in one thread: as columns of wgmma or, swapped, as its rows; steps before and behind.
+BIASED = (Bias("bf16"), Gate("silu"))
+INTERLEAVED = (Bias("bf16"), Gate("swiglu_oai", "interleaved"))
+AROUND = (Bias("fp32"), Preactivation("bf16"), Gate("gelu"), Scale("device"), Residual("bf16"))
+STORED = (Preactivation("fp32"), Gate("gelu_tanh", "interleaved"), Amax(), Preactivation("bf16"))
+GATED = [
+    spec(tile, epilogue=steps, **others)
+    for tile, steps, others in (
+        ((128, 256), BIASED, {"cluster": (2, 1)}),
+        ((128, 256), INTERLEAVED, {"cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
+        ((128, 128), BIASED, {"kernel_schedule": "pingpong", "cluster": (2, 2)}),
+        ((128, 128), AROUND, {"kernel_schedule": "pingpong"}),
+        ((128, 128), STORED, {"cluster": (2, 1)}),
+        ((64, 256), INTERLEAVED, {"kernel_schedule": "pingpong", "store": "direct"}),
+        ((256, 96), (Gate("relu"),), {"a": "fp16", "cluster": (2, 1)}),
+        ((64, 16), BIASED, {"consumers": 1, "stages": 2}),
+        ((64, 48), STORED, {"consumers": 1, "store": "direct", "d": "fp32"}),
+        ((64, 176), AROUND, {"kernel_schedule": "pingpong", "layouts": "col col", "a": "fp16"}),
+        ((128, 96), (*SCALES, *BIASED), {"a": "e4m3"}),
+        ((128, 96), (*SCALES, Gate("silu")), {"a": "e4m3", "accumulation": "promoted"}),
+        ((128, 128), (*SCALES, Gate("gelu"), *QUANTISED), {"a": "e4m3", "d": "e4m3"}),
+        ((128, 64), (*SCALES, *INTERLEAVED), {"a": "int8"}),
+        ((64, 64), BIASED, {"consumers": 1, "cluster_split_k": 4}),
+        ((128, 96), STORED, {"cluster_split_k": 3}),
+        ((64, 128), INTERLEAVED, {"consumers": 1, "cluster_split_k": 8, "store": "direct"}),
+        ((64, 64), BIASED, {"consumers": 1, "split_k": 5}),
+        ((128, 256), AROUND, {"cluster": (2, 1), "split_k": 2}),
+        ((128, 96), STORED, {"split_k": 3, "store": "direct"}),
+        ((128, 128), BIASED, {"stream_k": True}),
+        ((128, 256), STORED, {"stream_k": True, "cluster": (2, 1)}),
+        ((128, 128), BIASED, {"batched": True, "kernel_schedule": "pingpong"}),
+        ((64, 96), STORED, {"batched": True, "consumers": 1, "store": "direct"}),
+        # Swapped: weights are the rows of wgmma.
+        ((16, 64), BIASED, {"swap_ab": True, "consumers": 1}),
+        ((8, 64), INTERLEAVED, {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((16, 64), STORED, {"swap_ab": True, "consumers": 1}),
+        ((32, 128), AROUND, {"swap_ab": True, "kernel_schedule": "pingpong", "stages": 3}),
+        ((48, 256), BIASED, {"swap_ab": True, "cluster": (2, 1)}),
+        ((64, 128), INTERLEAVED, {"swap_ab": True, "cluster": (1, 2)}),
+        ((256, 128), STORED, {"swap_ab": True}),
+        ((24, 64), AROUND, {"swap_ab": True, "consumers": 1, "store": "direct", "a": "fp16"}),
+        ((32, 128), (*SCALES, *BIASED), {"swap_ab": True, "a": "e4m3"}),
+        ((64, 64), BIASED, {"swap_ab": True, "consumers": 1, "cluster_split_k": 4}),
+        ((64, 64), STORED, {"swap_ab": True, "consumers": 1, "split_k": 4}),
+        ((16, 64), INTERLEAVED, {"swap_ab": True, "consumers": 1, "stream_k": True}),
+        ((64, 128), AROUND, {"swap_ab": True, "batched": True}),
+    )
+]
+
+# Blocks of 128 columns of D that have scales: whole in a tile, or cut by the end of D.
+QUANTIZED = [
+    spec(tile, d="e4m3", epilogue=steps, **others)
+    for tile, steps, others in (
+        ((128, 128), (Quantize("exact"),), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
+        ((128, 256), (Bias("bf16"), Quantize("pow2")), {"cluster": (2, 1)}),
+        ((64, 128), (Bias("fp32"), Residual("bf16"), Quantize("exact")), {"consumers": 1}),
+        ((128, 128), (Activation("silu"), Quantize("pow2")), {"store": "direct"}),
+        ((128, 256), (*BIASED, Quantize("exact")), {"cluster": (2, 1)}),
+        ((64, 256), (*INTERLEAVED, Quantize("pow2")), {"consumers": 1}),
+        ((64, 256), (Gate("silu"), Quantize("exact")), {"consumers": 1, "store": "direct"}),
+        ((128, 256), (*SCALES, *BIASED, Quantize("exact")), {"a": "e4m3", "cluster": (1, 2)}),
+        ((128, 128), (*SCALES, Quantize("exact")), {"a": "e4m3", "accumulation": "promoted"}),
+        ((128, 256), (Preactivation("bf16"), Quantize("exact")), {"cluster_split_k": 2}),
+        ((128, 256), (Gate("silu"), Quantize("exact")), {"stream_k": True}),
+    )
+]
+
+WIDER = (
+    *GATED,
+    *QUANTIZED,
+    *SCALED,
+    *SCALED_BATCHED,
+    *TRAINED,
+    *OUTPUTS,
+    *PROMOTED,
+    *SWAPPED,
+    *SPLIT,
+    *STREAMED,
+    *REDUCED,
+    *BATCHED,
+)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )

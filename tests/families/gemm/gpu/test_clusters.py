@@ -27,11 +27,11 @@ KERNELS = [
     if prod(cluster) > 2
     for tile, others in (
         ((64, 88), {"consumers": 1, "stages": 2}),
-        ((88, 64), {"swap": True, "consumers": 1, "store": "direct"}),
+        ((88, 64), {"swap_ab": True, "consumers": 1, "store": "direct"}),
         ((128, 128), {"layouts": "col row", "a": "fp16"}),
-        ((64, 192), {"roles": "pingpong", "raster": "along_n", "group": 3}),
+        ((64, 192), {"kernel_schedule": "pingpong", "raster": "along_n", "swizzle_size": 3}),
         ((128, 64), {"batched": True, "layouts": "row row", "epilogue": cases.ORDERS["vectors"]}),
-        ((192, 128), {"swap": True, "layouts": "col col"}),
+        ((192, 128), {"swap_ab": True, "layouts": "col col"}),
         ((128, 96), {"a": "int8", "store": "direct"}),
         ((128, 160), {"a": "e4m3", "epilogue": cases.SCALES}),
         (

@@ -100,6 +100,22 @@ def test_no_swapped_kernel_mistakes_rows_for_columns(
 
 
 @over_shapes
+@pytest.mark.parametrize("kernel", wider.GATED, ids=short)
+def test_no_gate_multiplies_columns_that_are_not_its_own(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
+@pytest.mark.parametrize("kernel", wider.QUANTIZED, ids=short)
+def test_no_block_of_d_has_the_scale_of_another(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
 @pytest.mark.parametrize("kernel", cases.SPLIT, ids=short)
 def test_no_part_of_k_is_lost_or_added_twice(
     kernel: KernelSpec, shape: tuple[int, int, int]

@@ -15,7 +15,9 @@ from warploom.generator.limits import LARGEST
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
-GROUPS = cases.spec((64, 8), consumers=1, group=1024, store="direct", roles="cooperative")
+GROUPS = cases.spec(
+    (64, 8), consumers=1, swizzle_size=1024, store="direct", kernel_schedule="cooperative"
+)
 
 
 def product(m: int, n: int, k: int, *batches: int, **keywords: Any) -> Callable[[], object]:
@@ -32,7 +34,10 @@ REFUSED: Refused = {
     "k": (lambda: product(1, 1, LARGEST), "k 2147483647"),
     "batches": (lambda: product(1, 1, 1, LARGEST - 99), "batches 2147483548: "),
     "tiles": (lambda: product(2**25, 2**25, 8), "tiles of"),
-    "group of 2^22 tiles": (lambda: product(1, 2**25, 64, spec=GROUPS), "group 1024 of 4194304"),
+    "group of 2^22 tiles": (
+        lambda: product(1, 2**25, 64, spec=GROUPS),
+        "swizzle_size 1024 of 4194304",
+    ),
 }
 
 

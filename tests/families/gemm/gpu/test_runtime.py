@@ -26,7 +26,7 @@ CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 
 def unused(number: int) -> KernelSpec:
     """A kernel that no other test has loaded; building it is part of its first use."""
-    return cases.spec((128, 64), group=100 + number)
+    return cases.spec((128, 64), swizzle_size=100 + number)
 
 
 def assert_right(made: arena.Call) -> None:
@@ -271,7 +271,7 @@ def test_load_makes_a_kernel_ready_and_warmup_a_configuration(tmp_path: Path) ->
     file.write_text(
         "version: 1\narch: sm_90a\nkernels:\n"
         "  - operations: [{family: gemm, a: bf16, b: bf16, d: bf16}]\n"
-        "    schedules: [{tile: [128, 64, 64], group: 104}]\n"
+        "    schedules: [{tile: [128, 64, 64], swizzle_size: 104}]\n"
     )
     assert warploom.warmup(file) == 1
     made = arena.call(unused(4), 257, 136, 193)

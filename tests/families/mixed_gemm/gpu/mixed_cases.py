@@ -105,9 +105,9 @@ PAIRS = [  # activations and weights that there are kernels for
     if not operation_reasons(operation(a=a, b=b, group=row.groups[0] or 0, scale=row.scales[0]))
 ]
 PLAIN: list[Choice] = [  # of 16 bits: every way to scale
-    ((16, 128, 128), "mma", "sums", {"blocks": 2}),
+    ((16, 128, 128), "mma", "sums", {"ctas_per_sm": 2}),
     ((64, 128, 128), "wgmma", "sums", {}),
-    ((8, 64, 256), "mma", "weights", {"shares": 2}),
+    ((8, 64, 256), "mma", "weights", {"warp_split_k": 2}),
     ((128, 128, 128), "wgmma", "weights", {}),
 ]
 
@@ -115,15 +115,15 @@ EIGHT: list[Choice] = [  # of 8 bits: every way to share k, and to store
     ((32, 64, 128), "wgmma", "sums", {"consumers": 1}),
     ((64, 128, 128), "wgmma", "sums", {}),
     ((64, 128, 256), "wgmma", "sums", {"stream_k": True}),
-    ((16, 64, 256), "wgmma", "sums", {"shares": 2, "blocks": 2, "split": 2}),
+    ((16, 64, 256), "wgmma", "sums", {"warp_split_k": 2, "ctas_per_sm": 2, "cluster_split_k": 2}),
     ((128, 128, 128), "wgmma", "sums", {"store": "tma"}),
 ]
 EIGHT += [  # of those, what e4m3 multiplies while weights are decoded
-    ((128, 128, 256), "wgmma", "sums", {"ahead": 2, "store": "tma"}),
-    ((160, 128, 256), "wgmma", "sums", {"ahead": 1}),
-    ((128, 128, 128), "wgmma", "sums", {"ahead": 1, "store": "tma"}),
-    ((64, 128, 256), "wgmma", "sums", {"ahead": 1, "stream_k": True}),
-    ((64, 64, 512), "wgmma", "sums", {"ahead": 2, "shares": 2, "split": 2}),
+    ((128, 128, 256), "wgmma", "sums", {"lookahead": 2, "store": "tma"}),
+    ((160, 128, 256), "wgmma", "sums", {"lookahead": 1}),
+    ((128, 128, 128), "wgmma", "sums", {"lookahead": 1, "store": "tma"}),
+    ((64, 128, 256), "wgmma", "sums", {"lookahead": 1, "stream_k": True}),
+    ((64, 64, 512), "wgmma", "sums", {"lookahead": 2, "warp_split_k": 2, "cluster_split_k": 2}),
 ]
 
 
@@ -170,7 +170,7 @@ def _schedules() -> Iterator[KernelSpec]:
     wide = itertools.cycle(one for one in PAIRS if element(one[0]).bits == 16)
     eight = itertools.cycle(one for one in PAIRS if one[0] == "e4m3")
     for i, fields in enumerate(yaml.safe_load(PAIRWISE.read_text())):
-        group, pairs = fields.pop("of_k"), eight if "ahead" in fields else wide
+        group, pairs = fields.pop("of_k"), eight if "lookahead" in fields else wide
         turns = (operation(a=a, b=b, group=group, scale=_scale(b, i)) for a, b in pairs)
         of = next(of for of in itertools.islice(turns, len(PAIRS)) if legal(of, **fields))
         yield spec(of=of, **fields)
@@ -184,10 +184,10 @@ STREAMED = [one for one in (*SCHEDULES, *FORMATS) if schedule(one).stream_k]
 FINISHED: list[Choice] = [
     ((16, 128, 128), "mma", "sums", {"stream_k": True}),
     ((64, 128, 256), "wgmma", "sums", {"store": "tma"}),
-    ((16, 64, 256), "mma", "sums", {"shares": 2}),
-    ((64, 64, 128), "wgmma", "sums", {"consumers": 1, "split": 4}),
-    ((128, 128, 128), "wgmma", "weights", {"store": "tma", "raster": "along_m", "group": 3}),
-    ((24, 128, 128), "mma", "weights", {"consumers": 2, "split": 4}),
+    ((16, 64, 256), "mma", "sums", {"warp_split_k": 2}),
+    ((64, 64, 128), "wgmma", "sums", {"consumers": 1, "cluster_split_k": 4}),
+    ((128, 128, 128), "wgmma", "weights", {"store": "tma", "raster": "along_m", "swizzle_size": 3}),
+    ((24, 128, 128), "mma", "weights", {"consumers": 2, "cluster_split_k": 4}),
     ((40, 128, 128), "wgmma", "weights", {"stream_k": True}),
 ]
 STEPS = (*ORDERS.values(), FORWARD, BACKWARD, TWICE, QUANTISED)
@@ -213,12 +213,12 @@ OUTPUTS = [
     for tile, multiply, scaled, others in (FINISHED[i % len(FINISHED)],)
 ]
 SIMPLE = {  # for tests of something else than the kernel itself
-    "few": spec((16, 128, 128), "mma", "sums", blocks=2, stream_k=True),
+    "few": spec((16, 128, 128), "mma", "sums", ctas_per_sm=2, stream_k=True),
     "some": spec((64, 128, 256), "wgmma", "sums", stream_k=True),
     "many": spec((256, 128, 128), "wgmma", "weights", store="tma"),
-    "split": spec((16, 64, 128), "mma", "sums", consumers=1, split=8),
-    "shared": spec((16, 64, 256), "mma", "sums", shares=2, blocks=2),
-    "ahead": spec((64, 128, 256), "wgmma", "sums", of=operation(a="e4m3"), ahead=2),
+    "split": spec((16, 64, 128), "mma", "sums", consumers=1, cluster_split_k=8),
+    "shared": spec((16, 64, 256), "mma", "sums", warp_split_k=2, ctas_per_sm=2),
+    "ahead": spec((64, 128, 256), "wgmma", "sums", of=operation(a="e4m3"), lookahead=2),
     "layer": spec(
         (16, 128, 128), "mma", "sums", of=operation(epilogue=ORDERS["layer"]), stream_k=True
     ),

@@ -23,7 +23,16 @@ COUNT = 60
 SEED = int(os.environ.get("WARPLOOM_SAMPLES_SEED", "1"))
 SOURCES = {
     field: get_args(get_type_hints(MixedGemmSchedule)[field])
-    for field in ("multiply", "scaled", "consumers", "shares", "blocks", "raster", "store", "split")
+    for field in (
+        "multiply",
+        "scaled",
+        "consumers",
+        "warp_split_k",
+        "ctas_per_sm",
+        "raster",
+        "store",
+        "cluster_split_k",
+    )
 }
 OUTPUTS = get_args(get_type_hints(MixedGemmOperation)["d"])
 
@@ -58,9 +67,9 @@ def _kernel(random: Random) -> KernelSpec | None:
     rows = (*range(8, 72, 8), 96, 128, 256) if element(a).bits == 16 else (8, 16, 32, 64, 96, 128)
     fields: dict[str, Any] = {
         "tile": (random.choice(rows), 64 * random.choice((1, 2, 4)), random.choice((128, 256))),
-        "group": random.choice((1, 3, 8, 64)),
+        "swizzle_size": random.choice((1, 3, 8, 64)),
         "stream_k": random.random() < 0.4,
-        "ahead": random.choice((0, 1, 2)) if a == "e4m3" else 0,
+        "lookahead": random.choice((0, 1, 2)) if a == "e4m3" else 0,
         **{field: random.choice(values) for field, values in SOURCES.items()},
     }
     try:

@@ -16,12 +16,12 @@ MMA = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(group=32), st
 WGMMA = cases.spec((32, 128, 128), "wgmma", "sums", of=cases.operation(group=32), stages=2)
 ZEROS = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(b="uint4", group=32), stages=2)
 AHEAD = cases.spec(
-    (32, 128, 128), "wgmma", "sums", of=cases.operation(a="e4m3", group=32), stages=2, ahead=2
+    (32, 128, 128), "wgmma", "sums", of=cases.operation(a="e4m3", group=32), stages=2, lookahead=2
 )
-SHARED = cases.spec((16, 64, 256), "mma", "sums", shares=2)
-SPLIT = cases.spec((16, 64, 128), "mma", "sums", consumers=1, split=4)
+SHARED = cases.spec((16, 64, 256), "mma", "sums", warp_split_k=2)
+SPLIT = cases.spec((16, 64, 128), "mma", "sums", consumers=1, cluster_split_k=4)
 STREAMED = cases.spec((16, 128, 128), "mma", "sums", stream_k=True)
-CHAINED = cases.spec((16, 128, 128), "mma", "sums", blocks=2)
+CHAINED = cases.spec((16, 128, 128), "mma", "sums", ctas_per_sm=2)
 
 # A tile a block, and as many k tiles as stages: whoever does not wait gets no lap ahead.
 ONE_LAP = (16, 1000, 256)

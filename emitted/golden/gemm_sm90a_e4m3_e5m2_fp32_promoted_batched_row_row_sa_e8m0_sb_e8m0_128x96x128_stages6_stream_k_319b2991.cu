@@ -1,10 +1,10 @@
-// gemm_sm90a_int8_int8_bf16_scale_row_scale_column_64x256x128_consumers1_stages5_split8_stream_k_43e16d8e
+// gemm_sm90a_e4m3_e5m2_fp32_promoted_batched_row_row_sa_e8m0_sb_e8m0_128x96x128_stages6_stream_k_319b2991
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, scale_column
-//   A int8 row, B int8 col, accumulated in int32, D bf16 row
-//   tile 64x256x128, cluster 1x1, 1 consumer, k split over 8 blocks, 5 stages, along_m, group 8, store tma
+// D[m, n] = A[m, k] B[k, n]
+//   A e4m3 row, B e5m2 col, accumulated in fp32, D fp32 row
+//   tile 128x96x128, cluster 1x1, 2 consumers, 6 stages, along_m, group 8, store tma
 //   stream-K: clusters share the k of tiles that do not fill a wave
-// Digest 43e16d8ef8ab1f3341d30dce7da50c9a8a475c05d1f21cf91b130b6c32674d42; `warploom show` prints this file.
+// Digest 319b2991a4f0f788b9903ba31adc47b1ae68f6bae9e84bfe6b7148e60215548e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -26,22 +26,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = int32_t;
+using ElementD = float; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 64, kTileN = 256, kTileK = 128;
+constexpr int kTileM = 128, kTileN = 96, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 8;  // blocks that share a tile's k: a cluster
-constexpr int kClusterSize = kSplit;
-constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
-constexpr int kStages = 5;
+constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
-constexpr int kRows = 64, kColumns = 256;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 96;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kFinished = kColumns / kSplit;  // columns of the tile that one block finishes
 constexpr int kChunkColumns = 32;  // a block is finished by chunks
-constexpr int kChunks = kFinished / kChunkColumns;
+constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -53,42 +51,60 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  float* scale_0;  // scale[m]
-  float* scale_1;  // scale[n]
-  int32_t* parts;  // sums of parts of tiles, by blocks
+  float* parts;  // sums of parts of tiles, by blocks
   int* raised;  // a flag for each warp of each block that leaves a part
+  const uint8_t* a_scales;  // a scale for each 1 m x 128 k of A
+  const uint8_t* b_scales;  // a scale for each 1 n x 128 k of B
+  int64_t a_scales_row;  // elements between those along m
+  int64_t a_scales_k;  // elements between those along k
+  int64_t a_scales_batch_pitch;  // elements between batches
+  int64_t b_scales_row;  // elements between those along n
+  int64_t b_scales_k;  // elements between those along k
+  int64_t b_scales_batch_pitch;  // elements between batches
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
   int32_t cut;  // tiles that are cut: the first
+  int32_t batches;  // of D
+  int32_t a_batches;  // of A
+  int32_t a_repeat;  // batches of D in a row that one of A serves
+  int32_t b_batches;  // of B
+  int32_t b_repeat;  // batches of D in a row that one of B serves
+  int32_t a_scales_batch_count;  // batches of them
+  int32_t a_scales_batch_repeat;  // batches of D in a row that one serves
+  int32_t b_scales_batch_count;  // batches of them
+  int32_t b_scales_batch_repeat;  // batches of D in a row that one serves
 };
-static_assert(sizeof(Parameters) == 640);
+static_assert(sizeof(Parameters) == 768);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, scale_1) == 520);
-static_assert(OFFSET(Parameters, parts) == 528 && OFFSET(Parameters, raised) == 536);
-static_assert(OFFSET(Parameters, a_tail_rows) == 544 && OFFSET(Parameters, m) == 548);
-static_assert(OFFSET(Parameters, n) == 552 && OFFSET(Parameters, k) == 556);
-static_assert(OFFSET(Parameters, cut) == 560);
+static_assert(OFFSET(Parameters, parts) == 512 && OFFSET(Parameters, raised) == 520);
+static_assert(OFFSET(Parameters, a_scales) == 528 && OFFSET(Parameters, b_scales) == 536);
+static_assert(OFFSET(Parameters, a_scales_row) == 544 && OFFSET(Parameters, a_scales_k) == 552);
+static_assert(OFFSET(Parameters, a_scales_batch_pitch) == 560 && OFFSET(Parameters, b_scales_row) == 568);
+static_assert(OFFSET(Parameters, b_scales_k) == 576 && OFFSET(Parameters, b_scales_batch_pitch) == 584);
+static_assert(OFFSET(Parameters, a_tail_rows) == 592 && OFFSET(Parameters, m) == 596);
+static_assert(OFFSET(Parameters, n) == 600 && OFFSET(Parameters, k) == 604);
+static_assert(OFFSET(Parameters, cut) == 608 && OFFSET(Parameters, batches) == 612);
+static_assert(OFFSET(Parameters, a_batches) == 616 && OFFSET(Parameters, a_repeat) == 620);
+static_assert(OFFSET(Parameters, b_batches) == 624 && OFFSET(Parameters, b_repeat) == 628);
+static_assert(OFFSET(Parameters, a_scales_batch_count) == 632 && OFFSET(Parameters, a_scales_batch_repeat) == 636);
+static_assert(OFFSET(Parameters, b_scales_batch_count) == 640 && OFFSET(Parameters, b_scales_batch_repeat) == 644);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 256] += A[64 x 32] * B[32 x 256]; A and B by descriptor, D in registers.
+// D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, int32_t (&d)[128], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e5m2 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, add;\n}\n"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31]),
-          "+r"(d[32]), "+r"(d[33]), "+r"(d[34]), "+r"(d[35]), "+r"(d[36]), "+r"(d[37]), "+r"(d[38]), "+r"(d[39]), "+r"(d[40]), "+r"(d[41]), "+r"(d[42]), "+r"(d[43]), "+r"(d[44]), "+r"(d[45]), "+r"(d[46]), "+r"(d[47]), "+r"(d[48]), "+r"(d[49]), "+r"(d[50]), "+r"(d[51]), "+r"(d[52]), "+r"(d[53]), "+r"(d[54]), "+r"(d[55]), "+r"(d[56]), "+r"(d[57]), "+r"(d[58]), "+r"(d[59]), "+r"(d[60]), "+r"(d[61]), "+r"(d[62]), "+r"(d[63]),
-          "+r"(d[64]), "+r"(d[65]), "+r"(d[66]), "+r"(d[67]), "+r"(d[68]), "+r"(d[69]), "+r"(d[70]), "+r"(d[71]), "+r"(d[72]), "+r"(d[73]), "+r"(d[74]), "+r"(d[75]), "+r"(d[76]), "+r"(d[77]), "+r"(d[78]), "+r"(d[79]), "+r"(d[80]), "+r"(d[81]), "+r"(d[82]), "+r"(d[83]), "+r"(d[84]), "+r"(d[85]), "+r"(d[86]), "+r"(d[87]), "+r"(d[88]), "+r"(d[89]), "+r"(d[90]), "+r"(d[91]), "+r"(d[92]), "+r"(d[93]), "+r"(d[94]), "+r"(d[95]),
-          "+r"(d[96]), "+r"(d[97]), "+r"(d[98]), "+r"(d[99]), "+r"(d[100]), "+r"(d[101]), "+r"(d[102]), "+r"(d[103]), "+r"(d[104]), "+r"(d[105]), "+r"(d[106]), "+r"(d[107]), "+r"(d[108]), "+r"(d[109]), "+r"(d[110]), "+r"(d[111]), "+r"(d[112]), "+r"(d[113]), "+r"(d[114]), "+r"(d[115]), "+r"(d[116]), "+r"(d[117]), "+r"(d[118]), "+r"(d[119]), "+r"(d[120]), "+r"(d[121]), "+r"(d[122]), "+r"(d[123]), "+r"(d[124]), "+r"(d[125]), "+r"(d[126]), "+r"(d[127])
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -107,29 +123,29 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_3D;
+  static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int m, int k) {
+                                              int m, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 32768;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_3D;
+  static constexpr int kBytes = 12288;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k) {
+                                              int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
   }
 };
 
@@ -146,38 +162,61 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile: there are no turns to take.
+// The consumers share each tile, the second two steps behind the first: else both would add up in fp32, and
+// later finish the tile, at the same time, and the tensor core would wait. Named barrier 3 lets the second
+// begin; by 4 the first knows that it has.
 struct Order {
-  __device__ __forceinline__ Order(int, int, Position&) {}
-  __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void multiplied(int, int) const {}
+  static constexpr int kSteps = 2;  // 1 hides less, 3 leaves too few stages to the producer
+  int consumer;
+
+  __device__ __forceinline__ Order(int consumer, int, Position&) : consumer(consumer) {
+    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
+  }
+
+  __device__ __forceinline__ void begin() const {
+    cutlass::arch::NamedBarrier::sync(256, consumer == 0 ? 4 : 3);
+    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
+  }
+
+  // The consumer has the products of a tile k.
+  __device__ __forceinline__ void multiplied(int k_tile, int k_tiles) const {
+    if (consumer == 0 && k_tile + 1 == min(kSteps, k_tiles)) cutlass::arch::NamedBarrier::arrive(256, 3);
+  }
+
   __device__ __forceinline__ void pass(Position&) const {}
-  __device__ __forceinline__ void finish(int) const {}
+
+  // The second's last word must not be left pending.
+  __device__ __forceinline__ void finish(int) const {
+    if (consumer == 0) cutlass::arch::NamedBarrier::sync(256, 4);
+  }
 };
 
 // Where a tile of D starts.
 struct Place {
-  int m, n;
+  int m, n, batch;
 };
 
 // The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
 // the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
 struct Tiles {
   int along, across;  // extents in clusters
+  int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
+  __device__ __forceinline__ int count() const { return along * across * batches; }
 
   // Where this block's tile starts.
   __device__ __forceinline__ Place at(int index, int rank) const {
+    const int batch = index / (along * across);
+    index -= batch * along * across;
     const int band = index / (kGroup * across);
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN};
+            (j * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
@@ -250,90 +289,14 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {row, row + 8}, {column, column + 1} };
 }
 
-// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
-// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
-// at the load, every load would be waited for before the next is issued.
-template <class Element> struct Columns {
-  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
-  Word word;
-
-  Columns() = default;
-  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
-
-  __device__ __forceinline__ float operator[](int j) const {
-    const Word bits = word >> (j * 8 * sizeof(Element));
-    return float(reinterpret_cast<const Element&>(bits));
-  }
-};
-
-// Multiplies each row of D by its entry of a vector.
-struct ScaleRow {
-  const float* scale;
-  struct Operand {
-    float row[2];
-  };
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
-    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
-  }
-};
-
-// Multiplies each column of D by its entry of a vector.
-struct ScaleColumn {
-  const float* scale;
-  using Operand = Columns<float>;
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {scale, at.column, n};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand[i % 2];
-  }
-};
-
-// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
-// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
-// the chunk before.
+// No steps: the accumulators are D.
 struct Epilogue {
-  struct Block {
-    ScaleRow::Operand step_0;
-  };
-  struct Operands {
-    ScaleColumn::Operand step_1;
-  };
-  int m, n;
-  ScaleRow step_0;
-  ScaleColumn step_1;
-
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
-      : m(p.m),
-        n(p.n),
-        step_0{p.scale_0},
-        step_1{p.scale_1} {}
-
-  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {
-        step_0.load(at, m, n)};
-  }
-
-  __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_1.load(at, m, n)};
-  }
-
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
-    step_0.apply(x, block.step_0);
-    step_1.apply(x, operands.step_1);
-  }
+  struct Block {};
+  struct Operands {};
+  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
+  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
 };
 
 // Two neighbours in a row of D.
@@ -341,16 +304,12 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
-__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
-  uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
-  return reinterpret_cast<const Pair&>(bits);
-}
+// Two values of a row as D holds them.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kSpan = 128;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
@@ -376,22 +335,21 @@ struct Store {
     cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk), at.batch);
       cute::tma_store_arrive();
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  // Two neighbouring elements of a row at a time.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; f += 2) {
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
-                             converted(x[f + 1][1])};
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    for (int f = 0; f < kFragments; ++f) {
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
+        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
+      }
     }
   }
 
@@ -404,84 +362,12 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[8192];
+  alignas(1024) uint8_t staging[32768];
+  alignas(16) uint8_t scales[3584];  // of blocks, on their way: each consumer's warp has its own
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 214016);
-
-// The sums of one tile's products over all of k, of which each block of the cluster has a part. A block
-// leaves its sums in its own shared memory, where the stages were, and then adds up what all blocks have of
-// the columns that it finishes, always in the same order.
-struct SplitSums {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kFragmentsOfTile = kColumns / 8, kFragmentsFinished = kFinished / 8;
-  static_assert(sizeof(Fragment[kSharing * kBlocks * kFragmentsOfTile * 128])
-                <= kStages * (OperandA::kBytes + OperandB::kBytes));
-  Accumulator sums[kBlocks][kFinished / 2];
-
-  // All threads of the cluster arrive and wait, the producers' too. What they wrote before they arrive is
-  // there for all that have waited.
-  __device__ __forceinline__ static void arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  }
-  __device__ __forceinline__ static void wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  }
-  __device__ __forceinline__ static void meet() {
-    arrive();
-    wait();
-  }
-
-  // Where the thread's share of a fragment lies, in every block alike.
-  __device__ __forceinline__ static int place(int consumer, int block, int fragment) {
-    return ((consumer * kBlocks + block) * kFragmentsOfTile + fragment) * 128 + threadIdx.x % 128;
-  }
-
-  // Reads what lies at `address` in the shared memory of the block with that rank. Volatile keeps it between
-  // the barriers.
-  __device__ __forceinline__ static Fragment read(uint32_t address, int rank) {
-    Fragment found;
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
-                 "ld.shared::cluster.v4.b32 { %0, %1, %2, %3 }, [there];\n}"
-                 : "=r"(found.value[0]), "=r"(found.value[1]), "=r"(found.value[2]), "=r"(found.value[3])
-                 : "r"(address), "r"(rank));
-    return found;
-  }
-
-  __device__ __forceinline__ SplitSums(void* stages, const Accumulator (&parts)[kBlocks][kCount], int consumer,
-                                       int rank) {
-    Fragment* const fragments = static_cast<Fragment*>(stages);
-    cutlass::arch::NamedBarrier::sync(kConsumers * 128, 5);  // no product reads the stages any more
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kFragmentsOfTile; ++i) {
-      const int block = i / kFragmentsOfTile, fragment = i % kFragmentsOfTile;
-      const Accumulator* const part = parts[block] + fragment * 4;
-      fragments[place(consumer, block, fragment)] = {part[0], part[1], part[2], part[3]};
-    }
-    meet();
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kFragmentsFinished; ++i) {
-      const int block = i / kFragmentsFinished, fragment = i % kFragmentsFinished;
-      const uint32_t address =
-          cute::cast_smem_ptr_to_uint(fragments + place(consumer, block, rank * kFragmentsFinished + fragment));
-      Fragment found[kSplit];
-      CUTE_UNROLL
-      for (int other = 0; other < kSplit; ++other) found[other] = read(address, other);
-      CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        Accumulator& sum = sums[block][fragment * 4 + j] = found[0].value[j];
-        CUTE_UNROLL
-        for (int other = 1; other < kSplit; ++other) sum += found[other].value[j];
-      }
-    }
-    cute::tma_store_fence();  // TMA writes to the stages next: its writes come after these
-    arrive();
-  }
-
-  // No block fills its stages again, or ends, before all have read from it.
-  __device__ __forceinline__ void finish() const { wait(); }
-};
+static_assert(sizeof(SharedStorage) <= 208896);
 
 // The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
 // its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
@@ -489,7 +375,7 @@ struct SplitSums {
 // clusters leave, and for nothing else.
 struct Parts {
   struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kFinished / 8, kOfBlock = kBlocks * kOfRows;
+  static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
   static constexpr int kThreads = kConsumers * 128;
   static constexpr int kInFlight = 8;  // fragments that a thread reads at a time
   static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
@@ -527,8 +413,8 @@ struct Parts {
   // From L2, where other multiprocessors have left it.
   __device__ __forceinline__ static Fragment read(const Fragment* from) {
     Fragment found;
-    asm volatile("ld.global.cg.v4.b32 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(found.value[0]), "=r"(found.value[1]), "=r"(found.value[2]), "=r"(found.value[3])
+    asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
                  : "l"(from)
                  : "memory");
     return found;
@@ -570,28 +456,26 @@ struct Parts {
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
-  const int first = rank * k_tiles;  // past the end of k, TMA fills stages with zeros
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
   for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, 0);
-    const int loaded = threadIdx.x == 0 ? unit.end : unit.begin;  // the other threads only meet the cluster
+    const Place at = tiles.at(unit.tile, rank);
+    // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
+    const int batch_a = at.batch / p.a_repeat % p.a_batches;
+    const int batch_b = at.batch / p.b_repeat % p.b_batches;
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
-    for (int k_tile = unit.begin; k_tile < loaded; ++k_tile) {
+    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, (first + k_tile) * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, (first + k_tile) * kTileK);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
       position.advance();
     }
-    __syncwarp();
-    SplitSums::meet();  // all sums lie where stages were
-    SplitSums::meet();  // and were read: stages may be filled again
   }
 }
 
@@ -604,83 +488,177 @@ constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 // Keeps the compiler from moving the sums of a block across asynchronous products.
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(sums[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// A stage is free once every consumer that reads it has let go of it.
+// A stage is free once every block that its producer multicasts to has let go of it.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  if (threadIdx.x % 128 == 0) empty.arrive();
+  const uint32_t block = threadIdx.x % 128;
+  empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products, which the tensor core adds up itself.
+// A block scale as fp32. One of e8m0 is an exponent: 0 is 2^-127, which is denormal, and 255 is NaN.
+__device__ __forceinline__ float as_float(float scale) { return scale; }
+__device__ __forceinline__ float as_float(uint8_t scale) {
+  return __uint_as_float(scale == 255 ? 0x7fffffffu : max(uint32_t(scale) << 23, 0x00400000u));
+}
+// The sums of one tile's products, in two levels: the tensor core adds up one tile k, of which each element has
+// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
+// Each warp copies the scales of its rows, and of all columns, into shared memory of its own, kAhead k tiles
+// before it multiplies by them: loads into registers are counted together, and the latest would be waited for.
 struct Products {
-  Accumulator sums[kBlocks][kCount];
+  static constexpr int kRowScales = 2;  // of 64 rows: those of a thread
+  static constexpr int kWarpRows = 16, kColumnScales = 96;
+  static constexpr int kAhead = 3, kSlots = kAhead + 1;
+  struct alignas(16) Scales {
+    uint8_t columns[kColumnScales];
+    uint8_t rows[kBlocks][kWarpRows];
+  };
+  static_assert(sizeof(Scales) * kSlots * kConsumers * 4 == 3584);
 
-  // Issues the products of one stage; they run on while the warpgroup goes on.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
+  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
+  Scales* const slots;  // of the warp
+  int slot;             // that has the scales of the next k tile
+  int k_tiles;          // whose scales are left to copy; what may be multiplied behind them is zeros
+  // Where a lane copies from: the scales of the k tile after the last that was copied.
+  const uint8_t* row_scales[kBlocks];
+  const uint8_t* column_scales;
+  int at_column, last_column;
+
+  // Starts to copy the scales of the first k tiles, of `k_tiles` from `k_tile` on, of the tile at `at`, the
+  // consumer's first row. `scales` are the slots of all warps, and `warp` is one of them.
+  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int k_tile, int k_tiles,
+                                      uint8_t* scales, int warp)
+      : slots(reinterpret_cast<Scales*>(scales) + warp * kSlots), slot(0), k_tiles(k_tiles) {
+    const int lane = threadIdx.x % 32;
+    // Past the end of an operand the last scales serve: what they multiply is not stored.
+    const uint8_t* row_start = p.a_scales + k_tile * p.a_scales_k;
+    row_start += at.batch / p.a_scales_batch_repeat % p.a_scales_batch_count * p.a_scales_batch_pitch;
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
-    cute::warpgroup_arrive();
-    CUTE_UNROLL
-    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
-      CUTE_UNROLL
-      for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   sums[block], add || step > 0);
+    for (int i = 0; i < kBlocks; ++i) {
+      const int row = at.m + i * kWgmmaM + warp % 4 * kWarpRows + lane % kWarpRows;
+      row_scales[i] = row_start + min(row, p.m - 1) * p.a_scales_row;
     }
-    cute::warpgroup_commit_batch();
-  }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
-
-  // Adds the products of the next stage, and lets go of the stage before.
-  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
-    issue(rows, columns, true);
-    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
-    release(previous);
-  }
-
-  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
-    cute::warpgroup_wait<0>();
+    column_scales = p.b_scales + k_tile * p.b_scales_k;
+    column_scales += at.batch / p.b_scales_batch_repeat % p.b_scales_batch_count *
+                     p.b_scales_batch_pitch;
+    at_column = at.n;
+    last_column = p.n - 1;
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
-    release(previous);
+    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();  // all lanes are done with the tile before
+    CUTE_UNROLL
+    for (int i = 0; i < kAhead; ++i) copy(p, slots[i]);
+  }
+
+  __device__ __forceinline__ static void copy(const float* from, float* to) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                 ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from)
+                 : "memory");
+  }
+  __device__ __forceinline__ static void copy(const uint8_t* from, uint8_t* to) { *to = *from; }
+
+  // Starts to copy the scales of one more k tile, if there is one.
+  __device__ __forceinline__ void copy(const Parameters& p, Scales& to) {
+    if (k_tiles-- > 0) {
+      const int lane = threadIdx.x % 32;
+      CUTE_UNROLL
+      for (int i = 0; i < kBlocks; ++i) {
+        if (lane < kWarpRows) copy(row_scales[i], &to.rows[i][lane]);
+        row_scales[i] += p.a_scales_k;
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kColumnScales; i += 32)
+        if (i + 32 <= kColumnScales || i + lane < kColumnScales)
+          copy(column_scales + min(at_column + i + lane, last_column) * p.b_scales_row, &to.columns[i + lane]);
+      column_scales += p.b_scales_k;
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  // Issues the products of one stage, a block at a time.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      fence(partial[block]);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   partial[block], step > 0);
+      cute::warpgroup_commit_batch();
+    }
+  }
+
+  // Adds the scaled products of the next stage, which is released before they are: sums need registers alone.
+  __device__ __forceinline__ void next(const Parameters& p, uint64_t rows, uint64_t columns,
+                                       EmptyBarrier& empty) {
+    issue(rows, columns);
+    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+    __syncwarp();  // what other lanes have copied is there, and the scales of the k tile before were read
+    const Scales& scales = slots[slot];
+    const int lane = threadIdx.x % 32;
+    float of_rows[kBlocks][kRowScales];
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kRowScales; ++i)
+      of_rows[i / kRowScales][i % kRowScales] = as_float(scales.rows[i / kRowScales][lane / 4 + i % 2 * 8]);
+    float factors[kBlocks][kCount];
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kCount; ++i) {
+      const int j = i % kCount;
+      const float of_column = as_float(scales.columns[j / 4 * 8 + lane % 4 * 2 + j % 2]);
+      factors[i / kCount][j] = of_rows[i / kCount][j / 2 % 2 % kRowScales] * of_column;
+      asm volatile("" : "+f"(factors[i / kCount][j]));  // now, under the products, not when these are there
+    }
+    copy(p, slots[(slot + kAhead) % kSlots]);
+    slot = (slot + 1) % kSlots;
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block + 1 < kBlocks) {
+        cute::warpgroup_wait<1>();
+      } else {
+        cute::warpgroup_wait<0>();
+        release(empty);
+      }
+      fence(partial[block]);
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        const float factor = factors[block][i];
+        sums[block][i] += partial[block][i] * factor;
+      }
+    }
   }
 };
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer;
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
-  Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
   const Parts parts(p, rank, consumer);
   for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, 0);
+    Place at = tiles.at(unit.tile, rank);
     at.m += part * kBlocks * kWgmmaM;
-    at.n += rank * kFinished;
-    Products products;
+    // The scales of the first k tiles are on their way before operands are waited for.
+    Products products(p, at, unit.begin, unit.k_tiles(),
+                      shared.scales, consumer * 4 + threadIdx.x / 32 % 4);
+    Epilogue epilogue(p);
     order.begin();
-    int previous = position.stage;  // the stage whose products may still be running
-    shared.full[position.stage].wait(position.phase);
-    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, unit.k_tiles());
-    position.advance();
     CUTE_NO_UNROLL
-    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
+    for (int k_tile = 0; k_tile < unit.k_tiles(); ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
-                    shared.empty[previous]);
+      products.next(p, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[position.stage]);
       order.multiplied(k_tile, unit.k_tiles());
-      previous = position.stage;
       position.advance();
     }
     order.pass(position);
@@ -688,14 +666,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
-    products.finish(shared.empty[previous]);
-    SplitSums total(shared.a, products.sums, part, rank);
     if (unit.end < k_tiles) {
-      parts.leave(total.sums, cluster);
-      total.finish();
+      parts.leave(products.sums, cluster);
       continue;
     }
-    if (unit.begin > 0) parts.add(total.sums, walk.first(unit.tile), cluster);
+    if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       const int next = chunk + 1;
@@ -705,21 +680,20 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(total.sums[chunk / kChunks][sum]);
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
         epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
-    total.finish();
   }
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_int8_int8_bf16_scale_row_scale_column_64x256x128_consumers1_stages5_split8_stream_k_43e16d8e(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_e5m2_fp32_promoted_batched_row_row_sa_e8m0_sb_e8m0_128x96x128_stages6_stream_k_319b2991(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -730,7 +704,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
-      shared.empty[stage].init(kSharing);
+      shared.empty[stage].init(kSharing * kClusterSize);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -739,8 +713,14 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    produce(p, shared, rank, cluster, clusters);
+    cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
+  }
+  if (kClusterSize > 1) {  // nor after it has gone
+    cute::cluster_arrive();
+    cute::cluster_wait();
   }
 }

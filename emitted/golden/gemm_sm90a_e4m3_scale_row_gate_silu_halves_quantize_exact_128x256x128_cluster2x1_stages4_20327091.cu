@@ -1,10 +1,9 @@
-// gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166
+// gemm_sm90a_e4m3_scale_row_gate_silu_halves_quantize_exact_128x256x128_cluster2x1_stages4_20327091
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): relu_gradient_fp16, gelu_gradient_fp16, column_sum
-//   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
-//   tile 32x128x64, cluster 1x1, 2 consumers, 10 stages, along_m, group 8, store tma
-//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
-// Digest 5fea3166402dd31de7c6b4a6924ca160212dd8a158b5265d61ea25987a96ea39; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, gate_silu_halves, quantize_exact
+//   A e4m3 row, B e4m3 col, accumulated in fp32, D e4m3 row
+//   tile 128x256x128, cluster 2x1, 2 consumers, 4 stages, along_m, group 8, store tma
+// Digest 2032709121fb97d847dc88c926c8596b843647262fdc6686d0a15cbf79815e94; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -26,22 +25,22 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::half_t; using Accumulator = float;
+using ElementD = cutlass::float_e4m3_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kTileM = 128, kTileN = 256, kTileK = 128;
+constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 10;
+constexpr int kStages = 4;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 32;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 256;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunkColumns = 128;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
-constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr int kFragments = kChunkColumns / 16;  // 2 x 2 fragments of D of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -52,52 +51,39 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  cutlass::half_t* activation_gradient_0;  // dy[m][pitch]
-  cutlass::half_t* activation_gradient_1;  // dy[m][pitch]
-  float* column_sum_2;  // sums[n]
-  float* column_sum_2_partial;  // partial[groups of rows][n]
-  int64_t activation_gradient_0_pitch;  // elements between rows of dy
-  int64_t activation_gradient_1_pitch;  // elements between rows of dy
-  int64_t column_sum_2_groups;  // partial sums of one sum
-  int64_t column_sum_2_partial_batch;  // elements between the partial sums of batches
-  int64_t activation_gradient_0_batch;  // elements between batches of activation_gradient_0
-  int64_t activation_gradient_1_batch;  // elements between batches of activation_gradient_1
-  int64_t column_sum_2_batch;  // elements between batches of column_sum_2
+  float* scale_0;  // scale[m]
+  float* quantize_2;  // scales[n / 128][pitch]
+  int64_t quantize_2_pitch;  // elements between blocks of a row
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
-  int32_t n;  // columns of D
+  int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
-  int32_t batches;  // of D
-  int32_t a_batches;  // of A
-  int32_t a_repeat;  // batches of D in a row that one of A serves
-  int32_t b_batches;  // of B
-  int32_t b_repeat;  // batches of D in a row that one of B serves
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, activation_gradient_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
-static_assert(OFFSET(Parameters, column_sum_2) == 528 && OFFSET(Parameters, column_sum_2_partial) == 536);
-static_assert(OFFSET(Parameters, activation_gradient_0_pitch) == 544 && OFFSET(Parameters, activation_gradient_1_pitch) == 552);
-static_assert(OFFSET(Parameters, column_sum_2_groups) == 560 && OFFSET(Parameters, column_sum_2_partial_batch) == 568);
-static_assert(OFFSET(Parameters, activation_gradient_0_batch) == 576 && OFFSET(Parameters, activation_gradient_1_batch) == 584);
-static_assert(OFFSET(Parameters, column_sum_2_batch) == 592 && OFFSET(Parameters, a_tail_rows) == 600);
-static_assert(OFFSET(Parameters, m) == 604 && OFFSET(Parameters, n) == 608);
-static_assert(OFFSET(Parameters, k) == 612 && OFFSET(Parameters, batches) == 616);
-static_assert(OFFSET(Parameters, a_batches) == 620 && OFFSET(Parameters, a_repeat) == 624);
-static_assert(OFFSET(Parameters, b_batches) == 628 && OFFSET(Parameters, b_repeat) == 632);
+static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, quantize_2) == 520);
+static_assert(OFFSET(Parameters, quantize_2_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
+// D[64 x 256] += A[64 x 32] * B[32 x 256]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 16;
+  static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[128], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
+        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -116,29 +102,33 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_3D;
-  static constexpr int kBytes = 4096;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int m, int k, int batch) {
+                                              int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n.
+// B is K-major: a row of 128 bytes is tile k of one n. 8 rows of the gate, then the 8 of up
+// that they are multiplied with: dimensions of the map, between which no row of memory moves.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_3D;
-  static constexpr int kBytes = 16384;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_MULTICAST_4D;
+  static constexpr int kBytes = 32768;  // of one stage
+  static constexpr int kRows = 256, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile at (n, k).
+  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k, int batch) {
+                                              int n, int k, int first) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
+    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
+               k, 0, 0, (n + first) / 16);
   }
 };
 
@@ -166,30 +156,27 @@ struct Order {
 
 // Where a tile of D starts.
 struct Place {
-  int m, n, batch;
+  int m, n;
 };
 
 // The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
 // the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
 struct Tiles {
   int along, across;  // extents in clusters
-  int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
-  __device__ __forceinline__ int count() const { return along * across * batches; }
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
 
   // Where this block's tile starts.
   __device__ __forceinline__ Place at(int index, int rank) const {
-    const int batch = index / (along * across);
-    index -= batch * along * across;
     const int band = index / (kGroup * across);
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN, batch};
+            (j * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -199,97 +186,129 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
-}
+// 8 columns of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
+// what it multiplies. Places in a tile count both; coordinates in D do not.
+// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return (at.n + chunk % kChunks * kChunkColumns) / 2;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+// columns 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {column, column + 1}, {row, row + 8} };
+  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {row, row + 8}, {column, column + 1} };
 }
 
-// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
+// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
+// at the load, every load would be waited for before the next is issued.
 template <class Element> struct Columns {
-  Element value[2];
+  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
+  Word word;
 
   Columns() = default;
   __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
 
-  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+  __device__ __forceinline__ float operator[](int j) const {
+    const Word bits = word >> (j * 8 * sizeof(Element));
+    return float(reinterpret_cast<const Element&>(bits));
+  }
 };
 
-// Of max(x, 0): 0 at 0, NaN stays NaN.
-struct ReluGradient {
-  __device__ __forceinline__ static float slope(float x) { return x > 0.f ? 1.f : x <= 0.f ? 0.f : x; }
-};
-
-// Multiplies dy by a function's derivative (_activation/) at what passes here.
-template <class Function, class Element> struct ActivationGradient {
-  const Element* dy;
-  int64_t pitch;
+// Multiplies each row of D by its entry of a vector.
+struct ScaleRow {
+  const float* scale;
   struct Operand {
-    Columns<Element> row[2];
+    float row[2];
   };
 
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    // A row that does not exist has no columns.
-    return {Columns<Element>(dy + at.row[0] * pitch, at.column, at.row[0] < m ? n : 0),
-            Columns<Element>(dy + at.row[1] * pitch, at.column, at.row[1] < m ? n : 0)};
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
+    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
   }
 
   __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = operand.row[i / 2][i % 2] * Function::slope(x[i / 2][i % 2]);
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
   }
 };
 
-// Phi(x) + x phi(x), the derivative of x Phi(x): Phi, the normal distribution function, by the rational
-// approximation of erfc in Abramowitz and Stegun 7.1.26 (|error| < 1.5e-7). Exactly 0 and 1 far from 0.
-struct GeluGradient {
-  __device__ __forceinline__ static float slope(float x) {
-    float t, power;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.f)));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-0.72134752f * x * x));  // exp(-x^2 / 2)
-    float tail = fmaf(t, 0.530702714f, -0.726576013f);  // half of erfc's coefficients
-    tail = fmaf(t, fmaf(t, fmaf(t, tail, 0.710706870f), -0.142248368f), 0.127414796f) * t * power;
-    const float limit = x < 0.f ? tail : 1.f - tail;
-    return power == 0.f ? limit : fmaf(0.398942280f * x, power, limit);  // x may be infinite there
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// x / (1 + exp(-x)).
+struct Silu {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+  }
+
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
+};
+
+// The other factor of most gates.
+struct Up {
+  __device__ __forceinline__ static float function(float x) { return x; }
+};
+
+// Multiplies a function of the gate by up, which a thread has for the same columns of D.
+template <class Function, class Factor> struct Gate {
+  __device__ __forceinline__ void apply(const float (&of_product)[2][2][2], float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      x[i / 2][i % 2] =
+          Function::function(of_product[0][i / 2][i % 2]) * Factor::function(of_product[1][i / 2][i % 2]);
   }
 };
 
-// Sums of what passes here over the rows of a fragment that a warp has, stored in `partial` [groups of
-// rows][n]; a launch of its own adds the groups up (column_totals.cuh.jinja).
-struct ColumnSum {
-  float* partial;
-  static constexpr int kRows = 8;  // of D, of one group
-  // Lanes from kFirst to kLast apart have other rows of the same columns.
-  static constexpr int kFirst = 1, kLast = 2;
+// Divides blocks of 128 columns of a row by a scale each, which is stored: their largest magnitude / 448, or
+// the next power of two. Blocks of zeros and with infinities have 1; NaN says nothing of a scale and stays NaN.
+template <bool kPowerOfTwo> struct Quantize {
+  float* scales;
+  int64_t pitch;
+  static constexpr int kColumns = 128;
+
+  // The largest magnitudes of two rows, of what a thread has seen of them.
+  struct Largest {
+    float row[2] = {0.f, 0.f};
+  };
 
   // What lies outside of D [m, n] does not count.
-  __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
-    const bool second = threadIdx.x & kFirst;  // of the columns: half of the lanes go on with each
-    const int column = second ? at.column[1] : at.column[0];
-    int row[2] = {at.row[0], at.row[1]};
-    // Else comparisons and addresses are kept for the next 64 rows, and spill.
-    asm volatile("" : "+r"(row[0]), "+r"(row[1]));
-    float sum[2];
+  __device__ __forceinline__ static void note(Largest& largest, const float (&x)[2][2],
+                                              const Coordinates& at, int n) {
     CUTE_UNROLL
-    for (int j = 0; j < 2; ++j) sum[j] = (row[0] < m ? x[0][j] : 0.f) + (row[1] < m ? x[1][j] : 0.f);
-    float total = second ? sum[1] : sum[0];
-    total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
+    for (int i = 0; i < 4; ++i)
+      if (at.column[i % 2] < n) largest.row[i / 2] = fmaxf(largest.row[i / 2], fabsf(x[i / 2][i % 2]));
+  }
+
+  // What the rows of a block that starts at a thread's `at` are multiplied by; its scales are stored. The four
+  // lanes of a row have two columns of every eight each.
+  __device__ __forceinline__ Largest inverse(const Largest& largest, const Coordinates& at, int m,
+                                             int n) const {
+    Largest found;
     CUTE_UNROLL
-    for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
-    const int group = row[0] / kRows;
-    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
-    if (last && group * kRows < m && column < n) partial[int64_t(group) * n + column] = total;
+    for (int i = 0; i < 2; ++i) {
+      float most = largest.row[i];
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const bool usual = most > 0.f && most <= 3.40282347e38f;
+      float inverse = usual ? fminf(__fdiv_rn(448.f, most), 3.40282347e38f) : 1.f;
+      if (kPowerOfTwo) inverse = __int_as_float(__float_as_int(inverse) & 0x7f800000);
+      if (threadIdx.x % 4 == 0 && at.row[i] < m && at.column[0] < n)
+        scales[at.column[0] / kColumns * pitch + at.row[i]] = __fdiv_rn(1.f, inverse);
+      found.row[i] = inverse;
+    }
+    return found;
   }
 
   __device__ __forceinline__ void finish() const {}
@@ -300,38 +319,36 @@ struct ColumnSum {
 // the chunk before.
 struct Epilogue {
   struct Block {
+    ScaleRow::Operand step_0;
   };
   struct Operands {
-    ActivationGradient<ReluGradient, cutlass::half_t>::Operand step_0;
-    ActivationGradient<GeluGradient, cutlass::half_t>::Operand step_1;
   };
   int m, n;
-  ActivationGradient<ReluGradient, cutlass::half_t> step_0;
-  ActivationGradient<GeluGradient, cutlass::half_t> step_1;
-  ColumnSum step_2;
+  ScaleRow step_0;
+  Gate<Silu, Up> step_1;
+  Quantize<false> step_2;
 
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.activation_gradient_0 + batch * p.activation_gradient_0_batch, p.activation_gradient_0_pitch},
-        step_1{p.activation_gradient_1 + batch * p.activation_gradient_1_batch, p.activation_gradient_1_pitch},
-        step_2{p.column_sum_2_partial + batch * p.column_sum_2_partial_batch} {}
+        step_0{p.scale_0},
+        step_1{},
+        step_2{p.quantize_2, p.quantize_2_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
+    return {
+        step_0.load(at, m, n / 2)};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_0.load(at, m, n),
-        step_1.load(at, m, n)};
+    return {};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+  __device__ __forceinline__ void apply(Value (&of_product)[2][2][2], Value (&x)[2][2], const Block& block,
                                         const Operands& operands, const Coordinates& at) {
-    step_0.apply(x, operands.step_0);
-    step_1.apply(x, operands.step_1);
-    step_2.apply(x, at, m, n);
+    step_0.apply(of_product[0], block.step_0);
+    step_0.apply(of_product[1], block.step_0);
+    step_1.apply(of_product, x);
   }
 
   __device__ __forceinline__ void finish() const {
@@ -344,17 +361,18 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Two values of a row as D holds them: rounded to nearest even, finite overflow and infinities to the
+// largest number, NaN kept.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
-  uint32_t bits;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  uint16_t bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 128;  // bytes of a staging row
-  static constexpr int kBytes = 32 * kSpan;
+  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
   int first = 0;        // the buffer that the tile begins with
@@ -379,25 +397,21 @@ struct Store {
     cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk), at.batch);
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
       cute::tma_store_arrive();
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
-  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
+  // Two neighbouring elements of a row at a time.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; f += 2) {
-      const int row = f * 8 + lane / 16 * 8 + lane % 8;
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
-      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+    for (int f = 0; f < kFragments; ++f) {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+      for (int i = 0; i < 2; ++i) {
+        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
+        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
+      }
     }
   }
 
@@ -414,7 +428,7 @@ struct SharedStorage {
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 222208);
+static_assert(sizeof(SharedStorage) <= 214016);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -424,26 +438,24 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, rank);
-    // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
-    const int batch_a = at.batch / p.a_repeat % p.a_batches;
-    const int batch_b = at.batch / p.b_repeat % p.b_batches;
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = tail ? p.a_tail_rows : kTileM;
+    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
+      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
       position.advance();
     }
   }
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-using RowOperand = OperandB; using ColumnOperand = OperandA;
+using RowOperand = OperandA; using ColumnOperand = OperandB;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -501,17 +513,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
+  Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     Place at = tiles.at(tile, rank);
-    at.n += part * kBlocks * kWgmmaM;
-    Epilogue epilogue(p, at.batch);
+    at.m += part * kBlocks * kWgmmaM;
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
@@ -534,30 +546,52 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
+    // Values wait in the registers of their sums until all that share a scale are known.
+    constexpr int kOfBlock = 128 / (kFragments * 8);  // chunks
     CUTE_UNROLL
-    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
-      Value x[kFragments][2][2];
+    for (int first = 0; first < kBlocks * kChunks; first += kOfBlock) {
+      decltype(epilogue.step_2)::Largest largest;
       CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        const int next = chunk + 1;
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
+        for (int f = 0; f < kFragments; ++f) {
+          const int sum = (chunk % kChunks * kFragments + f) * 8;
+          Value x[2][2];
+          Value of_product[2][2][2];  // of the gate, and of up
+          CUTE_UNROLL
+          for (int i = 0; i < 8; ++i)
+            of_product[i / 4][i / 2 % 2][i % 2] = Value(products.sums[chunk / kChunks][sum + i]);
+          epilogue.apply(of_product, x, block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+          if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+          epilogue.step_2.note(largest, x, coordinates(at, chunk, f), p.n / 2);
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) products.sums[chunk / kChunks][sum + i] = x[i / 2][i % 2];
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
-      store(p, x, at, chunk);
+      const auto inverse =
+          epilogue.step_2.inverse(largest, coordinates(at, first, 0), p.m, p.n / 2);
+      CUTE_UNROLL
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        Value x[kFragments][2][2];
+        CUTE_UNROLL
+        for (int f = 0; f < kFragments; ++f) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i)
+            x[f][i / 2][i % 2] = inverse.row[i / 2] *
+                                 products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 8 + i];
+        }
+        store(p, x, at, chunk);
+      }
     }
-    epilogue.finish();
   }
+  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_scale_row_gate_silu_halves_quantize_exact_128x256x128_cluster2x1_stages4_20327091(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -587,24 +621,4 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cute::cluster_arrive();
     cute::cluster_wait();
   }
-}
-
-// ---- Sums over the rows of D, of step 2: a block adds the groups of 32 columns up, in one order ----
-extern "C" __global__ void __launch_bounds__(1024)
-    gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166_column_sum_2(const __grid_constant__ Parameters p) {
-  constexpr int kColumns = 32, kParts = 32;  // a warp takes every 32nd group of rows
-  __shared__ float sums[kParts][kColumns];
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const int blocks = (p.n - 1) / kColumns + 1, lane = threadIdx.x % 32, part = threadIdx.x / 32;
-  const int64_t vector = blockIdx.x / blocks;  // which of the sums [.., n]
-  const int column = blockIdx.x % blocks * kColumns + lane;
-  const float* partial = p.column_sum_2_partial + vector * p.column_sum_2_groups * p.n + column;
-  float sum = 0.f;
-  if (column < p.n)
-    for (int64_t group = part; group < p.column_sum_2_groups; group += kParts) sum += partial[group * p.n];
-  sums[part][lane] = sum;
-  __syncthreads();
-  if (part > 0 || column >= p.n) return;
-  for (int i = 1; i < kParts; ++i) sum += sums[i][lane];
-  p.column_sum_2[vector * p.column_sum_2_batch + column] = sum;
 }

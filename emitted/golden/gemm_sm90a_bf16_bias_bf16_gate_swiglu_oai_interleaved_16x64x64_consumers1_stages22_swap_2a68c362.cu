@@ -1,9 +1,10 @@
-// gemm_sm90a_e4m3_e5m2_fp32_promoted_preactivation_fp32_relu_gradient_fp32_128x64x128_stages9_direct_363eba48
+// gemm_sm90a_bf16_bias_bf16_gate_swiglu_oai_interleaved_16x64x64_consumers1_stages22_swap_2a68c362
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): preactivation_fp32, relu_gradient_fp32
-//   A e4m3 row, B e5m2 col, accumulated in fp32, D fp32 row
-//   tile 128x64x128, cluster 1x1, 2 consumers, 9 stages, along_m, group 8, store direct
-// Digest 363eba48759e76d969724a2a3698f66572ef9f6b0d6ce7d60176e79a32b0e523; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, gate_swiglu_oai_interleaved
+//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+//   tile 16x64x64, cluster 1x1, 1 consumer, 22 stages, along_m, group 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+// Digest 2a68c36204e3d19ae50d619e9e550f8450104e93f87d64b23168e0cbb719b5e2; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,20 +26,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = float; using Accumulator = float;
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 64, kTileK = 128;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 64;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
+constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 9;
+constexpr int kStages = 22;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 64;  // of wgmma in a tile
+constexpr int kRows = 64, kColumns = 16;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunkColumns = 16;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -50,37 +51,31 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
-  float* d;  // D[m][pitch]
-  float* preactivation_0;  // z[m][pitch]
-  float* activation_gradient_1;  // dy[m][pitch]
-  int64_t d_pitch;  // elements between rows of D
-  int64_t preactivation_0_pitch;  // elements between rows of z
-  int64_t activation_gradient_1_pitch;  // elements between rows of dy
+  cute::TmaDescriptor d_map;  // D, in staging boxes
+  cutlass::bfloat16_t* bias_0;  // bias[n]
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
-  int32_t n;  // columns of D
+  int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
 };
-static_assert(sizeof(Parameters) == 512);
+static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
-static_assert(OFFSET(Parameters, preactivation_0) == 392 && OFFSET(Parameters, activation_gradient_1) == 400);
-static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, preactivation_0_pitch) == 416);
-static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 424 && OFFSET(Parameters, a_tail_rows) == 432);
-static_assert(OFFSET(Parameters, m) == 436 && OFFSET(Parameters, n) == 440);
-static_assert(OFFSET(Parameters, k) == 444);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, a_tail_rows) == 520);
+static_assert(OFFSET(Parameters, m) == 524 && OFFSET(Parameters, n) == 528);
+static_assert(OFFSET(Parameters, k) == 532);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
+// D[64 x 16] += A[64 x 16] * B[16 x 16]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[8], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -100,7 +95,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -111,9 +106,10 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n.
+// B is K-major: a row of 128 bytes is tile k of one n. 8 rows of the gate, then the 8 of up
+// that they are multiplied with: dimensions of the map, between which no row of memory moves.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_2D;
+  using Load = cute::SM90_TMA_LOAD_4D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
@@ -121,7 +117,7 @@ struct OperandB {
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, 0, 0, n / 16);
   }
 };
 
@@ -138,33 +134,13 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile, the second two steps behind the first: else both would add up in fp32, and
-// later finish the tile, at the same time, and the tensor core would wait. Named barrier 3 lets the second
-// begin; by 4 the first knows that it has.
+// The consumers share each tile: there are no turns to take.
 struct Order {
-  static constexpr int kSteps = 2;  // 1 hides less, 3 leaves too few stages to the producer
-  int consumer;
-
-  __device__ __forceinline__ Order(int consumer, int, Position&) : consumer(consumer) {
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
-  }
-
-  __device__ __forceinline__ void begin() const {
-    cutlass::arch::NamedBarrier::sync(256, consumer == 0 ? 4 : 3);
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
-  }
-
-  // The consumer has the products of a tile k.
-  __device__ __forceinline__ void multiplied(int k_tile, int k_tiles) const {
-    if (consumer == 0 && k_tile + 1 == min(kSteps, k_tiles)) cutlass::arch::NamedBarrier::arrive(256, 3);
-  }
-
+  __device__ __forceinline__ Order(int, int, Position&) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
   __device__ __forceinline__ void pass(Position&) const {}
-
-  // The second's last word must not be left pending.
-  __device__ __forceinline__ void finish(int) const {
-    if (consumer == 0) cutlass::arch::NamedBarrier::sync(256, 4);
-  }
+  __device__ __forceinline__ void finish(int) const {}
 };
 
 // Where a tile of D starts.
@@ -199,20 +175,28 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
+// 8 rows of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
+// what it multiplies. Places in a tile count both; coordinates in D do not.
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
+  return (at.n + chunk / kChunks * kWgmmaM) / 2;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
+}
+
+// The columns of the product, of n, that a fragment of D is made of: of gate and of up.
+// Past the end where D is.
+__device__ __forceinline__ Coordinates product_columns(const Coordinates& at, int n) {
+  return { {at.row[0], at.row[1]}, {2 * at.column[0], 2 * at.column[0] + 1} };
 }
 
 // A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
@@ -226,53 +210,55 @@ template <class Element> struct Columns {
   __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
 };
 
-// Stores a fragment's two columns of a row one by one, none past the last column.
-template <class Element>
-__device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
-  CUTE_UNROLL
-  for (int j = 0; j < 2; ++j)
-    if (column[j] < n) row[column[j]] = Element(x[j]);
-}
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
 
-// Stores what passes here to z, which has D's rows and columns.
-template <class Element> struct Preactivation {
-  Element* z;
-  int64_t pitch;
-
-  __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      int row = at.row[i];
-      asm volatile("" : "+r"(row));  // else addresses are kept for the next 64 rows, and spill
-      if (row < m) write(z + row * pitch, at.column, n, x[i]);
-    }
-  }
-
-  __device__ __forceinline__ void finish() const {}
-};
-
-// Of max(x, 0): 0 at 0, NaN stays NaN.
-struct ReluGradient {
-  __device__ __forceinline__ static float slope(float x) { return x > 0.f ? 1.f : x <= 0.f ? 0.f : x; }
-};
-
-// Multiplies dy by a function's derivative (_activation/) at what passes here.
-template <class Function, class Element> struct ActivationGradient {
-  const Element* dy;
-  int64_t pitch;
-  struct Operand {
-    Columns<Element> row[2];
-  };
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    // A row that does not exist has no columns.
-    return {Columns<Element>(dy + at.row[0] * pitch, at.column, at.row[0] < m ? n : 0),
-            Columns<Element>(dy + at.row[1] * pitch, at.column, at.row[1] < m ? n : 0)};
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
   }
 
   __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = operand.row[i / 2][i % 2] * Function::slope(x[i / 2][i % 2]);
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+struct SwigluOai {
+  __device__ __forceinline__ static float function(float x) {
+    const float gate = x > 7.f ? 7.f : x;
+    return gate * logistic2(1.702f * 1.44269504f * gate);
+  }
+};
+struct SwigluOaiUp {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+};
+
+// The other factor of most gates.
+struct Up {
+  __device__ __forceinline__ static float function(float x) { return x; }
+};
+
+// Multiplies a function of the gate by up, which a thread has for the same columns of D.
+template <class Function, class Factor> struct Gate {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      x[i][0] = Function::function(x[i][0]) * Factor::function(x[i][1]);
+      x[i][1] = 0.f;
+    }
   }
 };
 
@@ -281,37 +267,33 @@ template <class Function, class Element> struct ActivationGradient {
 // the chunk before.
 struct Epilogue {
   struct Block {
+    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   struct Operands {
-    ActivationGradient<ReluGradient, float>::Operand step_1;
   };
   int m, n;
-  Preactivation<float> step_0;
-  ActivationGradient<ReluGradient, float> step_1;
+  Bias<cutlass::bfloat16_t> step_0;
+  Gate<SwigluOai, SwigluOaiUp> step_1;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.preactivation_0, p.preactivation_0_pitch},
-        step_1{p.activation_gradient_1, p.activation_gradient_1_pitch} {}
+        step_0{p.bias_0},
+        step_1{} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
+    return {
+        step_0.load(product_columns(at, n), m, n)};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_1.load(at, m, n)};
+    return {};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands, const Coordinates& at) {
-    step_0.apply(x, at, m, n);
-    step_1.apply(x, operands.step_1);
-  }
-
-  __device__ __forceinline__ void finish() const {
-    step_0.finish();
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+    step_1.apply(x);
   }
 };
 
@@ -320,41 +302,73 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them.
-__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
+  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kBytes = 16 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      const Coordinates place = coordinates(at, chunk, f);
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= p.m) continue;
-        ElementD* row = p.d + place.row[i] * p.d_pitch;
-        const Pair pair = converted(x[f][i]);
-        CUTE_UNROLL
-        for (int j = 0; j < 2; ++j)
-          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
-      }
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::tma_store_arrive();
     }
   }
 
-  __device__ __forceinline__ void finish() const {}
+  // 16 rows by 8 columns of 16-bit elements at a time, transposed on the way: wgmma's columns are rows of D.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, column = thread / 32 * 8;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += 2) {
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(f * 8 + lane % 16, column * 2);
+      const Pair pairs[2] = {converted({x[f][0][0], x[f][1][0]}), converted({x[f + 1][0][0], x[f + 1][1][0]})};
+      const auto& words = reinterpret_cast<const uint32_t(&)[2]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2};"
+                   ::"r"(address), "r"(words[0]), "r"(words[1]));
+    }
+  }
+
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
 };
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[2048];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 222208);
+static_assert(sizeof(SharedStorage) <= 228352);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -380,7 +394,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-using RowOperand = OperandA; using ColumnOperand = OperandB;
+using RowOperand = OperandB; using ColumnOperand = OperandA;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -397,52 +411,40 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products. The tensor core keeps about 14 bits of a sum of fp8 products, so it adds
-// up one tile k at a time; the rest is done in fp32 registers, under the other consumer's products.
+// The sums of one tile's products, which the tensor core adds up itself.
 struct Products {
-  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
+  Accumulator sums[kBlocks][kCount];
 
-  // Issues the products of one stage, a block at a time.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+  // Issues the products of one stage; they run on while the warpgroup goes on.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      fence(partial[block]);
-      cute::warpgroup_arrive();
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
-      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+      for (int block = 0; block < kBlocks; ++block)
         Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   partial[block], step > 0);
-      cute::warpgroup_commit_batch();
+                   sums[block], add || step > 0);
     }
+    cute::warpgroup_commit_batch();
   }
 
-  // Waits for the products of one block after the other, and adds them to the sums.
-  __device__ __forceinline__ void promote() {
-    CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) cute::warpgroup_wait<1>();
-      else cute::warpgroup_wait<0>();
-      fence(partial[block]);
-      CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) sums[block][i] += partial[block][i];
-    }
-  }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
-    issue(rows, columns);
-    promote();
-  }
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
   // Adds the products of the next stage, and lets go of the stage before.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
-    issue(rows, columns);
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
     release(previous);
-    promote();
   }
 
-  __device__ __forceinline__ void finish(EmptyBarrier& previous) { release(previous); }
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
 };
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
@@ -450,17 +452,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Store store(nullptr, consumer);
+  Store store(shared.staging, consumer);
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     Place at = tiles.at(tile, rank);
-    at.m += part * kBlocks * kWgmmaM;
+    at.n += part * kBlocks * kWgmmaM;
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
@@ -492,21 +494,20 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
   }
-  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_e5m2_fp32_promoted_preactivation_fp32_relu_gradient_fp32_128x64x128_stages9_direct_363eba48(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bias_bf16_gate_swiglu_oai_interleaved_16x64x64_consumers1_stages22_swap_2a68c362(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -526,10 +527,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
   if (kClusterSize > 1) {  // nor after it has gone

@@ -1,10 +1,9 @@
-// gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48
+// gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, gelu_tanh_gradient_bf16, column_sum
 //   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
-//   tile 128x96x64, cluster 2x1, 2 consumers, 8 stages, along_m, group 8, store tma
-//   k in 5 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
-// Digest 2f274f4824e51e55d80c6fa9bab4ec794168597670d58c268b51d1bea558cb83; `warploom show` prints this file.
+//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, group 8, store tma
+// Digest 6c5169b2ecd140c52466d1cad713af6cc95f8fa354c44c70f0b02133ea3fe0fa; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -28,17 +27,18 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 96, kTileK = 64;
+constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
 constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
-constexpr int kStages = 8;
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 96;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 16;  // a block is finished by chunks
+constexpr int kChunkColumns = 32;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -52,34 +52,38 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   cutlass::bfloat16_t* bias_0;  // bias[n]
-  float* partial_tiles;  // sums of each part of k, by tiles
+  cutlass::bfloat16_t* activation_gradient_1;  // dy[m][pitch]
+  float* column_sum_2;  // sums[n]
+  float* column_sum_2_partial;  // partial[groups of rows][n]
+  int64_t activation_gradient_1_pitch;  // elements between rows of dy
+  int64_t column_sum_2_groups;  // partial sums of one sum
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
-  int32_t k_parts;  // parts of k
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, partial_tiles) == 520);
-static_assert(OFFSET(Parameters, a_tail_rows) == 528 && OFFSET(Parameters, m) == 532);
-static_assert(OFFSET(Parameters, n) == 536 && OFFSET(Parameters, k) == 540);
-static_assert(OFFSET(Parameters, k_parts) == 544);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
+static_assert(OFFSET(Parameters, column_sum_2) == 528 && OFFSET(Parameters, column_sum_2_partial) == 536);
+static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 544 && OFFSET(Parameters, column_sum_2_groups) == 552);
+static_assert(OFFSET(Parameters, a_tail_rows) == 560 && OFFSET(Parameters, m) == 564);
+static_assert(OFFSET(Parameters, n) == 568 && OFFSET(Parameters, k) == 572);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 0;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -113,8 +117,8 @@ struct OperandA {
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
-  static constexpr int kBytes = 12288;  // of one stage
-  static constexpr int kRows = 96, kRowBytes = 128;  // of the tile
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
   static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
@@ -140,13 +144,32 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile: there are no turns to take.
+// The two consumers take turns at the products. A barrier's parity tells one lap of the ring from the
+// next but not from the one after: only once the other has waited for all of its stages may this
+// consumer wait for its own. Named barrier 3 opens turn 0, 4 opens turn 1.
 struct Order {
-  __device__ __forceinline__ Order(int, int, Position&) {}
-  __device__ __forceinline__ void begin() const {}
+  int turn, k_tiles;
+
+  __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn), k_tiles(k_tiles) {
+    if (turn == 1) pass(position);  // turn 0 begins
+  }
+
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
+
   __device__ __forceinline__ void multiplied(int, int) const {}
-  __device__ __forceinline__ void pass(Position&) const {}
-  __device__ __forceinline__ void finish(int) const {}
+
+  // Opens the other turn, and steps over the stages of its tile.
+  __device__ __forceinline__ void pass(Position& position) const {
+    cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
+    position.stage += k_tiles;
+    position.phase ^= position.stage / kStages % 2;
+    position.stage %= kStages;
+  }
+
+  // The last pass opened a turn that has no tile: it must not be left pending.
+  __device__ __forceinline__ void finish(int tiles) const {
+    if (tiles % 2 == turn) begin();
+  }
 };
 
 // Where a tile of D starts.
@@ -172,36 +195,6 @@ struct Tiles {
     const int i = band * kGroup + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM,
             (j * kClusterN + rank / kClusterM) * kTileN};
-  }
-};
-
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
-struct Unit {
-  int tile, part, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
-};
-
-// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
-// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
-// rows of A and columns of B at the same k.
-struct Walk {
-  int tiles, k_tiles, parts, clusters;
-  int following;  // the next unit
-
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : tiles(tiles), k_tiles(k_tiles), parts(p.k_parts), clusters(clusters), following(cluster) {}
-
-  // The first k tile of a part.
-  __device__ __forceinline__ int start(int part) const {
-    return part * (k_tiles / parts) + min(part, k_tiles % parts);
-  }
-
-  __device__ __forceinline__ bool next(Unit& unit) {
-    if (following >= tiles * parts) return false;
-    const int part = following / tiles;
-    unit = {following - part * tiles, part, start(part), start(part + 1)};
-    following += clusters;
-    return true;
   }
 };
 
@@ -259,6 +252,77 @@ template <class Element> struct Bias {
   }
 };
 
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// s + x s (1 - s) 2 u' with s = 1 / (1 + exp(-2u)) and u = sqrt(2 / pi) (x + 0.044715 x^3), the derivative
+// of x s. The smaller of s and 1 - s is computed: no cancellation in either tail.
+struct GeluTanhGradient {
+  __device__ __forceinline__ static float slope(float x) {
+    constexpr float kScale = 2.f * 0.79788456f, kLog2 = 1.44269504f;  // 2 sqrt(2 / pi), log2(e)
+    const float square = x * x;
+    const float small = logistic2(-kLog2 * fabsf(x) * fmaf(kScale * 0.044715f, square, kScale));
+    const float large = 1.f - small, limit = x < 0.f ? small : large;
+    const float rise = x * fmaf(kScale * 3.f * 0.044715f, square, kScale);  // x 2u'
+    return small == 0.f ? limit : fmaf(rise * small, large, limit);  // rise may be infinite there
+  }
+};
+
+// Multiplies dy by a function's derivative (_activation/) at what passes here.
+template <class Function, class Element> struct ActivationGradient {
+  const Element* dy;
+  int64_t pitch;
+  struct Operand {
+    Columns<Element> row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    // A row that does not exist has no columns.
+    return {Columns<Element>(dy + at.row[0] * pitch, at.column, at.row[0] < m ? n : 0),
+            Columns<Element>(dy + at.row[1] * pitch, at.column, at.row[1] < m ? n : 0)};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = operand.row[i / 2][i % 2] * Function::slope(x[i / 2][i % 2]);
+  }
+};
+
+// Sums of what passes here over the rows of a fragment that a warp has, stored in `partial` [groups of
+// rows][n]; a launch of its own adds the groups up (column_totals.cuh.jinja).
+struct ColumnSum {
+  float* partial;
+  static constexpr int kRows = 16;  // of D, of one group
+  // Lanes from kFirst to kLast apart have other rows of the same columns.
+  static constexpr int kFirst = 4, kLast = 16;
+
+  // What lies outside of D [m, n] does not count.
+  __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
+    const bool second = threadIdx.x & kFirst;  // of the columns: half of the lanes go on with each
+    const int column = second ? at.column[1] : at.column[0];
+    int row[2] = {at.row[0], at.row[1]};
+    // Else comparisons and addresses are kept for the next 64 rows, and spill.
+    asm volatile("" : "+r"(row[0]), "+r"(row[1]));
+    float sum[2];
+    CUTE_UNROLL
+    for (int j = 0; j < 2; ++j) sum[j] = (row[0] < m ? x[0][j] : 0.f) + (row[1] < m ? x[1][j] : 0.f);
+    float total = second ? sum[1] : sum[0];
+    total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
+    CUTE_UNROLL
+    for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
+    const int group = row[0] / kRows;
+    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
+    if (last && group * kRows < m && column < n) partial[int64_t(group) * n + column] = total;
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
+
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
 // once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
 // the chunk before.
@@ -267,14 +331,19 @@ struct Epilogue {
   };
   struct Operands {
     Bias<cutlass::bfloat16_t>::Operand step_0;
+    ActivationGradient<GeluTanhGradient, cutlass::bfloat16_t>::Operand step_1;
   };
   int m, n;
   Bias<cutlass::bfloat16_t> step_0;
+  ActivationGradient<GeluTanhGradient, cutlass::bfloat16_t> step_1;
+  ColumnSum step_2;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.bias_0} {}
+        step_0{p.bias_0},
+        step_1{p.activation_gradient_1, p.activation_gradient_1_pitch},
+        step_2{p.column_sum_2_partial} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -282,12 +351,19 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_0.load(at, m, n)};
+        step_0.load(at, m, n),
+        step_1.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
+                                        const Operands& operands, const Coordinates& at) {
     step_0.apply(x, operands.step_0);
+    step_1.apply(x, operands.step_1);
+    step_2.apply(x, at, m, n);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    step_2.finish();
   }
 };
 
@@ -305,7 +381,7 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 32;  // bytes of a staging row
+  static constexpr int kSpan = 64;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
@@ -359,55 +435,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[16384];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 230400);
-
-// The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
-// side. What lies outside of D is neither written nor read.
-struct PartialTile {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
-  static constexpr int kThreads = 128;
-  Fragment* const fragments;
-
-  // Of a part of k, and of a block's tile among all `tiles` of D.
-  __device__ __forceinline__ PartialTile(const Parameters& p, int part, int tile, int tiles)
-      : fragments(reinterpret_cast<Fragment*>(p.partial_tiles) +
-                  (int64_t(part) * tiles + tile) * (kRows / kWgmmaM * kOfRows * kThreads)) {}
-
-  __device__ __forceinline__ Fragment* place(int row_block, int fragment) const {
-    return fragments + (row_block * kOfRows + fragment) * kThreads + threadIdx.x % kThreads;
-  }
-
-  // Whether a thread has an element of D in a fragment: the first of its four, if any.
-  __device__ __forceinline__ static bool inside(const Parameters& p, const Coordinates& at) {
-    return at.row[0] < p.m && at.column[0] < p.n;
-  }
-
-  // Leaves the sums of 64 rows, those of `block` of the consumer whose part of the tile starts at `at`.
-  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount], const Place& at,
-                                        int row_block, int block) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kOfRows; ++i) {
-      const Coordinates there = coordinates(at, block * kChunks + i / kFragments, i % kFragments);
-      const Accumulator* const sum = sums + i * 4;
-      if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
-    }
-  }
-
-  // From L2, where the first launch has left it; zeros where the thread has nothing `inside` of D.
-  __device__ __forceinline__ Fragment read(int row_block, int fragment, bool inside) const {
-    Fragment found{};
-    asm volatile("{\n.reg .pred inside;\nsetp.ne.b32 inside, %5, 0;\n"
-                 "@inside ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n}"
-                 : "+f"(found.value[0]), "+f"(found.value[1]), "+f"(found.value[2]), "+f"(found.value[3])
-                 : "l"(place(row_block, fragment)), "r"(int(inside))
-                 : "memory");
-    return found;
-  }
-};
+static_assert(sizeof(SharedStorage) <= 214016);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -415,14 +447,13 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, rank);
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const Place at = tiles.at(tile, rank);
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
     const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
-    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
@@ -492,42 +523,64 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer;
+  const int part = consumer % kSharing, turn = consumer / kSharing;
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, rank);
+  Store store(shared.staging, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
+  Epilogue::Operands operands[kFragments];
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
+    Place at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, unit.k_tiles());
+    order.multiplied(0, k_tiles);
     position.advance();
     CUTE_NO_UNROLL
-    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
+    for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, unit.k_tiles());
+      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
     order.pass(position);
-    products.finish(shared.empty[previous]);
-    const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
+    products.finish(shared.empty[previous]);
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+      const int next = chunk + 1;
+      Value x[kFragments][2][2];
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        }
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+      }
+      store(p, x, at, chunk);
+    }
   }
+  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -559,61 +612,22 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
-extern "C" __global__ void __launch_bounds__(128)
-    gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48_reduction(const __grid_constant__ Parameters p) {
-  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
-  constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
-  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
-  constexpr int kParts = 5, kAtOnce = 8;
-  const Tiles tiles(p);
-  const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
-  const int row_block = piece / kChunks, chunk = piece % kChunks;
-  Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
-  at.m += row_block * kWgmmaM;
-  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
-  if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
-  // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
+// ---- Sums over the rows of D, of step 2: a block adds the groups of 32 columns up, in one order ----
+extern "C" __global__ void __launch_bounds__(1024)
+    gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2_column_sum_2(const __grid_constant__ Parameters p) {
+  constexpr int kColumns = 32, kParts = 32;  // a warp takes every 32nd group of rows
+  __shared__ float sums[kParts][kColumns];
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Store store(dynamic_shared, 0);
-  Epilogue epilogue(p);
-  const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
-  Epilogue::Operands operands[kFragments];
-  Accumulator sums[kFragments][4] = {};
-  bool inside[kFragments];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    inside[f] = PartialTile::inside(p, coordinates(at, chunk, f));
-    operands[f] = epilogue.load(coordinates(at, chunk, f));
-  }
-  CUTE_UNROLL
-  for (int first = 0; first < kParts; first += kAtOnce) {
-    PartialTile::Fragment found[kAtOnce][kFragments];
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      const PartialTile partial(p, first + i, tile, tiles.count() * kClusterSize);
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f)
-        found[i][f] = partial.read(row_block, chunk * kFragments + f, inside[f]);
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
-        CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
-      }
-    }
-  }
-  Value x[kFragments][2][2];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[f][i / 2][i % 2] = Value(sums[f][i]);
-    epilogue.apply(x[f], block, operands[f]);
-  }
-  store(p, x, at, chunk);
-  store.finish();
+  const int blocks = (p.n - 1) / kColumns + 1, lane = threadIdx.x % 32, part = threadIdx.x / 32;
+  const int64_t vector = blockIdx.x / blocks;  // which of the sums [.., n]
+  const int column = blockIdx.x % blocks * kColumns + lane;
+  const float* partial = p.column_sum_2_partial + vector * p.column_sum_2_groups * p.n + column;
+  float sum = 0.f;
+  if (column < p.n)
+    for (int64_t group = part; group < p.column_sum_2_groups; group += kParts) sum += partial[group * p.n];
+  sums[part][lane] = sum;
+  __syncthreads();
+  if (part > 0 || column >= p.n) return;
+  for (int i = 1; i < kParts; ++i) sum += sums[i][lane];
+  p.column_sum_2[column] = sum;
 }

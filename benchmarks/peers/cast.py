@@ -1,0 +1,206 @@
+"""Casts to 8 bits, beside torch's operations, torchao's kernels, and a copy of as many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from benchmarks.families import Asked, Case, Family, Group, Problem
+from benchmarks.protocol import rotated
+from warploom.generator.configurations import cells
+from warploom.generator.families.cast import CastOperation, CastShape
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender, Floor
+from warploom.runtime.families.cast import reference
+from warploom.runtime.families.cast.api import cast
+from warploom.runtime.families.cast.call import CastCall
+from warploom.runtime.families.cast.reference import Results
+from warploom.runtime.families.cast.trial import draw, expected
+from warploom.runtime.measure import largest_share
+from warploom.runtime.plan import Plan, make
+
+OPERATIONS = {
+    "1x128": CastOperation("bf16", "e4m3", "1x128"),
+    "1x128, transposed": CastOperation("bf16", "e4m3", "1x128", transpose=True),
+    "1x128, transposed, stochastic": CastOperation(
+        "bf16", "e4m3", "1x128", transpose=True, rounding="stochastic"
+    ),
+    "128x128, transposed": CastOperation("bf16", "e4m3", "128x128", transpose=True),
+    "1x32, transposed": CastOperation("bf16", "e4m3", "1x32", transpose=True),
+    "row": CastOperation("bf16", "e4m3", "row"),
+    "tensor": CastOperation("bf16", "e4m3", "tensor"),
+    "tensor, transposed": CastOperation("bf16", "e4m3", "tensor", transpose=True),
+    "static tensor, transposed": CastOperation(
+        "bf16", "e4m3", "tensor", static=True, transpose=True, amax=True
+    ),
+}
+_TORCHAO = "torchao.prototype.blockwise_fp8_training.kernels"
+# torchao's kernels, of x and of x.T; "weights" have results in column-major order.
+_KERNELS = {
+    "1x128": ("triton_fp8_blockwise_act_quant_lhs",),
+    "1x128, transposed": (
+        "triton_fp8_blockwise_act_quant_lhs",
+        "triton_fp8_blockwise_act_quant_transposed_lhs",
+    ),
+    "128x128, transposed": (
+        "triton_fp8_blockwise_weight_quant_rhs",
+        "triton_fp8_blockwise_weight_quant_transposed_rhs",
+    ),
+}
+
+
+def cases(_asked: Asked) -> Iterator[Case]:
+    """Each operation at each of the listed extents."""
+    for name, operation in OPERATIONS.items():
+        for m, n in cells()["cast"]["extents"]:
+            floor = Floor.of(0.0, m * n * operation.value_bytes)
+            about = {"m": m, "n": n, "type": "bf16", "operation": name}
+            yield Case(f"{name} {m}x{n}", about, floor, partial(contenders, name, CastShape(m, n)))
+
+
+def contenders(name: str, shape: CastShape, asked: Asked) -> list[Contender]:
+    """Warploom as dispatched, others, a copy, and each kernel that competes."""
+    operation = OPERATIONS[name]
+    moved = shape.m * shape.n * operation.value_bytes
+    calls = rotated(partial(draw, operation, shape, asked.device, None), moved, asked.device)
+    peers = []
+    if operation.rounding == "nearest":
+        peers.append(torchs(calls))
+    if name in _KERNELS:
+        peers.append(torchaos(calls, _KERNELS[name]))
+    peers = [one for one in peers if not asked.peers or one.name in asked.peers]
+    fitting = [spec for spec in asked.specs if spec.operation == operation]
+    copies = rotated(partial(_halves, moved, asked.device), moved, asked.device)
+    copy = Contender("copy", [partial(_copy, *one) for one in copies])
+    return [ours(calls), *peers, copy, *(ours(calls, spec.name, spec) for spec in fitting)]
+
+
+def ours(
+    calls: Sequence[CastCall], name: str = "warploom", spec: KernelSpec | None = None
+) -> Contender:
+    """Warploom: as dispatched, or by one kernel."""
+
+    def run(one: CastCall) -> tuple[torch.Tensor, ...]:
+        return cast(
+            one.x,
+            one.dtype,
+            block=one.block,
+            transpose=one.transpose,
+            scale=one.scale,
+            rounding=one.rounding,
+            rounding_state=one.rounding_state,
+            amax=one.amax,
+            spec=spec,
+        )
+
+    def told() -> tuple[str, str]:
+        choice = make(replace(calls[0], spec=spec), Plan).choice
+        return choice.spec.name, choice.reason
+
+    return Contender(name, [partial(run, one) for one in calls], partial(_share, calls, run), told)
+
+
+def torchs(calls: Sequence[CastCall]) -> Contender:
+    """torch's operations, each a pass of its own."""
+
+    def run(one: CastCall) -> Results:
+        options = reference.Options(one.dtype, one.blocks, one.transpose, one.pow2)
+        q, scale, q_t, scale_t = reference.cast(one.x, options, _scale(one))
+        return q, scale, None if q_t is None else q_t.contiguous(), scale_t
+
+    return Contender(
+        "torch", [partial(run, one) for one in calls], partial(_share, calls, run), peer=True
+    )
+
+
+def torchaos(calls: Sequence[CastCall], names: tuple[str, ...]) -> Contender:
+    """torchao's Triton kernels, one launch for x and one for x.T."""
+
+    @cache
+    def kernels() -> list[Callable[[torch.Tensor], Any]]:
+        try:
+            from importlib import import_module
+
+            module = import_module(_TORCHAO)
+            return [getattr(module, name) for name in names]
+        except (ImportError, AttributeError) as error:
+            raise RuntimeError(f"torchao: {error}") from error
+
+    def run(one: CastCall) -> tuple[torch.Tensor, ...]:
+        return tuple(result for kernel in kernels() for result in kernel(one.x))
+
+    return Contender(
+        "torchao", [partial(run, one) for one in calls], partial(_share, calls, run), peer=True
+    )
+
+
+def _share(calls: Sequence[CastCall], run: Callable[[CastCall], Sequence[Any]]) -> float:
+    """The largest error of what the first call returns, as a share of two steps of its type.
+
+    Others divide where we multiply, so that a value halfway may be rounded up or down.
+    """
+    shares = [0.0]
+    for one, other in zip(run(calls[0]), expected(calls[0]), strict=False):
+        if other is not None:
+            exact = other.double()
+            step = 2.0**-22 if other.dtype == torch.float32 else 2.0**-3
+            bound = 2 * step * exact.abs() + 2.0**-8 * (other.dtype.itemsize == 1)
+            shares.append(largest_share(one, exact, bound))
+    return max(shares)
+
+
+def _scale(one: CastCall) -> torch.Tensor | None:
+    return None if one.scale is None else one.scale.reshape(1, 1)
+
+
+def _halves(moved: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors that are as many bytes together."""
+    half = moved // 2
+    return (
+        torch.empty(half, dtype=torch.uint8, device=device),
+        torch.empty(half, dtype=torch.uint8, device=device),
+    )
+
+
+def _copy(to: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return to.copy_(source)
+
+
+class Casts(Family):
+    """Casts to 8 bits with scales."""
+
+    def at(self, problem: Problem) -> int:
+        """M."""
+        return int(problem["m"])
+
+    def subject(self, problem: Problem) -> str:
+        """The operation, and n."""
+        return f"{problem['operation']}, n {problem['n']}"
+
+    def size(self, problem: Problem) -> tuple[int, ...]:
+        """By n, then m."""
+        return problem["n"], problem["m"]
+
+    def flops(self, problem: Problem) -> float | None:
+        """None: memory limits them."""
+        return None
+
+    def division(self, problem: Problem) -> str:
+        """The operation."""
+        return str(problem["operation"])
+
+
+FAMILY = Casts(
+    name="cast",
+    groups={"casts": Group("{kind}", cases, "{kind}")},
+    grid=("casts",),
+    kinds={"bf16": "Casts of bf16 to e4m3"},
+    peers={"torch": "torch", "torchao": "torchao"},
+    called={"torch": "torch's operations", "torchao": "torchao's kernels"},
+    axis=("M", "M, rows"),
+    divided="blocks",
+)

@@ -1,0 +1,40 @@
+"""Values in 8 bits with scales of tensors, rows or blocks; of a matrix and of its transpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.generator.elements import element
+from warploom.generator.families.cast import launch
+from warploom.generator.families.cast.layout import CastLayout
+from warploom.generator.families.cast.schedule import (
+    COLUMNS,
+    VALUES,
+    CastOperation,
+    CastSchedule,
+    CastSpec,
+)
+from warploom.generator.families.cast.shape import CastProblem, CastShape
+from warploom.generator.families.family import Family
+
+__all__ = ["FAMILY", "CastOperation", "CastProblem", "CastSchedule", "CastShape"]
+
+
+class Cast(Family[CastOperation, CastSchedule, CastShape, CastProblem]):
+    """Quantization."""
+
+    def layout(self, spec: CastSpec) -> CastLayout:
+        """The shared memory of tiles."""
+        return CastLayout(spec.operation)
+
+    def context(self, spec: CastSpec) -> dict[str, Any]:
+        """The element of x, and the sizes that the schedule does not say."""
+        return {
+            "x": element(spec.operation.x),
+            "values": VALUES,
+            "columns": COLUMNS,
+            "amax_vectors": launch.AMAX_VECTORS,
+        }
+
+
+FAMILY = Cast()

@@ -1,0 +1,129 @@
+"""A call's launches: of the largest magnitude of a whole tensor, and of its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.generator import launches as data
+from warploom.generator import limits
+from warploom.generator.elements import element
+from warploom.generator.families.cast.layout import CastLayout
+from warploom.generator.families.cast.schedule import (
+    COLUMNS,
+    VALUES,
+    CastOperation,
+    CastSchedule,
+    CastSpec,
+)
+from warploom.generator.families.cast.shape import CastProblem
+from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+
+LANES = COLUMNS // VALUES  # threads that share a block of COLUMNS columns of a row
+AMAX_VECTORS = 4  # that a thread of the launch of the largest magnitude loads at once
+_AMAX_CTAS = 8  # of it, at most, on an SM: it is short, and each adds an atomic operation
+_FACTOR_BYTES = 4
+_PEAK_BYTES = 8  # the largest magnitude, and how many CTAs have raised it
+
+
+@dataclass(frozen=True)
+class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
+    """What the parameters of a launch are functions of."""
+
+    @property
+    def across(self) -> int:
+        """The parts of COLUMNS columns, of which the last may be short."""
+        return -(-self.problem.n // COLUMNS)
+
+    @property
+    def pieces(self) -> int:
+        """The rows of all parts: each is LANES vectors."""
+        return self.problem.m * self.across
+
+    @property
+    def grid(self) -> int:
+        """The CTAs of the launch that writes q."""
+        schedule, m = self.schedule, self.problem.m
+        if self.operation.body == "tile":
+            return -(-m // COLUMNS) * self.across
+        if self.operation.body == "row":
+            return m if schedule.reduce == "cta" else -(-m // (schedule.threads // 32))
+        return -(-self.pieces // (schedule.threads // LANES * schedule.vectors))
+
+    @property
+    def amax_grid(self) -> int:
+        """The CTAs of the launch that computes the largest magnitude."""
+        loads = self.schedule.threads // LANES * AMAX_VECTORS
+        resident = min(_AMAX_CTAS, 2048 // self.schedule.threads) * self.device.multiprocessors
+        return min(-(-self.pieces // loads), resident)
+
+
+def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
+    """The parameter block, of both launches: matrices, scales, their pitches and extents."""
+    operation = spec.operation
+    cpp = "uint8_t" if operation.block == "1x32" else "float"
+    fields: list[Field[AtLaunch]] = [
+        pointer("x", f"const {element(operation.x).cpp}", "[m][x_pitch]"),
+        pointer("q", "uint8_t", "[m][q_pitch]"),
+        pointer("scale", f"const {cpp}" if operation.static else cpp, "of blocks of x"),
+        int64("x_pitch", "elements between rows of x", lambda at: at.problem.x_pitch),
+        int64("q_pitch", "bytes between rows of q", lambda at: at.problem.q_pitch),
+        int64("scale_down", "elements to the scale below", lambda at: at.problem.scale[0]),
+        int64("scale_across", "elements to the next scale", lambda at: at.problem.scale[1]),
+        int32("m", "rows of x", lambda at: at.problem.m),
+        int32("n", "columns of x", lambda at: at.problem.n),
+        int32("across", "parts of 128 columns", lambda at: at.across),
+    ]
+    if operation.transpose:
+        fields += [
+            pointer("q_t", "uint8_t", "[n][q_t_pitch]: q of x.T"),
+            int64("q_t_pitch", "bytes between rows of q_t", lambda at: at.problem.q_t_pitch),
+        ]
+    if operation.transposes_scales:
+        fields += [
+            pointer("scale_t", cpp, "of blocks of x.T"),
+            int64("scale_t_down", "elements to that below", lambda at: at.problem.scale_t[0]),
+            int64("scale_t_across", "elements to the next", lambda at: at.problem.scale_t[1]),
+        ]
+    if operation.rounding == "stochastic":
+        fields.append(pointer("state", "const uint2", "[2]: seeds random numbers"))
+    if operation.amax:
+        fields.append(pointer("amax", "unsigned", "bits of an fp32 number, raised"))
+    if operation.reads_amax:
+        fields += [
+            pointer("factor", "float", "what x is multiplied by"),
+            pointer("peak", "unsigned", "[2]: left as zeros; the largest bits of x, and CTAs done"),
+        ]
+    return block(fields)
+
+
+def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list[Launch]:
+    """One launch, behind one of the largest magnitude where a tensor's scale is computed.
+
+    No extent may be 0. Tensors are named x, q, scale, q_t, scale_t, state and amax. Raises
+    ProblemError for extents beyond 32 bits.
+    """
+    at = AtLaunch(spec, problem, device)
+    m, n, threads = problem.m, problem.n, spec.schedule.threads
+    spare = threads * AMAX_VECTORS * (at.amax_grid + 1)  # how far past the end a thread counts
+    limits.refuse_beyond(
+        {
+            f"m {m}": m + COLUMNS,
+            f"n {n}": n + threads * VALUES * spec.schedule.vectors,
+            f"m {m}, n {n}": at.pieces + spare,
+        }
+    )
+    values = parameters(spec).values(at)
+
+    def launch(suffix: str, grid: int, shared_bytes: int) -> Launch:
+        return Launch(spec.name + suffix, grid, threads, 1, shared_bytes, values, early=True)
+
+    own = launch("", at.grid, CastLayout(spec.operation).shared_bytes)
+    return [launch("_amax", at.amax_grid, 0), own] if spec.operation.reads_amax else [own]
+
+
+def workspaces(spec: CastSpec, problem: CastProblem) -> list[Workspace]:
+    """The factor of a whole tensor, and what the CTAs of the first launch find it by."""
+    if not spec.operation.reads_amax:
+        return []
+    return [Workspace("factor", _FACTOR_BYTES), Workspace("peak", _PEAK_BYTES, kept=True)]

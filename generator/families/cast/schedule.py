@@ -1,0 +1,85 @@
+"""What is computed and how: fields of YAML, of names and of a search."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from warploom.generator.elements import element
+from warploom.generator.epilogue import Float
+from warploom.generator.knob import frozen, knob
+from warploom.generator.specification import KernelSpec
+
+Quantized = Literal["e4m3", "e5m2", "int8"]
+Block = Literal["tensor", "row", "1x128", "128x128", "1x32"]
+Rounding = Literal["nearest", "stochastic"]
+Body = Literal["tile", "row", "vectors"]
+
+VALUES = 16  # that a thread quantizes at once: 16 bytes of q
+COLUMNS = 128  # of a block of scales, and of a tile, which has as many rows
+TILE_THREADS = 256  # that a tile of COLUMNS rows and columns is cut for
+
+
+@frozen
+class CastOperation:
+    """What is computed: q and scales, so that x is q times the scale of its block."""
+
+    x: Float = knob(doc="element type of x [m, n]")
+    q: Quantized = knob(doc="element type of q")
+    block: Block = knob(
+        doc="the rows and columns that share a scale; 1x32: scales are e8m0 (mxfp8), else fp32"
+    )
+    static: bool = knob(default=False, doc="scales are read, not computed")
+    transpose: bool = knob(
+        default=False, doc="q of x.T is written too, with scales of its own where a block is a row"
+    )
+    pow2: bool = knob(default=False, doc="scales are powers of two; those of 1x32 always are")
+    rounding: Rounding = knob(
+        default="nearest", doc="nearest: ties to even; stochastic: by Philox of a state"
+    )
+    amax: bool = knob(default=False, doc="an fp32 number is raised to the largest magnitude of x")
+    family: Literal["cast"] = knob(default="cast", doc="which kernels these are")
+
+    @property
+    def body(self) -> Body:
+        """Which kernel it is: of tiles in shared memory, of whole rows, or of vectors."""
+        if self.transpose or (self.block == "128x128" and not self.static):
+            return "tile"
+        return "row" if self.block == "row" and not self.static else "vectors"
+
+    @property
+    def reads_amax(self) -> bool:
+        """Whether a launch of its own computes the largest magnitude of x before."""
+        return self.block == "tensor" and not self.static
+
+    @property
+    def transposes_scales(self) -> bool:
+        """Whether q of x.T has scales of its own."""
+        return self.transpose and self.block in ("1x128", "1x32")
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of memory that are moved for one value, where nothing is read from a cache."""
+        reads = 1 + self.reads_amax
+        return reads * element(self.x).bytes + 1 + self.transpose
+
+
+@frozen
+class CastSchedule:
+    """How it is computed."""
+
+    threads: Literal[128, 256, 512] = knob(name="{}x{}", doc="of a CTA; of tiles 256")
+    vectors: Literal[1, 2, 4] = knob(
+        default=1, name="", doc="of 16 values that a thread loads at once; of tiles 1"
+    )
+    reduce: Literal["warp", "cta"] = knob(
+        default="warp",
+        doc="which threads share a row, where the scale of a row is computed",
+    )
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """The rows and columns that a CTA loads at once."""
+        return self.threads * VALUES // COLUMNS * self.vectors, COLUMNS
+
+
+CastSpec = KernelSpec[CastOperation, CastSchedule]

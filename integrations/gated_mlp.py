@@ -1,0 +1,262 @@
+"""`warploom.nn.GatedMLP`: a gated feed-forward layer, whose first two products are one.
+
+The weights of gate and up stay parameters of their own, with the names and the objects that they
+had: their memory lies one behind the other, so that one kernel reads both in place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Self, cast
+
+import torch
+
+from warploom.arguments import require_boolean
+from warploom.errors import ProblemError
+from warploom.integrations.frozen import FrozenParameter
+from warploom.integrations.linear import Linear
+from warploom.integrations.linear_options import ACTIVATIONS
+from warploom.integrations.linear_rules import PRODUCTS, refusal
+from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.tensors import shown
+
+GATES = tuple(name for name in ACTIVATIONS if name is not None)
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+MULTIPLE = 8  # of rows of the gate, and of up: what kernels load of each in turn
+
+# What transformers' classes of gated layers compute (LlamaMLP, Qwen2MLP, GemmaMLP, ..), and how
+# their activations are called; a class whose forward reads otherwise is left as it is.
+_FORWARD = "self.down_proj(self.act_fn(self.gate_proj(x))*self.up_proj(x))"
+_FUNCTIONS = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "ReLU": "relu",
+}
+_PLAIN = (torch.nn.Parameter, FrozenParameter)
+
+
+class GatedMLP(torch.nn.Module):
+    """down_proj(f(gate_proj(x)) * up_proj(x)), as SwiGLU and GEGLU layers of Llama-like models.
+
+    Its layers are three warploom.nn.Linear, by the names that transformers gives them: state dicts
+    of either load into the other.
+
+    gate    f: relu, gelu, gelu_tanh or silu
+
+    Where no gradient is wanted, f(gate_proj(x)) * up_proj(x) is one kernel: bf16 and fp16 on the
+    GPUs that there are kernels for, `inner` a multiple of 8. Everything else is computed by the
+    layers one by one, with the same meaning: where a gradient is wanted, in compiled functions,
+    where a layer has hooks or was replaced, and where the weights' memory was separated.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        bias: bool = False,
+        device: Any = None,  # noqa: ANN401 (whatever torch.nn.Linear takes)
+        dtype: torch.dtype | None = None,
+        *,
+        gate: str = "silu",
+    ) -> None:
+        _check_gate(gate)
+        require_boolean("bias", bias)
+        super().__init__()
+        self.gate_proj = Linear(hidden, inner, bias, device, dtype)
+        self.up_proj = Linear(hidden, inner, bias, device, dtype)
+        self.down_proj = Linear(inner, hidden, bias, device, dtype)
+        self.gate = gate
+        self._both = Both()
+        self._join()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output [.., hidden] for x [.., hidden]."""
+        gate, up, down = (self._modules[name] for name in PROJECTIONS)
+        if not torch.compiler.is_compiling() and x.dim() > 1:
+            hidden = self._gated(x, gate, up)
+            if hidden is not None:
+                return cast("torch.Tensor", down(hidden))  # type: ignore[misc]
+        function = self._modules.get("act_fn") or ACTIVATIONS[self.gate]
+        return cast("torch.Tensor", down(function(gate(x)) * up(x)))  # type: ignore[misc]
+
+    @classmethod
+    def from_torch(cls, module: torch.nn.Module) -> Self:
+        """Return a layer with the parameters of one of transformers', or of one that reads alike.
+
+        Parameters are shared, not copied: they stay the objects that they are. The memory of gate
+        and up is joined, which takes the memory of both once more until it is done. Raises
+        ProblemError for a module that computes something else.
+        """
+        gate = gate_of(module)
+        if gate is None:
+            raise ProblemError(
+                f"a {type(module).__name__}",
+                rule=f"must compute {_FORWARD} of torch.nn.Linear, with an activation of "
+                f"{', '.join(_FUNCTIONS)}",
+                fix="make a warploom.nn.GatedMLP and load its state dict",
+            )
+        made = cls.__new__(cls)
+        vars(made).update(vars(module))
+        for name in ("_parameters", "_buffers", "_modules"):
+            vars(made)[name] = vars(module)[name].copy()
+        vars(made).update(gate=gate, _both=Both())
+        made._join()
+        return made
+
+    def extra_repr(self) -> str:
+        """The function of the gate."""
+        return f"gate={self.gate!r}"
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """As a module's, after which parameters have memory of their own: it is joined again."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._join()
+        return self
+
+    def _join(self) -> None:
+        """Let the memory of gate and up be one, where kernels can read it."""
+        gate, up = (self._modules[name] for name in PROJECTIONS[:2])
+        for name in ("weight", "bias"):
+            one, other = (layer._parameters.get(name) for layer in (gate, up))  # type: ignore[union-attr]
+            if one is not None and other is not None and joinable(one, other):
+                join(one, other)
+
+    def _gated(
+        self, x: torch.Tensor, gate: torch.nn.Module | None, up: torch.nn.Module | None
+    ) -> torch.Tensor | None:
+        """f(gate(x)) * up(x) by one kernel; None where that is not for it."""
+        if gate is None or up is None or not (_plain(gate) and _plain(up)):
+            return None
+        read = [layer._parameters[name] for name in ("weight", "bias") for layer in (gate, up)]
+        wanted = torch.is_grad_enabled() and (
+            x.requires_grad or any(one is not None and one.requires_grad for one in read)
+        )
+        first, second, bias, other = read
+        if wanted or first is None or second is None or refusal(x, first):
+            return None
+        if first.dtype != x.dtype:  # autocast's: each layer's weight is converted
+            return None
+        weight = self._both.view("weight", first, second)
+        if weight is None or (bias is None) != (other is None):
+            return None
+        biases = None
+        if bias is not None and other is not None:
+            biases = self._both.view("bias", bias, other)
+            if biases is None:
+                return None
+        return gemm(x, weight.t(), bias=biases, gate=self.gate)
+
+
+class Both:
+    """Views of the parameters of gate and up, one behind the other; a copy has none."""
+
+    __slots__ = ("_views",)
+
+    def __init__(self) -> None:
+        self._views: dict[str, tuple[int, int, torch.Tensor]] = {}
+
+    def view(self, name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+        """Both as one tensor of twice the rows, without a copy; None where they lie apart."""
+        at = one.data_ptr(), other.data_ptr()
+        found = self._views.get(name)
+        if found is not None and found[:2] == at and found[2].dtype == one.dtype:
+            return found[2]
+        self._views.pop(name, None)
+        if not joined(one, other):
+            return None
+        shape = (2 * one.shape[0], *one.shape[1:])
+        both = one.detach().as_strided(shape, one.stride())
+        self._views[name] = (*at, both)
+        return both
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+
+def joined(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor's memory follows that of another in one storage, with no gap."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    storage = one.untyped_storage()
+    return (
+        alike
+        and one.is_contiguous()
+        and other.is_contiguous()
+        and storage.data_ptr() == other.untyped_storage().data_ptr()
+        and other.data_ptr() == one.data_ptr() + one.numel() * one.element_size()
+    )
+
+
+def joinable(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the memory of two parameters can be joined: each has all of its storage."""
+    if type(one) not in _PLAIN or type(other) not in _PLAIN or one.device != other.device:
+        return False
+    whole = all(
+        each.is_contiguous() and each.untyped_storage().nbytes() == each.numel() * each.itemsize
+        for each in (one, other)
+        if each.device.type != "meta"
+    )
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    kernels = one.dtype in PRODUCTS and one.shape[0] % MULTIPLE == 0
+    return one is not other and one.device.type != "meta" and whole and alike and kernels
+
+
+def join(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Move two parameters, which stay what they are, to where the second follows the first."""
+    both = torch.cat((one.detach(), other.detach()))
+    one.data, other.data = both[: len(one)], both[len(one) :]
+
+
+def gate_of(module: torch.nn.Module) -> str | None:
+    """The function of a module's gate, where it computes what GatedMLP does; else None."""
+    layers = [module._modules.get(name) for name in PROJECTIONS]
+    activation = type(module._modules.get("act_fn")).__name__
+    gated = (
+        all(type(layer) in (torch.nn.Linear, Linear) for layer in layers)
+        and set(module._modules) == {*PROJECTIONS, "act_fn"}
+        and not module._parameters
+        and "forward" not in vars(module)
+        and _reads_alike(type(module))  # type: ignore[arg-type]
+    )
+    return _FUNCTIONS.get(activation) if gated else None
+
+
+@cache
+def _reads_alike(kind: type[torch.nn.Module]) -> bool:
+    """Whether a class's forward is the expression of a gated layer, and nothing else."""
+    try:
+        lines = inspect.getsource(kind.forward).strip().splitlines()
+    except (OSError, TypeError):  # no source at hand
+        return False
+    text = "".join("".join(lines).split())
+    return text in (
+        f"defforward(self,x):down_proj={_FORWARD}returndown_proj",
+        f"defforward(self,x):return{_FORWARD}",
+    )
+
+
+def _plain(layer: torch.nn.Module | None) -> bool:
+    """Whether a layer is a product and a bias, and nobody is told of its calls."""
+    if type(layer) is Linear:
+        if layer.activation or layer.recipe or layer.accumulate_into_main_grad:
+            return False
+    elif type(layer) is not torch.nn.Linear:
+        return False
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks)
+    return not any(hooks) and "forward" not in vars(layer)
+
+
+def _check_gate(gate: object) -> None:
+    if gate not in GATES:
+        raise ProblemError(
+            f"gate {shown(gate)}",
+            rule=f"must be one of {', '.join(GATES)}",
+            fix="leave it out for silu",
+        )

@@ -1,0 +1,99 @@
+"""Quantizing D: 128 columns of a row are divided by a scale of their own, which is an output."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.epilogue import BLOCK, Quantize
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
+from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.tensors import shown
+
+LARGEST = 448.0  # of e4m3
+_POW2 = "quantize_pow2"
+_MOST = torch.finfo(torch.float32).max
+
+
+def inverses(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """What each block of columns of x [.., m, n] is multiplied by: [.., m, blocks] in fp32.
+
+    That is 448 over the largest magnitude; 1 where this is 0 or infinite. NaN does not count.
+    """
+    blocks = -(-x.shape[-1] // BLOCK)
+    padded = x.new_zeros((*x.shape[:-1], blocks * BLOCK))
+    padded[..., : x.shape[-1]] = x.abs().nan_to_num(nan=0.0, posinf=torch.inf)
+    most = padded.view(*x.shape[:-1], blocks, BLOCK).amax(-1).to(torch.float32)
+    found = (LARGEST / most).clamp(max=_MOST)
+    found = torch.where((most > 0) & most.isfinite(), found, torch.ones_like(found))
+    if kind == _POW2:
+        found = (found.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return found
+
+
+def _spread(blocks: torch.Tensor, n: int) -> torch.Tensor:
+    return blocks.repeat_interleave(BLOCK, -1)[..., :n]
+
+
+class TorchQuantize(TorchStep[Quantize]):
+    """Fills a tensor of scales [m, blocks], whose rows follow each other, and divides by them."""
+
+    step = Quantize
+    example = '("quantize", scales)'
+    overwrites = True
+    differentiable = False
+
+    def bind(self, item: Item, at: Extents, device: int) -> tuple[Quantize, torch.Tensor]:
+        kind, value = item
+        rows, blocks = prod(at.batches) * at.m, -(-at.n // BLOCK)
+        if not isinstance(value, torch.Tensor):
+            raise ProblemError(
+                f"{kind} {shown(value)}", rule="must be a tensor", fix="pass a torch tensor"
+            )
+        if value.get_device() != device or value.dtype != torch.float32:
+            raise ProblemError(
+                f"{kind} of {value.dtype} on {value.device}",
+                rule="must be fp32 on the device of a and b",
+                fix="make it there",
+            )
+        lies = value.dim() == 2 and (rows < 2 or value.stride(0) == 1)
+        apart = value.dim() == 2 and (blocks < 2 or value.stride(1) >= rows)
+        if tuple(value.shape) != (rows, blocks) or not (lies and apart):
+            raise ProblemError(
+                f"{kind} of shape {list(value.shape)} with strides {list(value.stride())}",
+                rule=f"must be [{rows}, {blocks}], a scale for each row and {BLOCK} columns, with "
+                "rows next to each other (strides 1 and at least their number)",
+                fix=f"make it by torch.empty({blocks}, {rows}, device=a.device).t()",
+            )
+        refuse_repeated(kind, value)
+        return Quantize("pow2" if kind == _POW2 else "exact"), value
+
+    def row_pitch(self, value: torch.Tensor, batches: tuple[int, ...]) -> int | None:
+        return value.stride(1)
+
+    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
+        return x * _spread(inverses(x, item[0]), x.shape[-1]).to(x.dtype)
+
+    def error(
+        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
+    ) -> torch.Tensor:
+        """A scale is off by as much as the largest magnitude is; one that is rounded to a power of
+        two may be twice another where that is near one.
+        """
+        n = before.shape[-1]
+        inverse = inverses(before, item[0]).to(before.dtype)
+        other = inverses(before.abs() + error, item[0]).to(before.dtype)
+        moved = ((inverse - other).abs() / other + 4 * ROUNDOFF) * (inverse > 0)
+        own = error * _spread(torch.maximum(inverse, other), n)
+        return own + after.abs() * _spread(moved, n)
+
+    def write(self, x: torch.Tensor, item: Item) -> None:
+        found = 1 / inverses(x, item[0])
+        item[1].copy_(found.reshape(item[1].shape))
+
+    def sample(self, step: Quantize, draws: Draws, at: Extents) -> Item:
+        kind = _POW2 if step.scale == "pow2" else "quantize"
+        return (kind, draws.zeros(-(-at.n // BLOCK), prod(at.batches) * at.m).t())

@@ -1,0 +1,1 @@
+"""Values in 8 bits with scales, on torch tensors."""

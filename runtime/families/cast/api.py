@@ -1,0 +1,139 @@
+"""Quantization: the function that users call."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict, Unpack, overload
+
+import torch
+
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families.cast import rounding as random
+from warploom.runtime.families.cast.call import WRITTEN, CastCall
+from warploom.runtime.function import Function
+
+_cast = Function("cast", CastCall, written=WRITTEN)
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # q, scale
+Both = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # and of x.T
+
+
+class _Keywords(TypedDict, total=False):
+    """What a call may be given beside x, its type and `transpose`, for the overloads."""
+
+    block: str | tuple[int, int]
+    scale: torch.Tensor | None
+    pow2: bool
+    rounding: str
+    rounding_state: torch.Tensor | None
+    amax: torch.Tensor | None
+    scale_layout: str
+    spec: KernelSpec | str | None
+
+
+@overload
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    transpose: Literal[False] = False,
+    **keywords: Unpack[_Keywords],
+) -> Pair: ...
+
+
+@overload
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    transpose: Literal[True],
+    **keywords: Unpack[_Keywords],
+) -> Both: ...
+
+
+@overload
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    transpose: bool,
+    **keywords: Unpack[_Keywords],
+) -> Pair | Both: ...
+
+
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    block: str | tuple[int, int] = "tensor",
+    transpose: bool = False,
+    scale: torch.Tensor | None = None,
+    pow2: bool = False,
+    rounding: str = "nearest",
+    rounding_state: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    scale_layout: str = "column_major",
+    spec: KernelSpec | str | None = None,
+) -> Pair | Both:
+    """Quantize a matrix to 8 bits: return q and scales with x ~ q * scale, and those of x.T.
+
+    Args:
+        x: [.., m, n] or [n], fp16, bf16 or fp32. Leading dimensions are rows. Rows are read where
+            they lie if one pitch leads through them and the last dimension is contiguous; else
+            they are copied.
+        dtype: Of q: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8.
+        block: What shares a scale: "tensor", "row", (1, 128), (128, 128), or (1, 32) for mxfp8.
+            The last blocks of rows and columns may be short.
+        transpose: Return q and scales of x.T [n, m] too, from the same reading of memory. Not with
+            "row".
+        scale: fp32 scales to use, as this function returns them (static or delayed scaling). A
+            scale of 0 gives zeros. None: they are computed.
+        pow2: Round computed scales up to powers of two.
+        rounding: "nearest", ties to even, or "stochastic": one of the two neighbours, at random,
+            with the value as its mean.
+        rounding_state: int64 [2] on the device of x, that the random numbers of stochastic rounding
+            are a function of: the same state gives the same bits. None: drawn from torch's
+            generator.
+        amax: An fp32 tensor of one element that is raised to the largest magnitude of x, where
+            block is "tensor". NaN wins over every number.
+        scale_layout: Of the scales of (1, 128): "column_major", with columns a multiple of 4
+            elements apart, as block-scaled GEMMs read them; or "row_major".
+        spec: The kernel to run, or its name.
+
+    Returns:
+        q, of the shape of x, and scale; with `transpose` q_t [n, m] and scale_t as well. Rows of q
+        and q_t are a multiple of 16 bytes apart. Scales are fp32, of (1, 32) float8_e8m0fnu: [] of
+        a tensor, [.., m, 1] of rows, [.., m, ceil(n / 128)] of (1, 128), [ceil(m / 128),
+        ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). A given `scale` is returned.
+
+    A computed scale is the inverse of (the largest number of `dtype`: 448, 57344 or 127, divided by
+    the largest magnitude of the block), each rounded to fp32; it is 1 where that magnitude is 0,
+    infinite or NaN. Finite values that are too large become the largest number. NaN stays NaN, and
+    is 0 in int8. Infinity stays infinite in e5m2, is NaN in e4m3, and the largest number in int8.
+
+    Runs on the current stream without waiting. On CPU tensors the reference has the same bits.
+
+    Raises:
+        ProblemError: Before anything is launched; also for tensors that require grad.
+    """
+    if rounding == "stochastic" and rounding_state is None and isinstance(x, torch.Tensor):
+        rounding_state = random.drawn(x.device)
+    q, computed, q_t, scale_t = _cast(
+        x,
+        dtype,
+        block,
+        transpose,
+        scale,
+        pow2,
+        rounding,
+        rounding_state,
+        amax,
+        scale_layout,
+        spec,
+    )
+    own = scale if computed is None else computed
+    assert q is not None and own is not None  # noqa: S101 (for type checkers)
+    if q_t is None:
+        return q, own
+    if scale_t is None:  # of a tensor, or of squares
+        scale_t = own.t() if own.dim() == 2 else own
+    return q, own, q_t, scale_t

@@ -1,0 +1,247 @@
+"""One call: what its arguments ask for, and what is done with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from warploom.arguments import require_boolean, require_dtype
+from warploom.generator.families.cast import CastOperation, CastProblem, CastShape
+from warploom.generator.families.cast.schedule import COLUMNS, Block
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import dispatch
+from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
+from warploom.runtime.call import Draft
+from warploom.runtime.elements import NAMES
+from warploom.runtime.families.cast import checks, reference
+from warploom.runtime.families.cast.reference import Results
+from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.tensors import require_memory, require_one_device
+
+WRITTEN = {"amax": "Tensor(a!)?"}
+_ALIGNMENT = 16  # bytes that rows of q are a multiple of, as TMA and kernels want them
+_SCALES = 4  # that columns of scales are a multiple of, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What calls of a kind have in common."""
+
+    copies: tuple[str, ...]  # of x and scale, those whose rows are not one pitch apart
+
+
+@declared
+class CastCall(Arguments[Details, Results]):
+    """The arguments of `cast`, which says what they mean.
+
+    out, scale_out, out_t, scale_t_out   where results go; None: they are made
+    """
+
+    function = "cast"
+    outputs = ("q", "scale", "q_t", "scale_t")
+    no_gradient = (
+        "x or scale that requires grad",
+        "cast is not differentiable",
+        "call it under torch.no_grad()",
+    )
+
+    x: torch.Tensor = tensor(aligned=False)
+    dtype: torch.dtype = option(schema="ScalarType")
+    block: str | tuple[int, int] = option(default="tensor", schema="str")
+    transpose: bool = option(default=False, schema="bool")
+    scale: torch.Tensor | None = tensor(default=None, aligned=False)
+    pow2: bool = option(default=False, schema="bool")
+    rounding: str = option(default="nearest", schema="str")
+    rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
+    amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
+    scale_layout: str = option(default="column_major", schema="str")
+    spec: KernelSpec | str | None = named_spec(default=None)
+    out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    scale_t_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+
+    @property
+    def blocks(self) -> Block:
+        """The blocks that share a scale, as kernels are named by them."""
+        return checks.BLOCKS[self.block]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """The rows of x, through all leading dimensions, and its columns."""
+        return self.x.shape[:-1].numel(), self.x.shape[-1]
+
+    def written(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that are given for a kernel to write."""
+        results = Arguments.written(self)
+        return results if self.amax is None else [("amax", self.amax), *results]
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        Arguments.require(self)
+        require_dtype("dtype", self.dtype, tuple(reference.LARGEST))
+        for name in ("transpose", "pow2"):
+            require_boolean(name, getattr(self, name))
+        checks.require_words(self)
+
+    def draft(self, target: DeviceLimits) -> Draft[Details]:
+        """Check the call and choose its kernel."""
+        self.require()
+        require_one_device([(name, one) for name, one in self.named() if one is not None])
+        checks.check(self)
+        m, n = self.extents
+        operation = CastOperation(
+            NAMES[self.x.dtype],  # type: ignore[arg-type]
+            NAMES[self.dtype],  # type: ignore[arg-type]
+            self.blocks,
+            static=self.scale is not None,
+            transpose=self.transpose,
+            pow2=self.pow2,
+            rounding=self.rounding,  # type: ignore[arg-type]
+            amax=self.amax is not None,
+        )
+        choice = dispatch.choose(operation, CastShape(m, n), spec=self.kernel, device=target)
+        read = [("x", self.x), ("scale", self.scale)]
+        copies = tuple(name for name, one in read if one is not None and not _fits(name, one))
+        problem = self._problem(copies) if m and n else None
+        return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
+
+    def _problem(self, copies: tuple[str, ...]) -> CastProblem:
+        """Where everything lies: of what is copied or made, as it will."""
+        (m, n), x = self.extents, self.x
+        q, scale, q_t, scale_t = self._results(torch.device("meta"))
+        if self.scale is not None:
+            scale = self.scale.new_empty(self.scale.shape, device="meta")
+            scale = scale if "scale" in copies else self.scale
+        return CastProblem(
+            m,
+            n,
+            n if "x" in copies else _down(x),
+            0 if q is None else _down(q),
+            (0, 0) if scale is None else self._steps(scale),
+            0 if q_t is None else _down(q_t),
+            (0, 0) if scale_t is None else self._steps(scale_t),
+        )
+
+    def _steps(self, scale: torch.Tensor) -> tuple[int, int]:
+        """Elements to the scale below and to the next: none where a tensor or a row has one."""
+        if self.blocks == "tensor":
+            return 0, 0
+        return _down(scale), 0 if self.blocks == "row" else scale.stride(-1)
+
+    def _results(self, device: torch.device) -> Results:
+        """What is computed: tensors that were given for it, or new ones on a device."""
+        m, n = self.extents
+        rows, block, places = self.x.shape[:-1], self.blocks, list[_Place | None]()
+        places.append(_row_major((*rows, n), self.dtype, _ALIGNMENT))
+        scales = self._scales(checks.scale_shape(self), m)
+        places.append(scales if self.scale is None else None)
+        places.append(_row_major((n, m), self.dtype, _ALIGNMENT) if self.transpose else None)
+        across = -(-m // (32 if block == "1x32" else COLUMNS))
+        places.append(self._scales(torch.Size((n, across)), n) if self.computed()[3] else None)
+        outs = (self.out, self.scale_out, self.out_t, self.scale_t_out)
+        q, scale, q_t, scale_t = (
+            None
+            if place is None
+            else torch.empty_strided(place[0], place[1], dtype=place[2], device=device)
+            if out is None
+            else out
+            for place, out in zip(places, outs, strict=True)
+        )
+        return q, scale, q_t, scale_t
+
+    def _scales(self, shape: torch.Size, rows: int) -> _Place:
+        """Where scales lie: those of 1x128 one column after the other, unless asked otherwise."""
+        if self.blocks == "1x32":
+            return _row_major(shape, torch.float8_e8m0fnu, 1)
+        if self.blocks != "1x128" or self.scale_layout == "row_major":
+            return _row_major(shape, torch.float32, 1)
+        _, strides, dtype = _row_major((*shape[:-1], 1), torch.float32, 1)
+        return shape, (*strides[:-1], _multiple(rows, _SCALES)), dtype
+
+    def results(self, details: Details) -> Results:
+        """Where results go: as they were given, or new; None where one is not computed."""
+        return self._results(self.x.device)
+
+    def computed(self) -> tuple[bool, ...]:
+        """Of scales, where none are given; of x.T, where it is asked for."""
+        own = self.transpose and self.blocks in ("1x128", "1x32")
+        return True, self.scale is None, self.transpose, own
+
+    def fake(self) -> Results:
+        """Those that are computed."""
+        checks.require_words(self)
+        return self._results(self.x.device)
+
+    def crossing(self) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+        """What the operator is handed: a block by its name, and amax to be written."""
+        values, _ = Arguments.crossing(self)
+        values[_BLOCK] = self.blocks
+        return values, {"amax": self.amax}
+
+    def check(self, details: Details, results: Results) -> None:
+        """Raise ProblemError for memory that is missing or shared."""
+        names = ("out", "scale_out", "out_t", "scale_t_out")
+        made = zip(names, results, strict=True)
+        written = [("amax", self.amax), *made]
+        require_memory([*self.named(), *written])
+        seen = [(name, one) for name, one in self.read() if name != "amax"]
+        for name, one in written:
+            if one is not None:
+                refuse_overlap(one, seen, "do not overlap", name)
+                seen.append((name, one))
+
+    def compute(self, details: Details, results: Results) -> None:
+        """Compute all by plain torch operations; scales of nothing are 1."""
+        (m, n), amax = self.extents, self.amax
+        options = reference.Options(
+            self.dtype, self.blocks, self.transpose, self.pow2, self.rounding_state
+        )
+        with torch.no_grad(), torch.autocast(self.x.device.type, enabled=False):
+            if not (m and n):
+                if results[1] is not None and results[1].numel():
+                    results[1].fill_(1.0)
+                return
+            x, scale = self.x.reshape(m, n), self.scale
+            if scale is not None:
+                down, across = reference.sizes(self.blocks, m, n)
+                scale = scale.reshape(-(-m // down), -(-n // across))
+            for one, value in zip(results, reference.cast(x, options, scale), strict=True):
+                if one is not None and value is not None:
+                    one.copy_(value.reshape(one.shape))
+            if amax is not None:
+                amax.copy_(torch.maximum(amax, x.abs().amax().float()))
+
+
+_Place = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, type
+_BLOCK = [name for name, _, _ in CastCall.declaration.crossing].index("block")
+
+
+def _multiple(extent: int, of: int) -> int:
+    """An extent, or the next multiple of a number."""
+    return -(-extent // of) * of
+
+
+def _row_major(shape: tuple[int, ...], dtype: torch.dtype, alignment: int) -> _Place:
+    """A tensor whose rows are as far apart as their elements, and a multiple of `alignment`."""
+    strides = [1]
+    step = _multiple(shape[-1], alignment) if shape else 1
+    for extent in reversed(shape[:-1]):
+        strides.insert(0, step)
+        step *= extent
+    return shape, tuple(strides) if shape else (), dtype
+
+
+def _down(tensor: torch.Tensor) -> int:
+    """Elements from row to row, where one pitch leads through all."""
+    return checks.pitch(tensor) or 0
+
+
+def _fits(name: str, tensor: torch.Tensor) -> bool:
+    """Whether kernels can read a tensor where it lies."""
+    if name == "x":
+        return checks.is_dense(tensor)
+    return tensor.dim() == 0 or checks.pitch(tensor) is not None

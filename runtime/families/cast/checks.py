@@ -1,0 +1,181 @@
+"""What the arguments of a call must be, whatever the contents of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.families.cast.schedule import COLUMNS, Block, Rounding
+from warploom.runtime.families.cast.rounding import check_state
+from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.tensors import shown
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.cast.call import CastCall
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+LAYOUTS = ("column_major", "row_major")
+BLOCKS: Mapping[Any, Block] = {
+    **{name: name for name in get_args(Block)},
+    **{tuple(map(int, name.split("x"))): name for name in get_args(Block) if "x" in name},
+}
+
+
+def require_words(call: CastCall) -> None:
+    """Raise ProblemError for a block, a rounding or a layout that there is not."""
+    block: Any = call.block
+    if not isinstance(block, str | tuple) or block not in BLOCKS:
+        raise ProblemError(
+            f"block {shown(block)}",
+            rule='must be "tensor", "row", (1, 128), (128, 128) or (1, 32)',
+            fix="use one of them",
+        )
+    for name, known in (("rounding", get_args(Rounding)), ("scale_layout", LAYOUTS)):
+        value = getattr(call, name)
+        if not isinstance(value, str) or value not in known:
+            raise ProblemError(
+                f"{name} {shown(value)}",
+                rule=f"must be one of {', '.join(known)}",
+                fix="use one of them",
+            )
+
+
+def check(call: CastCall) -> None:
+    """Raise ProblemError for arguments that do not fit each other."""
+    x = call.x
+    if x.dim() == 0:
+        raise ProblemError(
+            "x of no dimensions", rule="must be [.., m, n] or [n]", fix="give it a dimension"
+        )
+    if x.dtype not in FLOATS:
+        raise ProblemError(
+            f"x {shown(x.dtype)}",
+            rule="must be float16, bfloat16 or float32",
+            fix="convert it",
+        )
+    _check_options(call)
+    _check_scale(call)
+    if call.rounding == "stochastic" and call.rounding_state is None:
+        raise ProblemError(
+            "rounding stochastic without rounding_state",
+            rule="must come with the state that its random numbers are drawn from",
+            fix="torch.randint(2**62, (2,), device=x.device) makes one",
+        )
+    if call.rounding == "nearest" and call.rounding_state is not None:
+        raise ProblemError(
+            "rounding_state with rounding nearest",
+            rule="must be left out, as nothing is drawn",
+            fix='pass rounding="stochastic", or leave it out',
+        )
+    if call.rounding_state is not None:
+        check_state(call.rounding_state)
+    amax = call.amax
+    if amax is not None and (amax.numel() != 1 or amax.dtype != torch.float32):
+        raise ProblemError(
+            f"amax {list(amax.shape)} {shown(amax.dtype)}",
+            rule="must have one element of torch.float32",
+            fix="torch.zeros(1, device=x.device) makes one",
+        )
+    for name, one in call.written():
+        refuse_repeated(name, one)
+
+
+def _check_options(call: CastCall) -> None:
+    """Raise ProblemError for options that no kernel has together."""
+    block, name = call.blocks, f"block {shown(call.block)}"
+    refused: list[tuple[bool, str, str, str]] = [
+        (
+            call.transpose and block == "row",
+            f"transpose with {name}",
+            "must have a block of (1, 128), (128, 128), (1, 32) or the tensor: a row of x.T is a "
+            "column of x",
+            "cast x.T by itself for its scales",
+        ),
+        (
+            call.transpose and block == "1x128" and call.scale is not None,
+            f"transpose and scale with {name}",
+            "must be without scale: blocks of x and of x.T have scales of their own",
+            "cast x and x.T by themselves",
+        ),
+        (
+            block == "1x32" and call.dtype == torch.int8,
+            f"dtype torch.int8 with {name}",
+            "must be torch.float8_e4m3fn or torch.float8_e5m2, as mxfp8 has them",
+            "use one of them, or a block of (1, 128)",
+        ),
+        (
+            block == "1x32" and call.scale is not None,
+            f"scale with {name}",
+            "must be left out: e8m0 scales are computed",
+            "leave it out",
+        ),
+        (
+            block == "1x32" and call.pow2,
+            f"pow2 with {name}",
+            "must be False: e8m0 scales are powers of two",
+            "leave it out",
+        ),
+        (
+            call.pow2 and call.scale is not None,
+            "pow2 and scale",
+            "must be False with scale, which is used as it is",
+            "leave one of them out",
+        ),
+        (
+            call.amax is not None and block != "tensor",
+            f"amax with {name}",
+            'must have a block of "tensor"',
+            "leave amax out, or take the largest of what the scales say",
+        ),
+    ]
+    for is_refused, value, rule, fix in refused:
+        if is_refused:
+            raise ProblemError(value, rule=rule, fix=fix)
+
+
+def _check_scale(call: CastCall) -> None:
+    scale = call.scale
+    if scale is None:
+        return
+    shape = scale_shape(call)
+    of_one = call.blocks == "tensor" and scale.numel() == 1
+    if scale.dtype != torch.float32 or not (of_one or scale.shape == shape):
+        fits = "one element" if call.blocks == "tensor" else f"the shape {list(shape)}"
+        raise ProblemError(
+            f"scale {list(scale.shape)} {shown(scale.dtype)}",
+            rule=f"must be torch.float32 with {fits}, for x {list(call.x.shape)} and block "
+            f"{shown(call.block)}",
+            fix="convert, reshape or expand it",
+        )
+
+
+def scale_shape(call: CastCall) -> torch.Size:
+    """The shape of the scales of x."""
+    m, n = call.extents
+    rows, parts = call.x.shape[:-1], -(-n // COLUMNS)
+    shapes: dict[Block, tuple[int, ...]] = {
+        "tensor": (),
+        "row": (*rows, 1),
+        "1x128": (*rows, parts),
+        "128x128": (-(-m // COLUMNS), parts),
+        "1x32": (*rows, -(-n // 32)),
+    }
+    return torch.Size(shapes[call.blocks])
+
+
+def pitch(tensor: torch.Tensor) -> int | None:
+    """Elements from row to row through all leading dimensions; None where that varies."""
+    rows, last = tensor.shape[:-1].numel(), tensor.shape[-1]
+    try:
+        step: int = tensor.view(rows, last).stride(0)
+    except RuntimeError:  # the rows are not one pitch apart
+        return None
+    return step if rows > 1 else last
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether elements of a row follow each other, so that kernels read it where it lies."""
+    return (tensor.shape[-1] <= 1 or tensor.stride(-1) == 1) and pitch(tensor) is not None

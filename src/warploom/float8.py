@@ -1,0 +1,91 @@
+"""fp8 training by the names of torchao.float8: `from warploom.float8 import ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.integrations.linear import Linear
+from warploom.integrations.recipes import RECIPES, Recipe, require_recipe
+from warploom.runtime.tensors import shown
+
+__all__ = ["RECIPES", "Float8LinearConfig", "Recipe", "convert_to_float8_training"]
+
+
+@dataclass(frozen=True)
+class Float8LinearConfig:
+    """What layers in fp8 quantise: a recipe by name.
+
+    Args:
+        recipe_name: tensorwise, rowwise or rowwise_with_gw_hp, with torchao's numerics; or
+            blockwise or delayed, with Transformer Engine's (see `warploom.nn.Linear`).
+
+    Raises:
+        ProblemError: for another name.
+    """
+
+    recipe_name: Recipe = "tensorwise"
+
+    def __post_init__(self) -> None:
+        require_recipe("recipe_name", self.recipe_name)
+
+    @classmethod
+    def from_recipe_name(cls, recipe_name: Recipe) -> Self:
+        """Return the configuration of a recipe, as torchao's has it."""
+        return cls(recipe_name)
+
+
+def convert_to_float8_training(
+    module: torch.nn.Module,
+    *,
+    module_filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
+    config: Float8LinearConfig | None = None,
+) -> torch.nn.Module:
+    """Let the linear layers of a model train in fp8, in place, and return the model.
+
+    Args:
+        module: A model; of a torch.nn.Linear itself, the layer in its place is returned.
+        module_filter_fn: Called with each torch.nn.Linear and its name: whether it is converted.
+            None: all are.
+        config: What is quantised, and how.
+
+    Parameters are shared with the layers before. `warploom.patch(model, recipe=...)` does the same
+    and can be undone.
+
+    Raises:
+        ProblemError: for what is no torch.nn.Module, and for layers that cannot be converted; then
+            nothing is.
+
+    Example:
+        >>> convert_to_float8_training(
+        ...     model,
+        ...     config=Float8LinearConfig.from_recipe_name("rowwise"),
+        ...     module_filter_fn=lambda layer, name: name != "lm_head",
+        ... )
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise ProblemError(
+            f"module {shown(module)}", rule="must be a torch.nn.Module", fix="pass the model"
+        )
+    config = Float8LinearConfig() if config is None else config
+    if not isinstance(config, Float8LinearConfig):
+        raise ProblemError(
+            f"config {shown(config)}",
+            rule="must be a warploom.float8.Float8LinearConfig",
+            fix='pass Float8LinearConfig.from_recipe_name("rowwise")',
+        )
+    layers = {
+        layer: Linear.from_torch(layer, recipe=config.recipe_name)
+        for name, layer in module.named_modules()
+        if type(layer) is torch.nn.Linear
+        and (module_filter_fn is None or module_filter_fn(layer, name))
+    }
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if type(child) is torch.nn.Linear and child in layers:
+                parent._modules[name] = layers[child]
+    return layers.get(module, module) if type(module) is torch.nn.Linear else module

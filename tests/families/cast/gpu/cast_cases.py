@@ -1,0 +1,197 @@
+"""Kernels and calls that the gpu tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rooms import Guarded
+
+from warploom.generator.configurations import smoke
+from warploom.generator.families.cast import CastOperation, CastSchedule
+from warploom.generator.space import expand_file
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import plan
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.cast.call import CastCall, Details
+from warploom.runtime.families.cast.reference import Results
+from warploom.runtime.families.cast.trial import expected
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+ON_CPU = 1 << 21  # values at most, of references that the CPU computes
+TILE = CastSchedule(256)
+BESIDE = 256  # elements on both sides of what is guarded
+
+
+def spec(
+    block: str = "1x128",
+    schedule: CastSchedule | None = None,
+    x: str = "bf16",
+    q: str = "e4m3",
+    **options: Any,
+) -> KernelSpec:
+    """A kernel, by the schedule that is given, or one that is legal."""
+    operation = CastOperation(x, q, block, **options)  # type: ignore[arg-type]
+    usual = TILE if operation.body == "tile" else CastSchedule(256, 2)
+    return KernelSpec("sm_90a", operation, schedule or usual)
+
+
+SMOKE = [
+    one for path in smoke() for one in expand_file(path).specs if one.operation.family == "cast"
+]
+SQUARES = [
+    spec(block, x=x, q=q, transpose=transpose, rounding=rounding)
+    for block in ("1x128", "128x128", "tensor", "1x32")
+    for x, q in (("bf16", "e4m3"), ("fp32", "e5m2"), ("fp16", "int8"))
+    for transpose in (False, True)
+    for rounding in ("nearest", "stochastic")
+    if (block, q) != ("1x32", "int8")
+]
+ROWS = [
+    spec("row", CastSchedule(threads, vectors, reduce), x, q)  # type: ignore[arg-type]
+    for threads, vectors, reduce in ((128, 1, "warp"), (256, 2, "cta"), (512, 1, "cta"))
+    for x, q in (("bf16", "e4m3"), ("fp32", "e5m2"), ("fp16", "int8"))
+]
+STATIC = [
+    spec(block, static=True, transpose=transpose, rounding=rounding)
+    for block, transpose in (
+        ("tensor", False),
+        ("tensor", True),
+        ("row", False),
+        ("1x128", False),
+        ("128x128", False),
+        ("128x128", True),
+    )
+    for rounding in ("nearest", "stochastic")
+]
+POWERS = [
+    spec("tensor", pow2=True, amax=True),
+    spec("tensor", pow2=True, amax=True, transpose=True),
+    spec("128x128", pow2=True),
+    spec("1x128", CastSchedule(512, 4), pow2=True),
+]
+EVERY = list({one.name: one for one in [*SMOKE, *SQUARES, *ROWS, *STATIC, *POWERS]}.values())
+
+
+@dataclass
+class Made:
+    """A call of one kernel, whose results lie in rooms where every byte is 0xff."""
+
+    call: CastCall
+    guarded: list[Guarded]
+
+    def run(self) -> list[torch.Tensor]:
+        """Run it on poisoned results, and return those that there are."""
+        for one in self.guarded:
+            one.room.fill_(-1)
+        if self.call.amax is not None:
+            self.call.amax.zero_()
+        plan.run(self.call)
+        return [one.view for one in self.guarded]
+
+    def expected(self) -> list[torch.Tensor]:
+        """What is right, by torch: on the CPU, but for large calls."""
+        call = self.call
+        if call.x.numel() <= ON_CPU:
+            moved = ((name, getattr(call, name)) for name in ("x", "scale", "rounding_state"))
+            call = replace(call, **{n: None if t is None else t.cpu() for n, t in moved})
+        return [one for one in expected(call) if one is not None]
+
+    def verify(self) -> list[torch.Tensor]:
+        """Run it, and assert that each bit is right and that nothing else was written."""
+        results = self.run()
+        names = [
+            n
+            for n, is_computed in zip(CastCall.outputs, self.call.computed(), strict=True)
+            if is_computed
+        ]
+        for name, one, right in zip(names, results, self.expected(), strict=True):
+            wrong = differ(one.cpu(), right.cpu())
+            assert not wrong.any(), (name, int(wrong.sum()), wrong.nonzero()[:4].tolist())
+        assert all(one.untouched_outside() for one in self.guarded)
+        if self.call.amax is not None:
+            assert self.call.amax.item() == self.call.x.abs().max().item()
+        return results
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Where two results have other bits; of NaN any are right."""
+    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    integer = INTEGERS[one.dtype.itemsize]
+    wrong = one.contiguous().view(integer) != other.contiguous().view(integer)
+    if one.dtype.is_floating_point:
+        wrong &= ~(one.float().isnan() & other.float().isnan())
+    return wrong
+
+
+def guarded(like: torch.Tensor, pad: int, shift: int) -> Guarded:
+    """A tensor like a new one, whose rows (or columns) are longer and begin `shift` elements on."""
+    rows, columns = like.shape if like.dim() else (1, 1)
+    is_turned = like.dim() == 2 and like.stride(1) > like.stride(0)
+    if is_turned:
+        rows, columns = columns, rows
+    pitch = -(-columns // 16) * 16 + pad
+    size = 2 * BESIDE + rows * pitch + shift
+    room = torch.full((size,), -1, dtype=INTEGERS[like.dtype.itemsize], device="cuda")
+    inside = torch.zeros(size, dtype=torch.bool, device="cuda")
+    down, across = torch.arange(rows, device="cuda"), torch.arange(columns, device="cuda")
+    inside[down[:, None] * pitch + across + BESIDE + shift] = True
+    view = room.view(like.dtype)[BESIDE + shift :].as_strided((rows, columns), (pitch, 1))
+    return Guarded(room, view.t() if is_turned else view if like.dim() else view[0, 0], inside)
+
+
+def made(
+    kernel: KernelSpec,
+    m: int,
+    n: int,
+    *,
+    pad: int = 0,
+    shift: int = 0,
+    seed: int = 0,
+    layout: str = "column_major",
+) -> Made:
+    """A call of a kernel; rows of x and of results are `pad` elements longer.
+
+    Magnitudes differ from block to block, and the largest is the last.
+    """
+    operation: CastOperation = kernel.operation  # type: ignore[assignment]
+    random = torch.Generator("cuda").manual_seed(seed + 7 * m + n)
+    drawn = torch.randn(m, n, generator=random, device="cuda")
+    drawn *= torch.exp2(torch.randint(-9, 9, (m, 1), generator=random, device="cuda").float())
+    drawn *= torch.exp2(torch.randint(-3, 3, (1, n), generator=random, device="cuda").float())
+    drawn[torch.rand(m, n, generator=random, device="cuda") < 0.1] = 0
+    drawn[-1, -1] = 30_000.0
+    x = torch.empty(m * (n + pad) + shift, device="cuda", dtype=TORCH[operation.x])
+    x = x[shift:].view(m, n + pad)[:, :n].copy_(drawn)
+    call = CastCall(
+        x,
+        TORCH[operation.q],
+        operation.block,
+        operation.transpose,
+        pow2=operation.pow2,
+        rounding=operation.rounding,
+        scale_layout=layout,
+        spec=kernel,
+    )
+    if operation.static:
+        usual = call.results(Details(()))[1]
+        assert usual is not None
+        call.scale = torch.rand(usual.shape, generator=random, device="cuda") + 0.01
+    if operation.rounding == "stochastic":
+        call.rounding_state = torch.randint(
+            2**62, (2,), generator=random, device="cuda", dtype=torch.int64
+        )
+    if operation.amax:
+        call.amax = torch.zeros(1, device="cuda")
+    blank: Results = call.results(Details(()))
+    rooms = [None if one is None else guarded(one, pad, shift) for one in blank]
+    call.out, call.scale_out, call.out_t, call.scale_t_out = (
+        None if one is None else one.view for one in rooms
+    )
+    return Made(call, [one for one in rooms if one is not None])
+
+
+def short(kernel: KernelSpec) -> str:
+    """A kernel's name without what all have."""
+    return kernel.name.removeprefix("cast_sm90a_")

@@ -1,0 +1,59 @@
+"""A few tiny calls, checked on the CPU: what compute-sanitizer watches.
+
+Everything that is not a Warploom kernel happens on the CPU, so that little else is instrumented.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cast_cases as cases
+import torch
+from processes import verify_each
+
+from warploom.generator.families.cast import CastOperation
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import plan
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.cast.call import CastCall
+from warploom.runtime.families.cast.trial import expected
+
+M, N = 259, 203  # several tiles, whose rows no 16 bytes divide
+KERNELS = [
+    cases.spec("1x128", transpose=True),
+    cases.spec("128x128", transpose=True),
+    cases.spec("1x32", transpose=True, rounding="stochastic"),
+    cases.spec("tensor"),
+    cases.spec("tensor", transpose=True),
+    cases.spec("1x128"),
+    cases.spec("row", cases.CastSchedule(256, 2, "cta")),
+    cases.spec("row", cases.CastSchedule(128, 1)),
+]
+
+
+def verify(kernel: KernelSpec) -> None:
+    """Run one kernel on rows that are aligned, and on some that are not."""
+    operation: CastOperation = kernel.operation  # type: ignore[assignment]
+    state = torch.tensor([1, 2]) if operation.rounding == "stochastic" else None
+    for pitch in (N, 208):
+        x = torch.randn(M, pitch).to(TORCH[operation.x])
+        call = CastCall(
+            x[:, :N],
+            TORCH[operation.q],
+            operation.block,
+            operation.transpose,
+            rounding=operation.rounding,
+            rounding_state=state,
+        )
+        there = replace(
+            call,
+            x=x.cuda()[:, :N],
+            rounding_state=None if state is None else state.cuda(),
+            spec=kernel,
+        )
+        for one, right in zip(plan.run(there), expected(call), strict=True):
+            assert one is None or right is None or not cases.differ(one.cpu(), right).any()
+
+
+if __name__ == "__main__":
+    verify_each(verify, KERNELS)

@@ -1,0 +1,124 @@
+"""`warploom.nn.Float8Linear`: transformers' FP8Linear on Warploom, with nothing copied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers.integrations.finegrained_fp8 import FP8Linear
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.nn import Float8Linear, Linear
+from warploom.quantization.importers import import_block_scaled
+from warploom.runtime.families.gemm.block_scales import dequantised
+
+E4M3 = torch.float8_e4m3fn
+
+
+def layer(k: int, n: int, *, bias: bool = True, **options: Any) -> torch.nn.Linear:
+    """An FP8Linear as a checkpoint fills it."""
+    made: Any = FP8Linear(k, n, **{"block_size": (128, 128), "has_bias": bias, **options})
+    draws = torch.Generator().manual_seed(n)
+    with torch.no_grad():
+        made.weight.copy_(torch.randn(n, k, generator=draws).to(E4M3))
+        scale = torch.rand(made.weight_scale_inv.shape, generator=draws) + 0.5
+        made.weight_scale_inv.copy_(scale.to(made.weight_scale_inv.dtype))
+        if bias:
+            made.bias.copy_(torch.randn(n, generator=draws))
+    linear: torch.nn.Linear = made
+    return linear
+
+
+def wide(one: Any) -> torch.Tensor:  # noqa: ANN401
+    return dequantised(one.weight.detach(), one.weight_scale_inv.detach(), torch.float32)
+
+
+@pytest.mark.parametrize("options", [{}, {"scale_fmt": "ue8m0"}, {"bias": False}], ids=str)
+@pytest.mark.parametrize(("k", "n"), [(320, 576), (640, 192)])
+def test_a_layer_computes_the_product_of_its_quantized_input(
+    k: int, n: int, options: dict[str, Any]
+) -> None:
+    source = layer(k, n, **options)
+    made = Float8Linear.from_fp8(source)
+    assert made.weight is source.weight
+    x = torch.randn(2, 7, k)
+    of_x = dequantised(*warploom.cast(x, E4M3, block=(1, 128)), torch.float32)
+    exact = torch.nn.functional.linear(of_x, wide(source), source.bias)
+    assert (made(x) - exact).abs().max() <= 1e-4 * exact.abs().max()
+    assert (made(x[0, 0]) - exact[0, 0]).abs().max() <= 1e-4 * exact.abs().max()
+    assert made(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_an_input_has_the_gradient_of_the_weight_that_is_given_back() -> None:
+    source = layer(320, 576)
+    x = torch.randn(5, 320, requires_grad=True)
+    Float8Linear.from_fp8(source)(x).sum().backward()
+    assert x.grad is not None
+    assert torch.allclose(x.grad, wide(source).sum(0).expand(5, -1), rtol=1e-4, atol=1e-3)
+    assert source.weight.grad is None
+
+
+def test_a_patch_takes_layers_over_without_a_copy_and_gives_them_back() -> None:
+    first = layer(320, 576)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), layer(576, 200), torch.nn.Linear(200, 8))
+    model.is_quantized = True  # type: ignore[assignment]
+    before = {name: id(one) for name, one in model.named_parameters()}
+    names = set(model.state_dict())
+    with warploom.patch(model, attention=False) as patch:
+        assert [type(one) for one in model] == [Float8Linear, torch.nn.ReLU, Float8Linear, Linear]
+        assert {name: id(one) for name, one in model.named_parameters()} == before
+        assert set(model.state_dict()) == names
+        assert "2 x FP8Linear" in str(patch)
+        assert copy.deepcopy(model)(torch.randn(3, 320)).shape == (3, 8)
+    assert model[0] is first
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"block_size": None}, "scales are of blocks of None"),
+        ({"block_size": (64, 128)}, "scales are of blocks of"),
+        ({"activation_scheme": "static"}, "one static scale"),
+    ],
+    ids=str,
+)
+def test_other_layers_stay_and_the_report_says_why(options: dict[str, Any], said: str) -> None:
+    other = layer(256, 256, **options)
+    with pytest.raises(ProblemError, match=said):
+        Float8Linear.from_fp8(other)
+    patch = warploom.patch(torch.nn.Sequential(other), attention=False)
+    (row,) = patch.rows
+    assert (row.now, said in row.because) == ("as it was", True)
+
+
+def test_a_layer_explains_its_kernel() -> None:
+    made = Float8Linear.from_fp8(layer(320, 576))
+    told = warploom.explain(made, torch.randn(4, 320).bfloat16(), gpu="NVIDIA H200")
+    assert "row_block" in told.kernel
+
+
+def test_types_that_cannot_be_quantized_are_refused() -> None:
+    with pytest.raises(ProblemError, match="must be bfloat16, float16 or float32"):
+        Float8Linear.from_fp8(layer(256, 256))(torch.ones(2, 256, dtype=torch.float64))
+
+
+def test_a_layer_of_a_checkpoint_shares_its_tensors() -> None:
+    source: Any = layer(320, 576, bias=False)
+    weight, scale = source.weight.detach(), source.weight_scale_inv.detach()
+    tensors = {"up.weight": weight, "up.weight_scale_inv": scale}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    read = import_block_scaled(tensors, config, name="up")
+    assert (read.weight.data_ptr(), read.scale.data_ptr()) == (weight.data_ptr(), scale.data_ptr())
+    made = Float8Linear.from_tensors(*read)
+    assert made.bfloat16().weight.dtype == E4M3
+    x = torch.randn(4, 320)
+    assert torch.equal(made(x), Float8Linear.from_fp8(source)(x))
+    with pytest.raises(ProblemError, match=r"e4m3 with a scale for each 128x128"):
+        import_block_scaled({"weight": weight, "weight_scale_inv": torch.ones(())}, {})
+    with pytest.raises(ProblemError, match=r"must be \[5, 3\] of fp32"):
+        Float8Linear.from_tensors(weight, scale.t())
+    with pytest.raises(ProblemError, match=r"must be \[N, K\] of torch.float8_e4m3fn"):
+        Float8Linear.from_tensors(weight.float(), scale)

@@ -1,0 +1,106 @@
+"""Models that train in fp8: `warploom.patch(recipe=)`, and torchao's name for the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.float8 import Float8LinearConfig, convert_to_float8_training
+from warploom.integrations.recipes import RECIPES
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(64, 128)
+        self.down = torch.nn.Linear(128, 64)
+        self.lm_head = torch.nn.Linear(64, 32)
+        self.bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.down(torch.nn.functional.silu(self.up(x))))
+
+
+def recipes(model: torch.nn.Module) -> dict[str, str | None]:
+    """Those of warploom's layers, by name."""
+    return {
+        name: layer.recipe
+        for name, layer in model.named_modules()
+        if isinstance(layer, warploom.nn.Linear)
+    }
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_patched_model_trains_in_fp8_and_its_loss_falls(recipe: str) -> None:
+    torch.manual_seed(0)
+    model, given = Model(), {"recipe": recipe}
+    patched = warploom.patch(model, **given)
+    assert recipes(model) == {"up": recipe, "down": recipe, "lm_head": None}
+    assert f"fp8 {recipe}" in repr(patched)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    x, losses = torch.randn(64, 64).bfloat16(), []
+    wanted = torch.randn(64, 32).bfloat16()
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), wanted)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    patched.undo()
+    assert recipes(model) == {}
+
+
+def test_a_filter_says_which_layers_train_in_fp8() -> None:
+    model = Model()
+    with warploom.patch(model, recipe="rowwise", filter=lambda layer, name: name != "up"):
+        assert recipes(model) == {"up": None, "down": "rowwise", "lm_head": "rowwise"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"recipe": "rowwize"}, "recipe 'rowwize'.*rowwise"),
+        ({"recipe": True}, "recipe True"),
+        ({"recipe": "rowwise", "weights": "int4"}, "with weights 'int4'"),
+        ({"recipe": "rowwise", "linear": False}, "with linear=False"),
+        ({"filter": lambda layer, name: True}, "without a recipe"),
+        ({"recipe": "rowwise", "filter": "up"}, "filter 'up'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_what_means_nothing_is_refused_and_changes_nothing(
+    given: dict[str, Any], message: str
+) -> None:
+    model = Model()
+    with pytest.raises(ProblemError, match=message):
+        warploom.patch(model, **given)
+    assert recipes(model) == {}
+
+
+def test_torchaos_name_converts_the_layers_that_it_is_told() -> None:
+    model, x = Model(), torch.randn(8, 64).bfloat16()
+    own = [*model.parameters()]
+    config = Float8LinearConfig.from_recipe_name("rowwise")
+    keep = {"module_filter_fn": lambda layer, name: name != "lm_head"}
+    assert convert_to_float8_training(model, config=config, **keep) is model
+    assert recipes(model) == {"up": "rowwise", "down": "rowwise"}
+    assert all(one is other for one, other in zip(own, model.parameters(), strict=True))
+    model(x).sum().backward()
+    assert all(one.grad is not None for one in own)
+    layer = convert_to_float8_training(torch.nn.Linear(64, 64))
+    assert isinstance(layer, warploom.nn.Linear) and layer.recipe == "tensorwise"
+
+
+def test_wrong_arguments_of_torchaos_name_are_refused() -> None:
+    wrong: Any = "rowwise"
+    with pytest.raises(ProblemError, match=r"config .rowwise.*Float8LinearConfig"):
+        convert_to_float8_training(Model(), config=wrong)
+    with pytest.raises(ProblemError, match="recipe_name 'row'"):
+        Float8LinearConfig.from_recipe_name("row")  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match=r"torch\.nn\.Module"):
+        convert_to_float8_training(wrong)
