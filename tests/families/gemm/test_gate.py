@@ -213,7 +213,7 @@ def test_what_is_rendered_finds_both_factors_in_one_thread() -> None:
     assert "SM90_TMA_LOAD_4D" in text
     assert "k, 0, 0, n / 16" in text
     assert "step_0.apply(of_product[1], operands.step_0[1]);" in text
-    assert "step_1.apply(of_product[0], ::of_product(at, n, 0), m, n);" in text
+    assert "step_1.apply(of_product[0], product_columns(at, n, 0), m, n);" in text
     assert "step_2.apply(of_product, x);" in text
     assert "step_3.apply(x);" in text
     swapped = render(spec(Bias("bf16"), Gate("silu"), swap_ab=True, tile=(32, 128, 64)))
