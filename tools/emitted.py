@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,24 @@ def _is_filled(line: str, lines: Collection[str]) -> bool:
     if len(fixed) == 1:
         return False
     longest = max(fixed, key=len)
-    pattern = re.compile(".*".join(map(re.escape, fixed)))
-    return any(longest in one and pattern.fullmatch(one) for one in lines)
+    return any(longest in one and _has_in_order(one, fixed) for one in lines)
+
+
+def _has_in_order(line: str, parts: Sequence[str]) -> bool:
+    """Return whether `line` is `parts` with any text between them.
+
+    A regular expression would go back over all places of each part: of seven, for minutes.
+    """
+    first, *between, last = parts
+    at, end = len(first), len(line) - len(last)
+    if end < at or not (line.startswith(first) and line.endswith(last)):
+        return False
+    for part in between:
+        at = line.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 def _templates(name: str, root: Path) -> list[Path]:
