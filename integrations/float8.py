@@ -1,9 +1,9 @@
 """Linear layers in fp8: operands are quantised in each call, and gradients pass straight through.
 
-What is quantised how is a recipe's (recipes.py). Scales come from the largest magnitude there is
-now, or was before; nothing waits for the GPU. Both operands of a product lie along what is summed,
-as fp8 kernels want them: an operand of two products is quantised both ways, where that is possible
-from one reading of memory.
+A recipe says what is quantised, and how (recipes.py). Scales come from the largest magnitude of the
+operand now, or of earlier steps; nothing waits for the GPU. Kernels want both operands of a GEMM
+contiguous along what is summed, so an operand of two GEMMs is quantised with its transpose, from
+one reading of memory where that is possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from warploom.integrations.recipes import E5M2, SCHEMES, Quantization, Recipe, Scheme
-from warploom.integrations.scaling import DelayedScaling, Kept
+from warploom.integrations.scaling import DelayedScaling, ParameterCache
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.cast.api import cast
@@ -39,14 +39,14 @@ class Quantised(NamedTuple):
         return values * self.scale.to(torch.bfloat16).unsqueeze(-1), None
 
 
-Both = tuple[Quantised | None, Quantised | None]  # a matrix, and its transpose
+WithTranspose = tuple[Quantised | None, Quantised | None]  # a matrix, and its transpose
 
 
 class Options(NamedTuple):
-    """What a layer asks of its products.
+    """What a layer asks of its GEMMs.
 
-    gradient_dtype  what the gradient is multiplied in beside the operands of the forward product;
-                    None: as the recipe says
+    gradient_dtype  the type of the gradient, which is multiplied with the operands of the forward
+                    GEMM; None: as the recipe says
     activation      a function of the product and its bias, by its name
     main_grad       has the weight's gradient added to it, fp32, in its place; None: autograd has it
     scaling         the scales of earlier steps, where the recipe is of these
@@ -71,47 +71,53 @@ class Options(NamedTuple):
 def quantised(x: torch.Tensor, how: Quantization) -> Quantised:
     """Quantise x [m, k] so that the largest magnitude of what shares a scale just fits."""
     values, scale = cast(x, how.dtype, block=how.block, pow2=how.powers_of_two)
-    return Quantised(values, _of_product(scale, how))
+    return Quantised(values, _of_gemm(scale, how))
 
 
-def both_ways(x: torch.Tensor, here: Quantization | None, turned: Quantization | None) -> Both:
+def with_transpose(
+    x: torch.Tensor, own: Quantization | None, transposed: Quantization | None
+) -> WithTranspose:
     """Quantise x [m, k] and its transpose, where they are wanted; by one reading if that can be."""
-    if here is not None and here == turned and here.block != "row":
-        values, scale, of_turned, scale_turned = cast(
-            x, here.dtype, block=here.block, transpose=True, pow2=here.powers_of_two
+    if own is not None and own == transposed and own.block != "row":
+        values, scale, values_t, scale_t = cast(
+            x, own.dtype, block=own.block, transpose=True, pow2=own.powers_of_two
         )
         return (
-            Quantised(values, _of_product(scale, here)),
-            Quantised(of_turned, _of_product(scale_turned, here)),
+            Quantised(values, _of_gemm(scale, own)),
+            Quantised(values_t, _of_gemm(scale_t, own)),
         )
     return (
-        None if here is None else quantised(x, here),
-        None if turned is None else quantised(x.t().contiguous(), turned),
+        None if own is None else quantised(x, own),
+        None if transposed is None else quantised(x.t().contiguous(), transposed),
     )
 
 
-def _of_product(scale: torch.Tensor, how: Quantization) -> torch.Tensor:
-    """Scales as products take them: a vector of rows, a matrix of blocks."""
+def _of_gemm(scale: torch.Tensor, how: Quantization) -> torch.Tensor:
+    """Scales as `gemm` takes them: a vector of rows, a matrix of blocks."""
     return scale.reshape(-1) if isinstance(how.block, str) else scale
 
 
-def _delayed(
+def _scaled(
     x: torch.Tensor,
-    here: Quantization | None,
-    turned: Quantization | None,
-    scaling: DelayedScaling,
+    own: Quantization | None,
+    transposed: Quantization | None,
+    scaling: DelayedScaling | None,
     index: int,
-) -> Both:
-    """The same, by the scale of earlier steps; what there is now decides that of later ones."""
-    how = here or turned
-    if how is None:
-        return None, None
+) -> WithTranspose:
+    """The same; by the scale of earlier steps, where the recipe has such, one for both.
+
+    What is the largest magnitude now then decides the scale of later steps.
+    """
+    how = own or transposed
+    if scaling is None or how is None:
+        return with_transpose(x, own, transposed)
     scale, amax = scaling.of(index)
-    if turned is None:
+    one = scale.reshape(1)
+    if transposed is None:
         values, _ = cast(x, how.dtype, scale=scale, amax=amax)
-        return Quantised(values, scale.reshape(1)), None
-    values, _, of_turned, _ = cast(x, how.dtype, scale=scale, amax=amax, transpose=True)
-    return Quantised(values, scale.reshape(1)), Quantised(of_turned, scale.reshape(1))
+        return Quantised(values, one), None
+    values, _, values_t, _ = cast(x, how.dtype, scale=scale, amax=amax, transpose=True)
+    return Quantised(values, one), Quantised(values_t, one)
 
 
 def operands(x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> tuple[Quantised, Quantised]:
@@ -136,7 +142,7 @@ def multiply(
     )
 
 
-# ---- The product ---------------------------------------------------------------------------------
+# ---- The GEMM ------------------------------------------------------------------------------------
 
 
 def product(
@@ -144,13 +150,13 @@ def product(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     options: Options,
-    kept: Kept[Both],
+    cache: ParameterCache[WithTranspose],
 ) -> torch.Tensor:
     """Return activation(x [m, k] times weight [n, k] transposed + bias); differentiable.
 
-    `kept` has the weight as it was quantised before.
+    `cache` has the weight as it was quantised before.
     """
-    found: torch.Tensor = _Product.apply(x, weight, bias, options, kept)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _Product.apply(x, weight, bias, options, cache)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -159,26 +165,33 @@ def inferred(
     weight: torch.Tensor,
     items: Sequence[Item],
     options: Options,
-    kept: Kept[Both],
+    cache: ParameterCache[WithTranspose],
 ) -> torch.Tensor:
     """Return what `items` make of x [m, k] times weight [n, k] transposed; no gradient."""
-    scaling = options.scaling
-    of_weight, _ = weights(weight, options, kept, wants_x=False)
-    if scaling is None:
-        of_x, _ = both_ways(x, options.scheme.input, None)
-    else:
-        of_x, _ = _delayed(x, options.scheme.input, None, scaling, _INPUT)
+    of_weight, _ = weights(weight, options, cache, wants_x=False)
+    of_x, _ = _scaled(x, options.scheme.input, None, options.scaling, _INPUT)
     assert of_x is not None and of_weight is not None  # noqa: S101 (for type checkers)
     return multiply(of_x, of_weight, items=items, out_dtype=options.out_dtype)
 
 
-def weights(weight: torch.Tensor, options: Options, kept: Kept[Both], *, wants_x: bool) -> Both:
-    """A weight as the products of y and, where it is wanted, of x's gradient take it."""
-    scheme = options.scheme
-    turned = scheme.weight_for_grad_input if wants_x and options.gradient_dtype is None else None
-    if options.scaling is not None:
-        return _delayed(weight, scheme.weight, turned, options.scaling, _WEIGHT)
-    return kept.of(weight, lambda: both_ways(weight, scheme.weight, turned), scheme, turned)
+def weights(
+    weight: torch.Tensor,
+    options: Options,
+    cache: ParameterCache[WithTranspose],
+    *,
+    wants_x: bool,
+) -> WithTranspose:
+    """A weight as the GEMMs of y and, where it is wanted, of the gradient of x take it."""
+    scheme, scaling = options.scheme, options.scaling
+    is_transposed = wants_x and options.gradient_dtype is None
+    transposed = scheme.weight_for_grad_input if is_transposed else None
+
+    def compute() -> WithTranspose:
+        return _scaled(weight, scheme.weight, transposed, scaling, _WEIGHT)
+
+    if scaling is not None:  # which each step changes
+        return compute()
+    return cache.get(weight, compute, scheme, transposed)
 
 
 class _Product(torch.autograd.Function):
@@ -191,27 +204,24 @@ class _Product(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         options: Options,
-        kept: Kept[Both],
+        cache: ParameterCache[WithTranspose],
     ) -> torch.Tensor:
         scheme, own = options.scheme, options.gradient_dtype is None
         wants_x, wants_weight, *_ = ctx.needs_input_grad
-        of_weight, turned_weight = weights(weight, options, kept, wants_x=wants_x)
-        turned = scheme.input_for_grad_weight if own and wants_weight else None
-        if options.scaling is None:
-            of_x, turned_x = both_ways(x, scheme.input, turned)
-        else:
-            of_x, turned_x = _delayed(x, scheme.input, turned, options.scaling, _INPUT)
+        of_weight, weight_t = weights(weight, options, cache, wants_x=wants_x)
+        transposed = scheme.input_for_grad_weight if own and wants_weight else None
+        of_x, x_t = _scaled(x, scheme.input, transposed, options.scaling, _INPUT)
         assert of_x is not None and of_weight is not None  # noqa: S101 (for type checkers)
         items: list[Item] = [] if bias is None else [("bias", bias)]
         z = None
         if options.activation is not None:
             z = x.new_empty((x.shape[0], weight.shape[0]), dtype=options.out_dtype)
             items += [("preactivation", z), ("activation", options.activation)]
-        by_x = (None, None) if not wants_x else turned_weight if own else of_weight
+        by_x = (None, None) if not wants_x else weight_t if own else of_weight
         exact = (x, None)
         by_weight: tuple[Any, Any] = (None, None)
         if wants_weight:
-            by_weight = turned_x or (exact if own or scheme.input_for_grad_weight is None else of_x)
+            by_weight = x_t or (exact if own or scheme.input_for_grad_weight is None else of_x)
         ctx.save_for_backward(*(by_x or (None, None)), *by_weight, z)
         ctx.options = options
         ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -259,22 +269,19 @@ def _gradients(
     of_x: dict[str, Any],
     of_weight: dict[str, Any],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of x and of the weight, by a recipe: from dy, and W and x as they lie then.
+    """The gradients of x and of the weight, by a recipe: from dy, W^T and x^T as they were saved.
 
-    Of what is None, there is no gradient.
+    There is none of x without a weight, and none of the weight without an x.
     """
     scheme, dx, dw = options.scheme, None, None
-    here = None if weight is None else scheme.grad_output
-    turned = scheme.grad_output_for_grad_weight if isinstance(x, Quantised) else None
-    if options.scaling is None:
-        of_dy, turned_dy = both_ways(dy, here, turned)
-    else:
-        of_dy, turned_dy = _delayed(dy, here, turned, options.scaling, _GRADIENT)
+    own = None if weight is None else scheme.grad_output
+    transposed = scheme.grad_output_for_grad_weight if isinstance(x, Quantised) else None
+    of_dy, dy_t = _scaled(dy, own, transposed, options.scaling, _GRADIENT)
     if weight is not None and of_dy is not None:
         dx = multiply(of_dy, weight, scheme=scheme, **of_x)
     added: list[Item] = [("residual", of_weight["out"], 1.0)] if "out" in of_weight else []
-    if isinstance(x, Quantised) and turned_dy is not None:
-        dw = multiply(turned_dy, x, items=added, scheme=scheme, **of_weight)
+    if isinstance(x, Quantised) and dy_t is not None:
+        dw = multiply(dy_t, x, items=added, scheme=scheme, **of_weight)
     elif isinstance(x, torch.Tensor):
         kind = torch.bfloat16 if x.dtype == torch.float32 else x.dtype
         dw = gemm(dy.to(kind).t(), x.to(kind), epilogue=added, **of_weight)

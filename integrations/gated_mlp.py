@@ -48,8 +48,8 @@ class GatedMLP(torch.nn.Module):
 
     gate    f: relu, gelu, gelu_tanh or silu
 
-    Where no gradient is wanted, f(gate_proj(x)) * up_proj(x) is one kernel: bf16 and fp16 on the
-    GPUs that there are kernels for, `inner` a multiple of 8. Everything else is computed by the
+    Where no gradient is wanted, f(gate_proj(x)) * up_proj(x) is one kernel: bf16 and fp16 on GPUs
+    with kernels, `inner` a multiple of 8. Everything else is computed by the
     layers one by one, with the same meaning: where a gradient is wanted, in compiled functions,
     where a layer has hooks or was replaced, and where the weights' memory was separated.
     """

@@ -21,7 +21,7 @@ from warploom.integrations.linear_rules import check_residual, product_type, ref
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
 from warploom.integrations.recipes import E4M3, E5M2, SCHEMES, Recipe
-from warploom.integrations.scaling import DelayedScaling, Kept
+from warploom.integrations.scaling import DelayedScaling, ParameterCache
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.gemm.api import gemm
@@ -76,8 +76,8 @@ class Linear(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         vars(self).update(options)
         self._calls = Layer()
-        self._kept: Kept[float8.Both] = Kept()
-        self.scaling: DelayedScaling | None = None  # since the first call in training
+        self._quantised: ParameterCache[float8.WithTranspose] = ParameterCache()
+        self.scaling: DelayedScaling | None = None  # of a recipe with such: since the first call
 
     activation: str | None
     preactivation: Preactivation
@@ -190,7 +190,8 @@ class Linear(torch.nn.Linear):
         kind = product_type(input.dtype, input.device.type)
         if self.scaling is None and SCHEMES[cast("Recipe", self.recipe)].delayed:
             limits = (torch.finfo(one).max for one in (E4M3, E4M3, E5M2))
-            self.scaling = DelayedScaling(*limits, device=weight.device)
+            with torch.inference_mode(False):  # a step of training changes them
+                self.scaling = DelayedScaling(*limits, device=weight.device)
         options = float8.Options(
             recipe=cast("Recipe", self.recipe),
             gradient_dtype=self.gradient_dtype,
@@ -203,14 +204,14 @@ class Linear(torch.nn.Linear):
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
             if self.scaling is not None and self.training:
                 self.scaling.advance()
-            result = float8.product(rows, weight, bias, options, self._kept).view(shape)
+            result = float8.product(rows, weight, bias, options, self._quantised).view(shape)
             return result if residual is None else result + residual
         items: list[Item] = [("bias", bias)] if bias is not None else []
         items += [("activation", self.activation)] if self.activation is not None else []
         if residual is not None:
             items.append(("residual", residual.reshape(-1, self.out_features), 1.0))
             options = options._replace(out_dtype=sum_type(input, residual))
-        return float8.inferred(rows, weight, items, options, self._kept).view(shape)
+        return float8.inferred(rows, weight, items, options, self._quantised).view(shape)
 
 
 def _own(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -10,7 +10,7 @@ from warploom.errors import ProblemError
 from warploom.integrations.linear_options import DEFAULTS
 
 LayerT = TypeVar("LayerT", bound=torch.nn.Linear)
-CALLS = ("_calls", "_kept", "scaling")  # what a layer keeps of its calls
+CALLS = ("_calls", "_quantised", "scaling")  # what a layer has of its calls
 
 
 def check_module(module: torch.nn.Linear, *able: type[torch.nn.Linear]) -> None:
@@ -49,4 +49,5 @@ def sharing(made: LayerT, module: torch.nn.Linear) -> LayerT:
     taken = {name: value for name, value in vars(module).items() if name not in (*DEFAULTS, *CALLS)}
     own = ("_parameters", "_buffers", "_modules")
     vars(made).update(taken | {name: taken[name].copy() for name in own})
+    made._modules.pop("scaling", None)
     return made

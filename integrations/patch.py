@@ -213,7 +213,7 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
 
 
 def _check_recipe(recipe: object, filter: object, *, linear: bool, weights: object) -> None:
-    """Raise ProblemError for a recipe that there is not, or that has no layers."""
+    """Raise ProblemError for an unknown recipe, or arguments that exclude one."""
     if recipe is None:
         if filter is not None:
             raise ProblemError(

@@ -12,7 +12,7 @@ from warploom.runtime import driver
 
 HISTORY = 1024  # steps whose largest magnitudes decide a scale, as Transformer Engine has it
 
-KeptT = TypeVar("KeptT")
+CachedT = TypeVar("CachedT")
 _steps = 0  # of optimizers: some write to parameters in ways that no version counts
 
 
@@ -27,7 +27,7 @@ register_optimizer_step_post_hook(_count)
 class DelayedScaling(torch.nn.Module):
     """Scales of a layer's input, weight and gradient by the largest magnitudes of HISTORY steps.
 
-    They begin at 1, and nothing of them is in a state dict.
+    They begin at 1, and stay fp32 whatever the model is cast to. No state dict has them.
     """
 
     amax: torch.Tensor
@@ -47,6 +47,11 @@ class DelayedScaling(torch.nn.Module):
         for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """What `to`, `half`, `cuda` and the like do, but for the type."""
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def advance(self) -> None:
         """Begin a step: what was seen since the last decides the scales. Waits for nothing."""
         with torch.no_grad():
@@ -62,36 +67,41 @@ class DelayedScaling(torch.nn.Module):
         return self.scale[index].clone(), self.amax[index : index + 1]
 
 
-class Kept(Generic[KeptT]):
-    """What is made of a parameter, until the parameter changes.
+class ParameterCache(Generic[CachedT]):
+    """What is computed of a parameter, until the parameter changes.
 
     It changes where torch counts a version, where any optimizer of torch makes a step, and where
-    its memory is another. A copy of this is empty. Nothing is kept while a compiler traces or a
-    CUDA graph is captured, which replays what makes it.
+    its memory is another. A copy of this is empty. Nothing is cached while a compiler traces or a
+    CUDA graph is captured, which replays what computes it, nor of a parameter without versions.
     """
 
-    __slots__ = ("_made",)
+    __slots__ = ("_entry",)
 
     def __init__(self) -> None:
-        self._made: tuple[tuple[object, ...], KeptT] | None = None
+        self._entry: tuple[tuple[object, ...], CachedT] | None = None
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
-    def of(self, parameter: torch.Tensor, make: Callable[[], KeptT], *options: object) -> KeptT:
-        """What was made of a parameter with these options, or is made now."""
+    def get(
+        self, parameter: torch.Tensor, compute: Callable[[], CachedT], *options: object
+    ) -> CachedT:
+        """What was computed of a parameter with these options, or is computed now."""
         if (
             torch.compiler.is_compiling()
             or torch._C._len_torch_dispatch_stack() > 0
             or type(parameter) not in (torch.Tensor, torch.nn.Parameter)
+            or parameter.is_inference()
             or (parameter.is_cuda and torch.cuda.is_current_stream_capturing())
         ):
-            return make()
+            return compute()
         stream = driver.current_stream(parameter.get_device()) if parameter.is_cuda else -1
-        key = (parameter.data_ptr(), parameter._version, _steps, stream, *options)
-        kept = self._made
-        if kept is not None and kept[0] == key:
-            return kept[1]
-        made = make()
-        self._made = (key, made)
-        return made
+        # Autograd cannot save what was computed in inference mode.
+        modes = torch.is_inference_mode_enabled(), stream, _steps
+        key = (parameter.data_ptr(), parameter._version, *modes, *options)
+        entry = self._entry
+        if entry is not None and entry[0] == key:
+            return entry[1]
+        computed = compute()
+        self._entry = (key, computed)
+        return computed

@@ -14,7 +14,7 @@ from linear_bounds import ACTIVATIONS, within
 import warploom
 from warploom.errors import ProblemError
 from warploom.integrations import float8
-from warploom.integrations.float8 import Quantised, both_ways, operands, quantised
+from warploom.integrations.float8 import Quantised, operands, quantised, with_transpose
 from warploom.integrations.recipes import E4M3, E5M2, RECIPES, SCHEMES, Quantization
 from warploom.integrations.scaling import HISTORY
 
@@ -142,19 +142,21 @@ def test_gradients_are_of_operands_that_the_recipe_quantises(recipe: str, wanted
         module.zero_grad()
         x.grad = None
     module(x).backward(dy)
-    of_dy, turned_dy = both_ways(dy, scheme.grad_output, scheme.grad_output_for_grad_weight)
-    _, turned_x = both_ways(x.detach(), None, scheme.input_for_grad_weight)
-    _, weight = both_ways(module.weight.detach(), None, scheme.weight_for_grad_input)
+    of_dy, transposed_dy = with_transpose(
+        dy, scheme.grad_output, scheme.grad_output_for_grad_weight
+    )
+    _, transposed_x = with_transpose(x.detach(), None, scheme.input_for_grad_weight)
+    _, weight = with_transpose(module.weight.detach(), None, scheme.weight_for_grad_input)
     if wanted != "weight":
         a, b = exact(of_dy), exact(weight)
         assert within(x.grad, a @ b.t(), a.abs() @ b.t().abs())
     if wanted != "x":
         a, b = (
             (dy.double().t(), x.detach().double().t())
-            if turned_x is None
+            if transposed_x is None
             else (
-                exact(turned_dy),
-                exact(turned_x),
+                exact(transposed_dy),
+                exact(transposed_x),
             )
         )
         assert within(module.weight.grad, a @ b.t(), a.abs() @ b.t().abs())
@@ -332,6 +334,48 @@ def test_delayed_scales_follow_the_largest_magnitude_of_the_steps_before() -> No
         module.scaling.advance()
     assert module.scaling.scale[0].item() == pytest.approx(1 / 448)
     assert "scaling.scale" not in module.state_dict()
+
+
+@pytest.mark.parametrize("move", [torch.nn.Module.bfloat16, lambda module: module.to(torch.half)])
+def test_scales_of_earlier_steps_stay_fp32_in_a_model_that_is_cast(
+    move: Callable[..., Any],
+) -> None:
+    module = layer("delayed", dtype=torch.float32)
+    module(torch.randn(ROWS, IN)).sum().backward()
+    moved = move(module)
+    assert {one.dtype for one in moved.scaling.buffers()} == {torch.float32}
+    moved(torch.randn(ROWS, IN).to(moved.weight.dtype)).sum().backward()
+
+
+@pytest.mark.parametrize("gradient_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_layer_trains_after_a_call_in_inference_mode(
+    recipe: str, gradient_dtype: torch.dtype | None
+) -> None:
+    """Autograd cannot save what was quantised there, nor may a step write to it."""
+    own = gradient_dtype if recipe in REUSING else None
+    module, x = layer(recipe, gradient_dtype=own), torch.randn(ROWS, IN).bfloat16()
+    with torch.inference_mode():
+        module(x)
+    for _ in range(2):
+        module(x.requires_grad_()).float().square().sum().backward()
+    assert module.weight.grad.isfinite().all()
+
+
+def test_a_weight_made_in_inference_mode_has_no_versions_and_is_quantised_anew() -> None:
+    with torch.inference_mode():
+        module, x = layer("rowwise", bias=False), torch.randn(ROWS, IN).bfloat16()
+        y = module(x)
+        module.weight.mul_(2)
+        assert torch.equal(module(x), 2 * y)
+
+
+def test_torchs_layer_has_no_scales_of_earlier_steps() -> None:
+    module = layer("delayed")
+    module(torch.randn(ROWS, IN).bfloat16())
+    theirs = module.to_torch()
+    assert list(theirs.modules()) == [theirs]
+    assert not hasattr(theirs, "scaling")
 
 
 def test_loss_scaling_skips_a_step_whose_gradients_overflow() -> None:
