@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import cast_mutants as mutants
 import cast_sanitized
+import mutants
 import pytest
+from cast_mutants import MUTANTS
 from processes import TOOLS, Note, assert_nothing_found
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 
 
-@pytest.mark.parametrize("name", mutants.MUTANTS)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_kernel_that_is_wrong_in_one_place_is_caught(name: str, note: Note) -> None:
-    found = mutants.outcome(mutants.MUTANTS[name])
+    found = mutants.outcome(MUTANTS[name])
     note(f"mutants.{name}", found)
     assert found == "caught"
 
