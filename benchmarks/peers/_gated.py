@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ import torch.nn.functional as F
 import warploom
 from benchmarks.families import Asked, Case
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
+from benchmarks.peers.libraries.liger import silu_mul
+from benchmarks.peers.libraries.quack import gated_gemm
 from benchmarks.peers.libraries.triton import compiled
 from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Gate
@@ -32,7 +33,7 @@ from warploom.runtime.trial import wrong
 Product = Callable[[Operands, torch.Tensor], object]
 Gating = Callable[[torch.Tensor], torch.Tensor]
 
-# Of of results that are rounded to bf16 between product and gate, beside the largest.
+# Of results that are rounded to bf16 between product and gate, beside the largest.
 ROUNDED = 2.0**-6
 
 
@@ -68,7 +69,7 @@ def _contenders(
         replace(ours(plain, bare, "without the gate"), peer=False),
         _after("warploom, then torch.compile", bare, _ours, fast),
         _after("torch, then torch.compile", bare, _torchs(plain), fast),
-        _after("warploom, then liger", bare, _ours, _liger),
+        _after("warploom, then liger", bare, _ours, silu_mul),
     ]
     return [*found, _quack(given)] if operation.a == "bf16" else found
 
@@ -76,16 +77,6 @@ def _contenders(
 def _silu_times(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
-
-
-def _liger(x: torch.Tensor) -> torch.Tensor:
-    try:
-        interface: Any = import_module("liger_kernel.ops.swiglu")
-    except Exception as error:
-        raise RuntimeError(f"liger: {type(error).__name__}: {error}") from error
-    gate, up = x.chunk(2, dim=-1)
-    result: torch.Tensor = interface.LigerSiLUMulFunction.apply(gate, up)
-    return result
 
 
 def _ours(one: Operands, out: torch.Tensor) -> None:
@@ -122,18 +113,11 @@ def _after(name: str, given: Sequence[Operands], product: Product, gating: Gatin
 
 def _quack(given: Sequence[Operands]) -> Contender:
     outs = [wrong(one.out) for one in given]
-    turned = [_interleaved(one.b) for one in given]
-
-    def call(one: Operands, b: torch.Tensor, out: torch.Tensor) -> None:
-        try:
-            interface: Any = import_module("quack.gemm_interface")
-        except Exception as error:  # a release for another CUTLASS DSL fails in its own ways
-            raise RuntimeError(f"quack: {type(error).__name__}: {error}") from error
-        interface.gemm_gated(
-            one.a, b, activation="swiglu", postact_out=out, store_preact=False, tuned=True
-        )
-
-    calls = [partial(call, *each) for each in zip(given, turned, outs, strict=True)]
+    interleaved = [_interleaved(one.b) for one in given]
+    calls = [
+        partial(gated_gemm, one.a, b, out)
+        for one, b, out in zip(given, interleaved, outs, strict=True)
+    ]
     return Contender("quack", calls, lambda: _share(outs[0], given[0]), peer=True)
 
 

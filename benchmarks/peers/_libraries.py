@@ -8,6 +8,7 @@ from benchmarks.peers._attention_baseline import Attend, AttentionBaseline, Forw
 from benchmarks.peers._decode_problem import Way
 from benchmarks.peers._mixed_weights import Weight
 from benchmarks.peers._products import Peer
+from benchmarks.peers.libraries.deep_gemm import deep_gemm
 from benchmarks.peers.libraries.flash_attention import FLASH3, FLASH4, flash3_decode
 from benchmarks.peers.libraries.flashinfer import cuda_cores, tensor_cores, xqa
 from benchmarks.peers.libraries.humming import Humming
@@ -22,6 +23,7 @@ from benchmarks.peers.libraries.torch_kernels import (
     FLASH_KERNEL,
     TorchInt4,
     cublas,
+    cublas_block_scaled,
     cudnn_decode,
     flash2_decode,
     heads_as_rows,
@@ -29,6 +31,7 @@ from benchmarks.peers.libraries.torch_kernels import (
 from benchmarks.peers.libraries.triton import FLEX, gemm
 
 GEMM: dict[str, Peer] = {"cublas": cublas, "triton": gemm, "quack": quack}
+BLOCK_SCALED: dict[str, Peer] = {"cublas": cublas_block_scaled, "deep_gemm": deep_gemm}
 
 BASELINES: dict[str, AttentionBaseline] = {
     "cudnn": CUDNN,

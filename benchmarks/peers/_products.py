@@ -89,6 +89,29 @@ def baseline(
     return Contender(name, calls, share, peer=True)
 
 
+def prepared_baseline(
+    name: str,
+    operation: GemmOperation,
+    given: Sequence[Operands],
+    prepare: Callable[[Operands, torch.Tensor], Callable[[], object]],
+    outs: Sequence[torch.Tensor],
+) -> Contender:
+    """A library that lays operands out as it wants them when it is first called, untimed.
+
+    `prepare` returns what is timed of a set of operands and its output, or says why it cannot.
+    """
+    ready: dict[int, Callable[[], object]] = {}
+
+    def call(index: int) -> None:
+        if index not in ready:
+            ready[index] = prepare(given[index], outs[index])
+        ready[index]()
+
+    shown = [out[: one.out.shape[0]] for one, out in zip(given, outs, strict=True)]
+    calls = [partial(call, index) for index in range(len(given))]
+    return Contender(name, calls, lambda: worst(operation, given, shown), peer=True)
+
+
 def require_bf16(name: str, operation: GemmOperation) -> None:
     """Raise RuntimeError for another type, which a library is not measured with."""
     if operation.a != "bf16":

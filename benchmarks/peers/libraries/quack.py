@@ -1,4 +1,4 @@
-"""QuACK's GEMM, tuned by itself."""
+"""QuACK's GEMMs, tuned by themselves."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def quack(operation: GemmOperation, given: Sequence[Operands]) -> Contender:
 def _quack(operation: GemmOperation, one: Operands, out: torch.Tensor) -> None:
     require_bf16("quack", operation)
     imported("quack", "quack.gemm_interface").gemm(one.a, one.b, out=out, tuned=True)
+
+
+def gated_gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """Write silu(gate) * up of a b, whose columns are those of gate and up in turn."""
+    imported("quack", "quack.gemm_interface").gemm_gated(
+        a, b, activation="swiglu", postact_out=out, store_preact=False, tuned=True
+    )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from benchmarks.peers._attention import Operands
 from benchmarks.peers._attention_baseline import Attend, AttentionBaseline, differentiated
@@ -20,7 +20,7 @@ from benchmarks.peers._mixed_codes import OFFSET, Codes
 from benchmarks.peers._mixed_problem import Activations, Quantised
 from benchmarks.peers._mixed_weights import Weight, only
 from benchmarks.peers._options_given import Given, Tensors
-from benchmarks.peers._products import baseline
+from benchmarks.peers._products import baseline, prepared_baseline
 from warploom.generator.epilogue import Scale
 from warploom.generator.families.gemm import GemmOperation
 from warploom.runtime.contest import Contender
@@ -31,6 +31,29 @@ CUDNN_KERNEL, FLASH_KERNEL = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENT
 Dense = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # ---- GEMM ----------------------------------------------------------------------------------------
+
+
+def cublas_block_scaled(operation: GemmOperation, given: Sequence[GemmOperands]) -> Contender:
+    """torch.nn.functional.scaled_mm, which takes multiples of 4 rows: others are padded before."""
+
+    def padded(one: torch.Tensor, to: int, dim: int) -> torch.Tensor:
+        missing = -one.shape[dim] % to
+        return pad(one, (*[0, 0] * (one.dim() - 1 - dim), 0, missing))
+
+    def prepare(one: GemmOperands, out: torch.Tensor) -> Callable[[], object]:
+        (_, scale_a), (_, scale_b) = one.listed[:2]
+        a = padded(one.a.view(torch.uint8), 4, 0).view(one.a.dtype)
+        of_a = padded(scale_a, 4, 0).t().contiguous().t()
+        if operation.block_scales == "row_block":  # whose k blocks come in fours
+            of_b = padded(scale_b, 4, 1).contiguous().t()
+        else:
+            of_b = scale_b.t().contiguous()
+        options: Any = {"out_dtype": out.dtype, "out": out}
+        return partial(torch._scaled_mm, a, one.b, of_a, of_b, **options)
+
+    rows = -(-given[0].out.shape[0] // 4) * 4
+    outs = [one.out.new_empty(rows, one.out.shape[1]) for one in given]
+    return prepared_baseline("torch._scaled_mm", operation, given, prepare, outs)
 
 
 def cublas(operation: GemmOperation, given: Sequence[GemmOperands]) -> Contender:
