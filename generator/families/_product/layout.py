@@ -41,7 +41,6 @@ class ProductLayout:
     register_budget: int  # that it may have
     parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
     reduced: bool  # a second launch finishes D: see launch.py
-    scale_bytes: int  # of block scales that are on their way
 
     @property
     def trims_a(self) -> bool:
@@ -63,9 +62,14 @@ class ProductLayout:
         return STORE_BUFFERS * self.store_box[1] * self.store_span
 
     @property
+    def operand_bytes(self) -> int:
+        """What a family has of its operands outside of the stages."""
+        return 0
+
+    @property
     def fixed_bytes(self) -> int:
         """Everything but the stages, with room to align the base to 1024."""
-        return -(-self.store_bytes // 1024) * 1024 + self.scale_bytes
+        return -(-self.store_bytes // 1024) * 1024 + self.operand_bytes
 
     @property
     def shared_bytes(self) -> int:

@@ -22,6 +22,12 @@ class GemmLayout(ProductLayout):
     """Where everything of one block lies."""
 
     b: OperandTile
+    scale_bytes: int  # of block scales that are on their way
+
+    @property
+    def operand_bytes(self) -> int:
+        """Block scales, which each warp copies for itself."""
+        return self.scale_bytes
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row

@@ -84,7 +84,6 @@ def mixed_gemm_layout(
         register_budget=most,
         parts_in_flight=4,
         reduced=schedule.split_k > 1,
-        scale_bytes=0,
         slab=slab,
         panels=panels,
         slabs=slabs,
