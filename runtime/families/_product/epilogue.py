@@ -96,7 +96,7 @@ def items(
 
 
 def _check_gate(gate: object, layout: object, activation: str | None) -> None:
-    """Raise ProblemError for a layout of a gate that there is not, or nothing that it is of."""
+    """Raise ProblemError for an unknown layout of a gate, or one without a gate."""
     if layout not in LAYOUTS:
         raise ProblemError(
             f"gate_layout {shown(layout)}",

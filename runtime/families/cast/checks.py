@@ -25,7 +25,7 @@ BLOCKS: Mapping[Any, Block] = {
 
 
 def require_words(call: CastCall) -> None:
-    """Raise ProblemError for a block, a rounding or a layout that there is not."""
+    """Raise ProblemError for an unknown block, rounding or layout."""
     block: Any = call.block
     if not isinstance(block, str | tuple) or block not in BLOCKS:
         raise ProblemError(
