@@ -8,12 +8,9 @@ from functools import cached_property
 from warploom.generator.elements import element
 from warploom.generator.families._attention import launch
 from warploom.generator.families._attention.parameters import (
-    DROPOUT,
     SCALE,
     SHARING,
-    SOFTCAP,
     bounds,
-    further,
     lengths,
     lists,
 )
@@ -200,18 +197,10 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
         fields.append(pointer("non_finite", "int32_t", meaning))
     if operation.deterministic:
         fields += _ORDERED
-    fields += further(operation)
-    if operation.sinks != "none":
-        (sinks,) = (field for field in fields if field.name == "sinks")
-        dsinks = sinks.cpp.removeprefix("const ")
-        fields += [
-            pointer("dsinks", dsinks, "the gradient of sinks"),
-            pointer("sink_sums", "float", "[head, q tile]: what its rows add to dsinks"),
-        ]
-    if operation.softcap:
-        fields.append(SOFTCAP)
-    if operation.dropout:
-        fields += DROPOUT
+    modifiers = operation.modifiers
+    fields += [field for modifier in modifiers for field in modifier.parameters()]
+    fields += [field for modifier in modifiers for field in modifier.gradient_parameters()]
+    fields += [field for modifier in modifiers for field in modifier.weight_parameters()]
     if operation.blocks:
         fields += _LISTS
     return block([*fields, *bounds(operation.mask, packed=packed)])

@@ -8,9 +8,11 @@ contiguous.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from warploom.generator.elements import Element, element
+from warploom.generator.families._attention.modifiers import DECODED, Modifier, declare
+from warploom.generator.families._attention.operation import modifiers_of
 from warploom.generator.knob import frozen, knob
 
 Dim = Literal[64, 96, 128, 256]
@@ -20,12 +22,13 @@ Scales = Literal["none", "head", "token"]
 
 
 @frozen
+@declare(DECODED, later=False)
 class DecodeOperation:
     """What is computed: o = softmax(s) v and lse = log(sum(exp(s))) of s = scale q k^T, by rows.
 
     Query head h attends to kv head h / (heads / kv_heads). The last row of a sequence stands at its
     last key: row r of n at key length - n + r, which is where bounds count from. A row that attends
-    to nothing has o = 0 and lse = -inf.
+    to nothing has o = 0 and lse = -inf. The fields of modifiers are declared by these.
     """
 
     element: Literal["fp16", "bf16"] = knob(doc="of q and o; sums are fp32")
@@ -68,12 +71,6 @@ class DecodeOperation:
         doc="of a row that stands at key t: none; causal: keys <= t + right; window: keys >= t - "
         "left, too",
     )
-    softcap: bool = knob(default=False, doc="s = softcap * tanh(s / softcap) before the softmax")
-    sinks: Literal["none", "same", "fp32"] = knob(
-        default="none",
-        name="sinks_{}",
-        doc="a score of each query head that counts in the sum, with no value; same: of q's type",
-    )
     batch_invariant: bool = knob(
         default=False,
         doc="a sequence's keys are cut by its own length alone: no bit depends on the other ones",
@@ -81,6 +78,17 @@ class DecodeOperation:
     family: Literal["attention_decode"] = knob(
         default="attention_decode", doc="which kernels these are"
     )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **fields: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 (a modifier's field)
+
+    @property
+    def modifiers(self) -> tuple[Modifier, ...]:
+        """The modifiers that it has, with their values."""
+        return modifiers_of(self)
 
     @property
     def kv(self) -> Element:

@@ -7,12 +7,9 @@ from functools import cached_property
 from warploom.generator.elements import element
 from warploom.generator.families._attention import launch
 from warploom.generator.families._attention.parameters import (
-    DROPOUT,
     SCALE,
     SHARING,
-    SOFTCAP,
     bounds,
-    further,
     lengths,
     lists,
 )
@@ -124,12 +121,9 @@ def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
         pointer("o", element(operation.element).cpp, "as q, but for its strides"),
         *lengths(packed=packed),
         *_EVERY,
-        *further(operation),
     ]
-    if operation.softcap:
-        fields.append(SOFTCAP)
-    if operation.dropout:
-        fields += DROPOUT
+    fields += [field for modifier in operation.modifiers for field in modifier.parameters()]
+    fields += [field for modifier in operation.modifiers for field in modifier.weight_parameters()]
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
     if operation.blocks:
