@@ -13,7 +13,7 @@ DIMS: tuple[int, ...] = get_args(Dim)
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
-def modifiers_of(operation: Any) -> tuple[Modifier, ...]:  # noqa: ANN401 (of a pass, or decoding)
+def _modifiers_of(operation: Any) -> tuple[Modifier, ...]:  # noqa: ANN401 (of a pass, or decoding)
     """The modifiers that an operation has, with their values."""
     names = type(operation).__dataclass_fields__
     return tuple(
@@ -23,9 +23,24 @@ def modifiers_of(operation: Any) -> tuple[Modifier, ...]:  # noqa: ANN401 (of a 
     )
 
 
+class Modified:
+    """An operation with fields of modifiers."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 (a modifier's field)
+
+    @property
+    def modifiers(self) -> tuple[Modifier, ...]:
+        """The modifiers that it has, with their values."""
+        return _modifiers_of(self)
+
+
 @frozen
 @declare(MODIFIERS, later=True)
-class Operation:
+class Operation(Modified):
     """The operation of either pass. The fields of modifiers are declared by these."""
 
     element: Literal["fp16", "bf16"] = knob(doc="of all tensors; sums are fp32")
@@ -38,15 +53,6 @@ class Operation:
         default="fixed",
         doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say",
     )
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 (a modifier's field)
-
-    @property
-    def modifiers(self) -> tuple[Modifier, ...]:
-        """The modifiers that it has, with their values."""
-        return modifiers_of(self)
 
     @property
     def caps(self) -> bool:

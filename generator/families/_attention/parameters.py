@@ -32,18 +32,6 @@ def lengths(*, packed: bool) -> tuple[Attention, ...]:
     return _PACKED if packed else _FIXED
 
 
-def lists(header: str, entry: str, shared: str) -> list[Attention]:
-    """What lists the tiles to work on. Headers and entries are C++ types.
-
-    A tile that is walked for has a header and places for entries; `shared` is how its mask lies.
-    """
-    return [
-        pointer("lists", header, "of each tile, what is listed: [batch, head, tile]"),
-        pointer("listed", entry, "[batch, head, tile, list_tiles]"),
-        pointer("masks", "uint32_t", f"[mask, {shared}]: a bit for every score, 1 where it counts"),
-    ]
-
-
 def bounds(mask: str, *, packed: bool) -> list[Attention]:
     """What bounds the columns that a row attends to."""
     fields: list[Attention] = []

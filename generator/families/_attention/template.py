@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from warploom.generator.families._attention.modifiers import Modifier
@@ -23,30 +23,21 @@ def context(modifiers: Sequence[Modifier]) -> dict[str, Any]:
     added_again   the same where sums are computed again
     """
 
-    def extra_score(p: str, head: str) -> TemplateText:
-        (column,) = (modifier for modifier in modifiers if modifier.column)
-        return TemplateText(column.extra_score(p, head))
-
     adding = [modifier for modifier in modifiers if modifier.adds]
+    columns = [modifier for modifier in modifiers if modifier.column]
 
-    def added(score: str) -> TemplateText:
-        return TemplateText(reduce(lambda text, modifier: modifier.added(text), adding, score))
+    def folded(method: str, among: Sequence[Modifier], score: str) -> TemplateText:
+        return TemplateText(reduce(lambda text, one: getattr(one, method)(text), among, score))
 
-    def added_again(score: str) -> TemplateText:
-        return TemplateText(
-            reduce(lambda text, modifier: modifier.added_again(text), adding, score)
-        )
-
-    formula = reduce(lambda text, modifier: modifier.formula(text), modifiers, "scale q k^T")
     return {
         "parts": [_file(modifier) for modifier in modifiers],
-        "formula": TemplateText(formula),
-        "column": any(modifier.column for modifier in modifiers),
+        "formula": folded("formula", modifiers, "scale q k^T"),
+        "column": bool(columns),
         "notes": [modifier.note for modifier in modifiers if modifier.note],
         "capped": "".join(_file(modifier) for modifier in modifiers if modifier.caps),
-        "extra_score": extra_score,
-        "added": added,
-        "added_again": added_again,
+        "extra_score": lambda p, head: TemplateText(columns[0].extra_score(p, head)),
+        "added": partial(folded, "added", adding),
+        "added_again": partial(folded, "added_again", adding),
     }
 
 

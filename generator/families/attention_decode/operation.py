@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from warploom.generator.elements import Element, element
-from warploom.generator.families._attention.modifiers import DECODED, Modifier, declare
-from warploom.generator.families._attention.operation import modifiers_of
+from warploom.generator.families._attention.modifiers import DECODED, declare
+from warploom.generator.families._attention.operation import Modified
 from warploom.generator.knob import frozen, knob
 
 Dim = Literal[64, 96, 128, 256]
@@ -23,7 +23,7 @@ Scales = Literal["none", "head", "token"]
 
 @frozen
 @declare(DECODED, later=False)
-class DecodeOperation:
+class DecodeOperation(Modified):
     """What is computed: o = softmax(s) v and lse = log(sum(exp(s))) of s = scale q k^T, by rows.
 
     Query head h attends to kv head h / (heads / kv_heads). The last row of a sequence stands at its
@@ -82,13 +82,6 @@ class DecodeOperation:
     if TYPE_CHECKING:
 
         def __init__(self, *values: Any, **fields: Any) -> None: ...
-
-        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 (a modifier's field)
-
-    @property
-    def modifiers(self) -> tuple[Modifier, ...]:
-        """The modifiers that it has, with their values."""
-        return modifiers_of(self)
 
     @property
     def kv(self) -> Element:

@@ -8,10 +8,8 @@ the longest tile, which depends on how tiles are dealt.
 
 from __future__ import annotations
 
-from math import prod
-
 from warploom.generator.families._attention import AttentionShape
-from warploom.generator.families._attention.modifiers import MODIFIERS, costs
+from warploom.generator.families._attention.modifiers import COSTS, exponentials
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -42,7 +40,7 @@ START = {
     "dynamic": 0.3,
     "dealt": 0.1,  # more of all time where tiles that differ are dealt in advance
     "bounded": 0.3,  # of the exponentials' time, more in a step that a mask's bound goes through
-    **costs(MODIFIERS),
+    **COSTS,
     "hbm_bandwidth": 4.2e12,  # bytes a second of memory
 }
 
@@ -137,7 +135,7 @@ def _step(
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
     # Two products of q kv dim; the tensor core does 2048 multiplications of 16 bits a cycle.
     tensor = 2 * q * kv * dim / 2048 / constants["tensor_clock"]
-    cap = prod(modifier.exponentials(constants) for modifier in operation.modifiers)
+    cap = exponentials(constants, operation.modifiers)
     soft = cap * q * kv / 16 / constants["exponential_clock"] + constants["softmax"] * q
     if schedule.rescale == "always":
         soft += constants["rescaling"] * q * dim

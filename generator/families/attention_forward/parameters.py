@@ -11,7 +11,6 @@ from warploom.generator.families._attention.parameters import (
     SHARING,
     bounds,
     lengths,
-    lists,
 )
 from warploom.generator.families._attention.problem import AttentionProblem
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
@@ -58,20 +57,14 @@ class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionP
         return self.q_tiles * self.all_heads
 
     @property
-    def kv_tiles(self) -> int:
-        """Tiles of keys of one head."""
+    def lists(self) -> int:
+        """Lists of one head: of every tile."""
+        return self.q_tiles
+
+    @property
+    def list_tiles(self) -> int:
+        """Tiles that a list has room for: of keys of one head."""
         return -(-self.problem.seq_k // self.schedule.kv_tile)
-
-    @property
-    def lists_of_head(self) -> int:
-        """How many lists lie between those of two heads."""
-        return self.q_tiles if self.problem.lists_of_heads else 0
-
-    @property
-    def lists_of_batch(self) -> int:
-        """How many lists lie between those of two batches."""
-        heads = self.problem.heads if self.problem.lists_of_heads else 1
-        return heads * self.q_tiles if self.problem.lists_of_batches else 0
 
     @property
     def section(self) -> int:
@@ -93,12 +86,6 @@ _EVERY: tuple[Field[AtLaunch], ...] = (
     int32("all_heads", "of all batches", lambda at: at.all_heads),
     SHARING,
     SCALE,
-)
-_LISTS: tuple[Field[AtLaunch], ...] = (
-    *lists("int4", "int32_t", "row, 32 columns"),
-    int32("list_tiles", "that a list has room for", lambda at: at.kv_tiles),
-    int32("list_batch", "lists of a batch; 0: all have the same", lambda at: at.lists_of_batch),
-    int32("list_head", "lists of a head; 0: all have the same", lambda at: at.lists_of_head),
 )
 _COUNTER = pointer("counter", "uint32_t", "tiles taken so far; 0 between launches")
 
@@ -126,6 +113,6 @@ def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
     fields += [field for modifier in operation.modifiers for field in modifier.weight_parameters()]
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
-    if operation.blocks:
-        fields += _LISTS
+    for modifier in operation.modifiers:
+        fields += modifier.tile_parameters("int4", "int32_t", "row, 32 columns")
     return block([*fields, *bounds(operation.mask, packed=packed)])

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from math import prod
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from warploom.generator.families._attention.modifiers.modifier import Modifier
+from warploom.generator.model.arithmetic import Value
 
-__all__ = ["DECODED", "MODIFIERS", "Modifier", "costs", "declare"]
+__all__ = ["COSTS", "DECODED", "MODIFIERS", "Modifier", "declare", "exponentials"]
 
 KindT = TypeVar("KindT", bound=type)
 
@@ -52,6 +54,10 @@ def declare(kinds: Iterable[type[Modifier]], *, later: bool) -> Callable[[KindT]
     return declared
 
 
-def costs(kinds: Iterable[type[Modifier]]) -> dict[str, Any]:
-    """The constants that modifiers have in a pass's cost model, where a fit begins."""
-    return {name: cost for kind in kinds for name, cost in kind.costs.items()}
+COSTS = {kind.name: kind.cost for kind in MODIFIERS if kind.cost}
+"""Constants of the cost models of both passes, where a fit begins."""
+
+
+def exponentials(constants: Value, modifiers: Iterable[Modifier]) -> float:
+    """How much longer the exponentials of scores take, as a factor."""
+    return prod(1 + constants[one.name] for one in modifiers if one.cost)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from warploom.generator.families._attention.modifiers.modifier import Modifier
+from warploom.generator.parameters import Field, int32, pointer
 
 MASK_BITS = 64  # of a mask, that a thread of the forward pass loads at once
 MOST_LISTED = 128  # rows of a tile of the forward pass that walks lists
@@ -52,6 +53,26 @@ class Blocks(Modifier):
             if schedule.kv_tile % MASK_BITS == 0
             else f"kv_tile {schedule.kv_tile} with blocks: masks are read {MASK_BITS} columns at a "
             "time; take 64 or 128",
+        ]
+
+    def tile_parameters(self, *types: str) -> Sequence[Field[Any]]:
+        def lists_of_batch(at: Any) -> int:  # noqa: ANN401 (a launch of either pass)
+            heads = at.problem.heads if at.problem.lists_of_heads else 1
+            return heads * at.lists if at.problem.lists_of_batches else 0
+
+        header, entry, mask = types
+        bits = f"[mask, {mask}]: a bit for every score, 1 where it counts"
+        return [
+            pointer("lists", header, "of each tile, what is listed: [batch, head, tile]"),
+            pointer("listed", entry, "[batch, head, tile, list_tiles]"),
+            pointer("masks", "uint32_t", bits),
+            int32("list_tiles", "that a list has room for", lambda at: at.list_tiles),
+            int32("list_batch", "lists of a batch; 0: all have the same", lists_of_batch),
+            int32(
+                "list_head",
+                "lists of a head; 0: all have the same",
+                lambda at: at.lists if at.problem.lists_of_heads else 0,
+            ),
         ]
 
     def forward_registers(self, schedule: Any) -> int:  # noqa: ANN401

@@ -68,21 +68,20 @@ class Dropout(Modifier):
         shares_rows = schedule.cluster_split == "rows"
         direct = schedule.accumulate == "direct"
         masked = operation.mask == "window" or (operation.mask == "causal" and not direct)
-        registers = REGISTERS + (OVERLAP_REGISTERS if schedule.overlap else 0)
-        registers += PARTS_REGISTERS if columns < operation.dim else 0
-        registers += CLUSTER_REGISTERS if schedule.cluster > 1 else 0
-        registers += MASK_REGISTERS if masked else 0
-        if q_rows > 96:
-            registers += TALL_REGISTERS * (2 if operation.hides else 1)
-        registers += BIAS_REGISTERS if q_rows == 96 and operation.bias != "none" else 0
-        capped_pair = schedule.overlap and shares_rows and operation.caps
-        registers += ROWS_CAPPED_REGISTERS if capped_pair else 0
-        walks = operation.blocks and (schedule.overlap or not shares_rows)
-        registers += LISTED_REGISTERS if walks else 0
+        pair, tall = schedule.overlap and shares_rows, q_rows > 96
         serial = not schedule.overlap and (direct or shares_rows)
-        if serial and operation.caps and operation.hides:
-            registers += CAPPED_REGISTERS[schedule.accumulate]
-        return registers
+        more = (
+            (schedule.overlap, OVERLAP_REGISTERS),
+            (columns < operation.dim, PARTS_REGISTERS),
+            (schedule.cluster > 1, CLUSTER_REGISTERS),
+            (masked, MASK_REGISTERS),
+            (tall, TALL_REGISTERS * (2 if operation.hides else 1)),
+            (q_rows == 96 and operation.bias != "none", BIAS_REGISTERS),
+            (pair and operation.caps, ROWS_CAPPED_REGISTERS),
+            (operation.blocks and (schedule.overlap or not shares_rows), LISTED_REGISTERS),
+            (serial and operation.caps and operation.hides, CAPPED_REGISTERS[schedule.accumulate]),
+        )
+        return REGISTERS + sum(registers for applies, registers in more if applies)
 
     def most_score_registers(self, schedule: Any) -> int:  # noqa: ANN401
         return MOST_SCORES_REGISTERS if schedule.overlap else SERIAL_SCORES_REGISTERS

@@ -24,10 +24,25 @@ class Mask(Modifier):
     trims = True
 
     def parameters(self) -> Sequence[Field[Any]]:
+        def rows_of_batch(at: Any) -> int:  # noqa: ANN401 (a launch of either pass)
+            batch, head, _ = at.problem.strides_mask
+            return (at.problem.heads if head else 1) if batch else 0
+
+        def rows_of_head(at: Any) -> int:  # noqa: ANN401
+            return 1 if at.problem.strides_mask[1] else 0
+
+        rows = "of the mask; 0: it is of pairs"
+        found: list[Field[Any]] = [  # of a mask of keys, before its tiles are worked on
+            pointer("keys", "int4", "[row of the mask]: see find_keys()"),
+            int32("keys_rows", rows, lambda at: _rows_of_keys(at.problem)),
+            int32("keys_columns", "of the mask", lambda at: at.problem.seq_k),
+            int32("keys_batch", "rows of a batch; 0: all have the same", rows_of_batch),
+            int32("keys_head", "rows of a head; 0: all have the same", rows_of_head),
+        ]
         return [
             pointer("shown", "const uint8_t", "as bias, by strides", tensor="mask"),
             *strides("shown", lambda problem: problem.strides_mask),
-            *(_keys() if self.operation.trims else ()),
+            *(found if self.operation.trims else ()),
         ]
 
     def workspaces(self, problem: AttentionProblem) -> Sequence[Workspace]:
@@ -53,24 +68,3 @@ def _rows_of_keys(problem: AttentionProblem) -> int:
     """How many rows a mask of keys has, which all rows of q have in common; 0: it is of pairs."""
     batch, head, row = problem.strides_mask
     return (problem.batch if batch else 1) * (problem.heads if head else 1) if row == 0 else 0
-
-
-def _keys() -> list[Field[Any]]:
-    """What is found of a mask of keys before its tiles are worked on."""
-
-    def of_batch(problem: AttentionProblem) -> int:
-        batch, head, _ = problem.strides_mask
-        return (problem.heads if head else 1) if batch else 0
-
-    def of_head(problem: AttentionProblem) -> int:
-        return 1 if problem.strides_mask[1] else 0
-
-    return [
-        pointer("keys", "int4", "[row of the mask]: see find_keys()"),
-        int32("keys_rows", "of the mask; 0: it is of pairs", lambda at: _rows_of_keys(at.problem)),
-        int32("keys_columns", "of the mask", lambda at: at.problem.seq_k),
-        int32(
-            "keys_batch", "rows of a batch; 0: all have the same", lambda at: of_batch(at.problem)
-        ),
-        int32("keys_head", "rows of a head; 0: all have the same", lambda at: of_head(at.problem)),
-    ]

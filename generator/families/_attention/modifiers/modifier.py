@@ -9,7 +9,6 @@ templates/_attention/modifiers/. Registers are of a consumer's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from warploom.generator.families._attention.problem import AttentionProblem
@@ -23,52 +22,31 @@ MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at o
 
 
 class Modifier:
-    """An option of attention.
+    """An option of attention: its field of operations, and what it does to kernels."""
 
-    name, kind    of the operation's field that turns it on, and the field's type
-    default       the field's value where the option is off
-    doc, token    of the field: see `knob`
-    later         the field joined after version 0.1.0: see `knob`
-    place         modifiers are in this order in operations and in kernels' parameters
-    decodes       kernels of decoding have it, too
-    feature       tables of untuned schedules tell it apart
-    modelled      sweeps had it, so that the cost model ranks its schedules
-    costs         its constants of the cost model, where a fit begins
-    note          a word for it in the first lines of a kernel of decoding
-
-    caps          scores are bent before anything is added to them
-    adds          something is added to scores: see `added`
-    leans         what it adds falls or rises evenly along a row, on either side of the diagonal
-    hides         any score may be left out, wherever it is
-    trims         tiles that it hides are left out
-    column        rows have a sum without a key, too: see `extra_score`
-    """
-
-    name: ClassVar[str]
-    kind: ClassVar[Any] = bool
-    default: ClassVar[Any] = False
+    name: ClassVar[str]  # of the field
+    kind: ClassVar[Any] = bool  # its type
+    default: ClassVar[Any] = False  # where the option is off
     doc: ClassVar[str]
-    token: ClassVar[str | None] = None
-    later: ClassVar[bool] = True
-    place: ClassVar[int]
-    decodes: ClassVar[bool] = False
-    feature: ClassVar[bool] = False
-    modelled: ClassVar[bool] = False
-    costs: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    note: ClassVar[str] = ""
+    token: ClassVar[str | None] = None  # in names, see `knob`
+    later: ClassVar[bool] = True  # it joined after version 0.1.0, see `knob`
+    place: ClassVar[int]  # in operations, kernels' parameters and templates: by their order
+    decodes: ClassVar[bool] = False  # kernels of decoding have it, too
+    note: ClassVar[str] = ""  # a word for it in the first lines of these
+    feature: ClassVar[bool] = False  # tables of untuned schedules tell it apart
+    modelled: ClassVar[bool] = False  # the cost model ranks its schedules: sweeps had it
+    cost: ClassVar[float] = 0.0  # more of the exponentials' time, where the model's fit begins
 
-    caps: ClassVar[bool] = False
-    adds: ClassVar[bool] = False
-    leans: ClassVar[bool] = False
-    hides: ClassVar[bool] = False
-    trims: ClassVar[bool] = False
-    column: ClassVar[bool] = False
+    caps: ClassVar[bool] = False  # scores are bent before anything is added to them
+    adds: ClassVar[bool] = False  # something is added to scores: see `added`
+    leans: ClassVar[bool] = False  # that falls or rises evenly on each side of the diagonal
+    hides: ClassVar[bool] = False  # any score may be left out, wherever it is
+    trims: ClassVar[bool] = False  # tiles that it hides are left out
+    column: ClassVar[bool] = False  # rows have a sum without a key, too: see `extra_score`
 
     def __init__(self, operation: Any) -> None:  # noqa: ANN401 (of any pass, or of decoding)
         self.operation = operation
         self.value = getattr(operation, self.name)
-
-    # ---- Which operations and schedules ----------------------------------------------------------
 
     @classmethod
     def field(cls, *, later: bool) -> Any:  # noqa: ANN401 (as dataclasses.field)
@@ -92,8 +70,6 @@ class Modifier:
         """Why the operation of the backward pass is not legal."""
         return ()
 
-    # ---- What a launch takes ---------------------------------------------------------------------
-
     def parameters(self) -> Sequence[Field[Any]]:
         """The parameters that scores and their sums depend on."""
         return ()
@@ -104,6 +80,10 @@ class Modifier:
 
     def weight_parameters(self) -> Sequence[Field[Any]]:
         """The parameters that weights depend on behind the softmax."""
+        return ()
+
+    def tile_parameters(self, *types: str) -> Sequence[Field[Any]]:
+        """The parameters of lists of tiles: C++ types of headers and entries, how masks lie."""
         return ()
 
     def workspaces(self, problem: Any) -> Sequence[Workspace]:  # noqa: ANN401
@@ -117,8 +97,6 @@ class Modifier:
     def key_rows(self, problem: Any) -> int:  # noqa: ANN401
         """How many blocks look at what hides keys before the main kernel."""
         return 0
-
-    # ---- Room in a block -------------------------------------------------------------------------
 
     @property
     def staged_bytes(self) -> int:
@@ -134,12 +112,8 @@ class Modifier:
         return 0
 
     def backward_registers(self, schedule: Any, q_rows: int, columns: int) -> int:  # noqa: ANN401
-        """What the backward pass takes more.
-
-        Args:
-            schedule: Its schedule.
-            q_rows: Rows of q whose scores a warpgroup has.
-            columns: Columns of the gradients that a block has.
+        """What the backward pass takes more: a warpgroup has scores of q_rows rows of q, a block
+        gradients of these columns.
         """
         return 0
 
@@ -150,14 +124,6 @@ class Modifier:
     def most_score_registers(self, schedule: Any) -> int:  # noqa: ANN401
         """What is left for all that changes scores."""
         return MOST_SCORES_REGISTERS
-
-    # ---- Time ------------------------------------------------------------------------------------
-
-    def exponentials(self, constants: Mapping[str, float]) -> float:
-        """How much longer the exponentials of scores take, as a factor."""
-        return 1.0
-
-    # ---- C++ -------------------------------------------------------------------------------------
 
     def formula(self, score: str) -> str:
         """What becomes of a score, for the first lines of a kernel."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from warploom.generator.families._attention.modifiers.modifier import (
@@ -26,7 +25,7 @@ class Softcap(Modifier):
     later = False
     place = 0
     decodes = True
-    costs = MappingProxyType({"softcap": 0.5})  # more of the exponentials' time
+    cost = 0.5
     caps = True
 
     @classmethod
@@ -36,9 +35,7 @@ class Softcap(Modifier):
     def backward_reasons(self) -> Sequence[str | None]:
         if not self.operation.bias_gradient:
             return ()
-        return [
-            "bias_gradient with softcap: ds has the slope of the cap by then; leave one out",
-        ]
+        return ["bias_gradient with softcap: ds has the slope of the cap by then; leave one out"]
 
     def parameters(self) -> Sequence[Field[Any]]:
         return [scalar("softcap", "that no score gets beyond")]
@@ -54,9 +51,6 @@ class Softcap(Modifier):
 
     def most_score_registers(self, schedule: Any) -> int:  # noqa: ANN401
         return MOST_SCORES_REGISTERS - SERIAL_REGISTERS  # nor are these live with all of its own
-
-    def exponentials(self, constants: Mapping[str, float]) -> float:
-        return 1 + constants["softcap"]
 
     def formula(self, score: str) -> str:
         return f"softcap tanh({score} / softcap)"
