@@ -22,13 +22,13 @@ Scales = Literal["none", "head", "token"]
 
 
 @frozen
-@declare(DECODED, later=False)
+@declare(DECODED, later=False)  # the fields of modifiers
 class DecodeOperation(Modified):
     """What is computed: o = softmax(s) v and lse = log(sum(exp(s))) of s = scale q k^T, by rows.
 
     Query head h attends to kv head h / (heads / kv_heads). The last row of a sequence stands at its
     last key: row r of n at key length - n + r, which is where bounds count from. A row that attends
-    to nothing has o = 0 and lse = -inf. The fields of modifiers are declared by these.
+    to nothing has o = 0 and lse = -inf.
     """
 
     element: Literal["fp16", "bf16"] = knob(doc="of q and o; sums are fp32")
