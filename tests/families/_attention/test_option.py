@@ -10,6 +10,7 @@ from pathlib import Path
 
 import warploom
 from warploom.generator.families._attention.modifiers import MODIFIERS
+from warploom.runtime.families._attention import modifiers as runtime
 
 OPTION = Path(__file__).parent / "option"
 PACKAGE = Path(warploom.__path__[0])
@@ -59,3 +60,7 @@ def test_every_place_of_a_modifier_is_one_that_kernels_have() -> None:
         places = PLACE.findall(path.read_text())
         assert places
         assert {*places} <= known
+
+
+def test_every_modifier_has_a_class_of_its_name_in_generator_and_runtime() -> None:
+    assert {kind.__name__ for kind in MODIFIERS} == {kind.__name__ for kind in runtime.MODIFIERS}

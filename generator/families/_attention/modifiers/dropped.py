@@ -29,7 +29,7 @@ SERIAL_SCORES_REGISTERS = 20
 CAPPED_REGISTERS = {"direct": 16, "bulk": 8}
 
 
-class Dropout(Modifier):
+class Dropped(Modifier):
     """Drop weights, and divide those that are kept by the probability with which they are."""
 
     name = "dropout"
