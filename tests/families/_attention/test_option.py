@@ -21,7 +21,7 @@ PLACE = re.compile(r"^\{# (\w+) #\}$", re.M)
 def overlay(package: Path, added: Path, to: Path) -> None:
     """Make a package at `to` that is `package` with files of `added` beside its own."""
     to.mkdir()
-    own = {entry.name: entry for entry in added.iterdir() if entry.name != "__pycache__"}
+    own = {entry.name: entry for entry in added.iterdir() if not entry.name.startswith("__")}
     for entry in package.iterdir():
         if entry.name not in own and entry.name != "__pycache__":
             (to / entry.name).symlink_to(entry.resolve())
