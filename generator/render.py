@@ -7,6 +7,7 @@ pattern, so that nothing that came from a YAML file can inject code.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
 import jinja2
@@ -18,6 +19,7 @@ from warploom.generator.wgmma import TemplateText
 
 _TOKEN = re.compile(r"[A-Za-z0-9_:<>,.\[\](){}*/=+#;&% -]*")
 _MAX_TOKEN = 300
+_PLACE = re.compile(r"^\{# (\w+) #\}\n", re.M)
 
 
 def _checked(value: object) -> str:
@@ -30,11 +32,28 @@ def _checked(value: object) -> str:
     return text
 
 
+class _Loader(jinja2.FileSystemLoader):
+    """Templates of folders, and places in them: `file#place` is what follows `{# place #}`."""
+
+    def get_source(
+        self, environment: jinja2.Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        file, _, place = template.partition("#")
+        source, path, current = super().get_source(environment, file)
+        if place:
+            _, *named = _PLACE.split(source)
+            places = dict(zip(named[::2], named[1::2], strict=True))
+            if place not in places:
+                raise jinja2.TemplateNotFound(template)
+            source = places[place]
+        return source, path, current
+
+
 @cache
 def _environment(folders: tuple[str, ...]) -> jinja2.Environment:
     """A strict Jinja environment that knows the templates of these folders only."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders),
+        loader=_Loader(folders),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701 (the output is C++; tokens are checked instead)
         finalize=_checked,

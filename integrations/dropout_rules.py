@@ -38,11 +38,11 @@ def _asked(bias: str, masked: bool, bias_gradient: bool) -> str | None:
 @cache
 def _forbidden(bias: str, masked: bool, bias_gradient: bool) -> str | None:
     """What the families say of operations that drop weights beside these, where they refuse one."""
-    forward = AttentionOperation("bf16", 64, bias=bias, masked=masked, dropout=True)  # type: ignore[arg-type]
+    forward = AttentionOperation("bf16", 64, bias=bias, masked=masked, dropout=True)
     backward = AttentionBackwardOperation(
         "bf16",
         64,
-        bias=bias,  # type: ignore[arg-type]
+        bias=bias,
         masked=masked,
         dropout=True,
         bias_gradient=bias_gradient,

@@ -93,10 +93,7 @@ struct Staging {
 {% endif %}
 
 struct Score {
-{% if operation.alibi %}
-  float slope;     // of the head, times -unit; where scores lean(), times the sign of distances
-  float distance;  // from the thread's first column to where its first row stands
-{% endif %}
+{% for part in parts %}{% include part ~ "#score_members" ignore missing %}{% endfor %}
 {% if operation.bias == "fp32" %}
   int rows, columns;  // that are left of the sequence, from the thread's first on
   const float* bias;  // at the thread's first row and column
@@ -122,10 +119,7 @@ struct Score {
       : staging(staging)
 {% endif %}
   {
-{% if operation.alibi %}
-    slope = -{{ "of_1 * " if operation.bias == "none" }}p.alibi_slopes[number_of(sequence) * p.alibi_batch + head];
-    distance = row + sequence.columns(p) - sequence.rows(p) - column;
-{% endif %}
+{% for part in parts %}{% include part ~ "#score_begin" ignore missing %}{% endfor %}
 {% if operation.bias == "fp32" %}
     rows = sequence.rows(p) - row;
     columns = sequence.columns(p) - column;
@@ -199,18 +193,14 @@ struct Score {
     const uint32_t two = eight.bias[i % 8];
     const float bias = float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two)));
 {% endif %}
-{% if operation.alibi %}
-    return fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), bias);
-{% else %}
-    return bias;
-{% endif %}
+    return {{ added("bias") }};
   }
 {% else %}
   __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
 {% if leans %}
     x = fmaf(kLeans ? -slope : slope, kLeans ? column_of(i) : fabsf(distance + (row_of(i) - column_of(i))), x);
-{% elif operation.alibi %}
-    x = fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), x);
+{% elif added("x") != "x" %}
+    x = {{ added("x") }};
 {% endif %}
     return x;
   }

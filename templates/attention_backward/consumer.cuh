@@ -146,13 +146,13 @@ __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
 }
 {% if operation.bias != "none" %}
 
-{% if operation.softcap %}
+{% if capped %}
 // The number whose exponential the forward pass took, of the tanh of a score and what is added to it.
 {% else %}
 // The number whose exponential the forward pass took, of a score and what is added to it.
 {% endif %}
 __device__ __forceinline__ float biased(const Consumer& c, float x, float term) {
-{% if operation.softcap %}
+{% if capped %}
   if (x < -2) return __int_as_float(0xff800000);  // hidden: next to the largest biases kHidden would not be small enough
 {% endif %}
   return fmaf(x, c.scaling.factor, term);

@@ -20,9 +20,7 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) q[r] = p.q_rows + sequence.row_at(p.q_batch, p.q_head, p.q_seq, at.head, row[r]) + pair;
   const Scaling scaling(p);
-{% if operation.alibi %}
-  const float slope = -p.alibi_slopes[number * p.alibi_batch + at.head];
-{% endif %}
+{% for part in parts %}{% include part ~ "#begin_again" ignore missing %}{% endfor %}
   CUTE_NO_UNROLL
   for (int first = share * 8; first < columns; first += kShares * 8) {
     const Element* k = p.k_rows + key_at(p, at, min(first + lane / 4, columns - 1)) + pair;
@@ -44,12 +42,10 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
 {% if operation.masked %}
       if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
 {% endif %}
-{% if operation.softcap %}
-      asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * scaling.argument));
-{% endif %}
+{% for part in parts %}{% include part ~ "#cap_again" ignore missing %}{% endfor %}
       const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
-{% if operation.alibi %}
-      const float term = fmaf(slope, fabsf(float(row[r] + columns - rows - column)), bias);
+{% if added_again("bias") != "bias" %}
+      const float term = {{ added_again("bias") }};
       sums[r] += fast_exp2(below(lse[r], fmaf(scores[i], scaling.factor, term)) * scaling.exponent);
 {% else %}
       sums[r] += fast_exp2(below(lse[r], fmaf(scores[i], scaling.factor, bias)) * scaling.exponent);
@@ -85,10 +81,10 @@ __device__ __forceinline__ void find_corrections(const Parameters& p, const Plac
   CUTE_NO_UNROLL
   for (int i = threadIdx.x; i < kQTile; i += kRowThreads) {
     const float lse = lse_of(i);
-{% if operation.sinks == "none" %}
+{% if not column %}
     float sum = 0;
 {% else %}
-    float sum = fast_exp2((float(p.sinks[at.head]) - lse) * kLog2E);
+    float sum = fast_exp2(({{ extra_score("p", "at.head") }} - lse) * kLog2E);
 {% endif %}
     CUTE_UNROLL
     for (int share = 0; share < kShares; ++share) sum += sums_of_shares[share][i];

@@ -11,7 +11,7 @@ struct alignas(16) Eight {
 
 {% endif %}
 {% if operation.masks_rows %}
-{% if operation.sinks == "none" %}
+{% if not column %}
 // Whether a row is fully masked: its log-sum-exp is that of no score.
 __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float lse) {
   return lse == __int_as_float(0xff800000);
@@ -19,7 +19,7 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
 {% else %}
 // Whether a row is fully masked, or has weights that are nothing beside its sink's: its log-sum-exp is the sink.
 __device__ __forceinline__ bool is_fully_masked(const Parameters& p, int head, float lse) {
-  const float sink = float(p.sinks[head]);
+  const float sink = {{ extra_score("p", "head") }};
   return lse == __int_as_float(0xff800000) || fabsf(lse - sink) <= 4e-7f * fabsf(sink);
 }
 {% endif %}
@@ -41,8 +41,8 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
 }
 
 {% endif %}
-{% if operation.sinks != "none" %}
-{% include "attention_backward/sinks.cuh" %}
+{% if column %}
+{% for part in parts %}{% include part ~ "#rows" ignore missing %}{% endfor %}
 
 // delta = rowsum(do * o) - dlse and lse{{ " in base 2" if operation.bias == "none" }}, for main to read; zeros where main adds dq; what the tile's
 // rows add to the gradient of its head's sink.
@@ -61,16 +61,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 {% endif %}
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
-{% if operation.sinks == "none" %}
+{% if not column %}
   if (at.row >= rows) return;
-{% else %}
-  const float sink = float(p.sinks[at.head]){{ " * kLog2E" if operation.bias == "none" }};
-  float sink_sum = 0;
-  if (at.row >= rows) {
-    if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = 0;
-    return;
-  }
 {% endif %}
+{% for part in parts %}{% include part ~ "#preprocess" ignore missing %}{% endfor %}
 {% if operation.bias != "none" %}
   __shared__ float corrections[kQTile];
   find_corrections(p, at, corrections);
@@ -108,10 +102,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
           delta = 0;
         }
 {% endif %}
-{% if operation.sinks != "none" %}
-        if (lse < infinity && lse > -infinity{{ " && is_of_a_sequence(p, at, row)" if operation.lengths == "packed" }})
-          sink_sum -= fast_exp2({{ "sink - lse * kLog2E" if operation.bias == "none" else "(sink - lse) * kLog2E - corrections[i]" }}) * (delta - dlse);
-{% endif %}
+{% for part in parts %}{% include part ~ "#preprocess_row" ignore missing %}{% endfor %}
 {% if operation.masks_rows %}
         if (!masked || fabsf(dlse) < infinity) delta -= dlse;
 {% else %}
@@ -135,25 +126,18 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   if (threadIdx.x == 0) p.non_finite[blockIdx.x] = copies;
   if (copies) copy_unmasked(p, at);
 {% endif %}
-{% if operation.sinks != "none" %}
-  sink_sum = sum_of_block(sink_sum);
-  if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = sink_sum;
-{% endif %}
+{% for part in parts %}{% include part ~ "#preprocess_end" ignore missing %}{% endfor %}
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
 // dq in 16 bits, by rows: scale times the sums.
-{% if operation.sinks != "none" %}
-// One block for each head sums the gradient of its sink.
-{% endif %}
+{% for part in parts %}{% include part ~ "#postprocess_note" ignore missing %}{% endfor %}
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     {{ spec.name }}_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-{% if operation.sinks != "none" %}
-  sum_sinks(p);
-{% endif %}
+{% for part in parts %}{% include part ~ "#postprocess" ignore missing %}{% endfor %}
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;

@@ -198,7 +198,7 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
 
 // Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
 // being read. A row that attends to nothing has sum 0: o 0, lse -inf.
-{% if operation.sinks != "none" %}
+{% if column %}
 // Its head's sink is one score more, which has no value.
 {% endif %}
 __device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
@@ -209,7 +209,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
-{% if operation.sinks == "none" %}
+{% if not column %}
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum{{ " * c.p.keep" if operation.dropout }});
     if (exists && lane == 0)
 {% if operation.bias == "none" %}
@@ -219,12 +219,12 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 {% endif %}
 {% else %}
 {% if operation.bias == "none" %}
-    const float sink = float(c.p.sinks[work.head]) * kLog2E, maximum = rows.maximum[r] * c.scaling.exponent;
+    const float sink = {{ extra_score("c.p", "work.head") }} * kLog2E, maximum = rows.maximum[r] * c.scaling.exponent;
     const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
     const float factor = fast_exp2(maximum - reference);
     const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
 {% else %}
-    const float sink = float(c.p.sinks[work.head]), maximum = rows.maximum[r];
+    const float sink = {{ extra_score("c.p", "work.head") }}, maximum = rows.maximum[r];
     const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
     const float factor = fast_exp2((maximum - reference) * kLog2E);
     const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2((sink - reference) * kLog2E);

@@ -34,23 +34,5 @@ class AttentionFamily(
     extents_of_cell = staticmethod(extents_of_cell)
 
     def operation_reasons(self, operation: OperationT) -> list[str]:
-        """Lists of blocks say all of what attends to what."""
-        return rules.broken(
-            [
-                None
-                if operation.mask == "none" or not operation.blocks
-                else f"mask {operation.mask} with blocks: lists and their masks say which scores "
-                "count; take none, and hide the rest in mask_mod",
-                None
-                if operation.lengths == "fixed" or not operation.blocks
-                else "lengths packed with blocks: lists are of one length; take fixed, and a "
-                "mask_mod that tells sequences apart",
-                None
-                if operation.sinks == "none" or not operation.blocks
-                else f"sinks {operation.sinks} with blocks: no kernel has both; take none",
-                None
-                if not (operation.scored and operation.blocks)
-                else "alibi, bias or masked with blocks: no kernel has both; hide scores in "
-                "mask_mod, or leave out blocks",
-            ]
-        )
+        """Why modifiers do not go with each other, or with masks and lengths."""
+        return rules.broken([one for has in operation.modifiers for one in has.reasons()])

@@ -34,8 +34,8 @@ def staging_bytes(operation: Operation, rows: int, columns: int) -> int:
 
     Rows lie by odd numbers of pieces of 16 bytes, so that no two of 8 begin in the same banks.
     """
-    bias = 2 if operation.bias in ("fp16", "bf16") else 0
-    pieces = [columns * size // PIECE for size in (bias, int(operation.masked)) if size]
+    sizes = [modifier.staged_bytes for modifier in operation.modifiers]
+    pieces = [columns * size // PIECE for size in sizes if size]
     return -(-rows // WARP_ROWS) * WARP_ROWS * sum((row | 1) * PIECE for row in pieces)
 
 

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from warploom.generator.families._attention.modifiers import MODIFIERS, Modifier, declare
 from warploom.generator.knob import frozen, knob
 
 Dim = Literal[32, 64, 96, 128, 192, 256]
 DIMS: tuple[int, ...] = get_args(Dim)
 
 
+@lru_cache(maxsize=1024)  # each is asked for a few times in a row
+def _modifiers_of(operation: Any) -> tuple[Modifier, ...]:  # noqa: ANN401 (of a pass, or decoding)
+    """The modifiers that an operation has, with their values."""
+    names = type(operation).__dataclass_fields__
+    return tuple(
+        kind(operation)
+        for kind in MODIFIERS
+        if kind.name in names and getattr(operation, kind.name) != kind.default
+    )
+
+
+class Modified:
+    """An operation with fields of modifiers."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 (a modifier's field)
+
+    @property
+    def modifiers(self) -> tuple[Modifier, ...]:
+        """The modifiers that it has, with their values."""
+        return _modifiers_of(self)
+
+
 @frozen
-class Operation:
-    """The operation of either pass."""
+@declare(MODIFIERS, later=True)
+class Operation(Modified):
+    """The operation of either pass. The fields of modifiers are declared by these."""
 
     element: Literal["fp16", "bf16"] = knob(doc="of all tensors; sums are fp32")
     dim: Dim = knob(name="dim{}", doc="of a head; a kernel serves any multiple of 8 up to it")
@@ -20,71 +49,56 @@ class Operation:
         default="none",
         doc="none; causal: column <= row + right; window: row - left <= column <= row + right",
     )
-    softcap: bool = knob(default=False, doc="s = softcap * tanh(s / softcap) before the softmax")
     lengths: Literal["fixed", "packed"] = knob(
         default="fixed",
         doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say",
     )
-    sinks: Literal["none", "same", "fp32"] = knob(
-        default="none",
-        name="sinks_{}",
-        later=True,
-        doc="a score of each query head that counts in the sum, with no value; same: of q's type",
-    )
-    blocks: bool = knob(
-        default=False,
-        later=True,
-        doc="only tiles that lists name are worked on, of which some have a mask of bits",
-    )
-    alibi: bool = knob(
-        default=False,
-        later=True,
-        doc="-slope abs(row + seq_k - seq_q - column) is added to scores, by slopes of heads",
-    )
-    bias: Literal["none", "fp16", "bf16", "fp32"] = knob(
-        default="none",
-        name="bias_{}",
-        later=True,
-        doc="a number for each score that is added to it, by its element type",
-    )
-    masked: bool = knob(
-        default=False, later=True, doc="a truth value for each score: those of false do not count"
-    )
-    dropout: bool = knob(
-        default=False,
-        later=True,
-        doc="weights are dropped behind the softmax, those that are kept divided by `keep`",
-    )
+
+    @property
+    def caps(self) -> bool:
+        """Whether scores are bent before anything is added to them."""
+        return any(modifier.caps for modifier in self.modifiers)
 
     @property
     def scored(self) -> bool:
         """Whether scores are changed between the products and the mask."""
-        return self.alibi or self.bias != "none" or self.masked
+        return any(modifier.adds or modifier.hides for modifier in self.modifiers)
 
     @property
     def staged(self) -> bool:
         """Whether what changes scores comes by shared memory: a bias of 16 bits, or a mask."""
-        return self.bias in ("fp16", "bf16") or self.masked
+        return any(modifier.staged_bytes for modifier in self.modifiers)
 
     @property
     def trims(self) -> bool:
         """Whether tiles that a mask of keys hides are left out."""
-        return self.masked
+        return any(modifier.trims for modifier in self.modifiers)
 
     @property
     def mask_alone(self) -> bool:
         """Whether a mask is all that changes scores."""
-        return self.masked and self.bias == "none" and not self.alibi
+        return self.hides and not any(modifier.adds for modifier in self.modifiers)
+
+    @property
+    def leans(self) -> bool:
+        """Whether all that changes scores falls or rises evenly on a side of the diagonal."""
+        changing = [one for one in self.modifiers if one.adds or one.hides]
+        return bool(changing) and all(modifier.leans for modifier in changing)
 
     @property
     def hides(self) -> bool:
         """Whether any score may be left out, wherever it is."""
-        return self.bias != "none" or self.masked
+        return any(modifier.hides for modifier in self.modifiers)
+
+    @property
+    def column(self) -> bool:
+        """Whether rows have a sum without a key, too."""
+        return any(modifier.column for modifier in self.modifiers)
 
     @property
     def masks_rows(self) -> bool:
         """Whether a row of a tile that is worked on may be fully masked."""
-        empty = self.lengths == "packed" and self.sinks != "none"  # a sequence without keys
+        empty = self.lengths == "packed" and self.column  # a sequence without keys
         return self.mask != "none" or self.hides or self.blocks or empty
 
     @property

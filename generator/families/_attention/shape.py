@@ -109,7 +109,7 @@ def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[
             rule="a model names weights; attention has cells",
             fix="give --cells or --shapes",
         )
-    if operation.lengths == "packed" or operation.mask == "window" or operation.softcap:
+    if operation.lengths == "packed" or operation.mask == "window" or operation.caps:
         return []
     listed = configurations.cells()["attention"]
     if operation.family.removeprefix("attention_") not in listed["passes"]:

@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import limits
+from warploom.generator.families._attention.modifiers import MODIFIERS
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.families._attention.shape import AttentionShape
 from warploom.generator.families.table import Feature, ScheduleT, Table
@@ -28,18 +29,15 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
             "dim": operation.dim,
             "mask": operation.mask,
             "lengths": operation.lengths,
-            "blocks": operation.blocks,
             "hides": operation.hides,
-            "alibi": operation.alibi,
             "seq": max(shape.seq_q, shape.seq_k),
             "sharing": shape.sharing,
-            "dropout": operation.dropout,
+            **{kind.name: getattr(operation, kind.name) for kind in MODIFIERS if kind.feature},
         }
 
     def modelled(self, operation: OperationT) -> bool:
-        """No sweep had caps of scores, lists of blocks, scores that are changed, or dropout."""
-        further = operation.blocks or operation.scored or operation.dropout
-        return not (operation.softcap or further)
+        """Sweeps had few of the modifiers."""
+        return all(modifier.modelled for modifier in operation.modifiers)
 
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from warploom.generator import limits
-from warploom.generator.families._attention.parameters import KEYS_BYTES, rows_of_keys
 from warploom.generator.families._attention.problem import lengths_counted
 from warploom.generator.families.attention_backward.layout import attention_backward_layout
 from warploom.generator.families.attention_backward.parameters import AtLaunch, parameters
@@ -40,10 +39,10 @@ def launches(
     """Three launches, in order. No extent may be 0: no tensor map describes an empty tensor.
 
     Tensors are named q, k, v, o, do, lse and dlse (fp32, contiguous; dlse is null where lse has no
-    gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), where the
-    kernel has them sinks and dsinks, and the workspaces. The gradients of packed rows that are of
-    no sequence become 0. The host scalars are `scale` and, where the kernel has one, `softcap`:
-    both must be positive. Raises ProblemError for extents beyond 32 bits.
+    gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), the tensors of
+    its modifiers, and the workspaces. The gradients of packed rows that are of no sequence become
+    0. The host scalars are `scale`, which must be positive, and those of its modifiers. Raises
+    ProblemError for extents beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
     limits.refuse_beyond(_counted(at))
@@ -85,8 +84,8 @@ def workspaces(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -
             Workspace("turns", 4 * tiles * layout.parts),
             Workspace("counter", 4),
         ]
-    if operation.trims:
-        found.append(Workspace("keys", KEYS_BYTES * max(1, rows_of_keys(problem))))
-    if operation.sinks != "none":
-        found.append(Workspace("sink_sums", 4 * tiles))
+    for modifier in operation.modifiers:
+        found += modifier.workspaces(problem)
+    for modifier in operation.modifiers:
+        found += modifier.gradient_workspaces(tiles)
     return found

@@ -26,7 +26,7 @@ REGISTERS = {1: (0, 240), 2: (24, 240)}
 # Where warps of the producer's make random words.
 REGISTERS_DROPOUT = {1: (0, 240), 2: (40, 232)}
 REGISTERS_DROPOUT_LISTED = {1: (0, 240), 2: (56, 224)}  # where they read lists as well
-# Without overlap, (dim, q_tile, softcap, accumulate) that ptxas spills although there is room: of
+# Without overlap, (dim, q_tile, caps, accumulate) that ptxas spills although there is room: of
 # all kernels of q_tile 80 and more, compiled, these alone.
 SPILLED = {
     *((32, 128, True, accumulate) for accumulate in ("bulk", "direct")),
@@ -34,37 +34,20 @@ SPILLED = {
     (64, 128, True, "bulk"),
     (64, 144, False, "bulk"),
 }
-# Of a softcap with overlap where blocks share rows, (dim, q_tile) that spill two registers of what
+# Of a cap with overlap where blocks share rows, (dim, q_tile) that spill two registers of what
 # the block is to do; kept in shared memory, as packed lengths have it, it leaves room.
-CROWDED_SOFTCAPS = {(256, 64)}
+CROWDED_CAPS = {(256, 64)}
 HELD = {"none": 0, "half": 0.5, "all": 1}  # of v
 # What products in flight, masks and so on take beside accumulators and 16-bit operands; without
 # overlap the compiler saves some of what is counted. Fitted: what these let in compiles without
 # spills (tests/property/test_compiled.py tries a sample).
-SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_BULK_REGISTERS = -4, 8, 12
-OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 16
+SERIAL_REGISTERS, OVERLAP_REGISTERS, OVERLAP_PACKED_REGISTERS = -4, 24, 16
 OVERLAP_MASK_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 12
-BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 8, 24, 8
-TALL_BIAS_REGISTERS = 16  # of more than 96 rows, beside slopes or a softcap
-PACKED_HIDES_REGISTERS = 16
 ROWS_HIDES_REGISTERS = 12  # of a pair with overlap that shares rows
-ALIBI_SOFTCAP_REGISTERS = 16
-# Of all that changes scores, which is not live at once, nor with all that a softcap takes.
-MOST_SCORES_REGISTERS = 56
-DROPOUT_REGISTERS, DROPOUT_OVERLAP_REGISTERS, DROPOUT_PARTS_REGISTERS = 16, 8, 12
-# Without overlap: words, too, are not live with the rest; but where dq is added at once, or rows
-# are shared, a softcap takes more beside what hides.
-MOST_DROPOUT_SCORES_REGISTERS = 20
-DROPOUT_SOFTCAP_REGISTERS = {"direct": 16, "bulk": 8}
-DROPOUT_CLUSTER_REGISTERS, DROPOUT_MASK_REGISTERS, DROPOUT_TALL_REGISTERS = 8, 8, 12
-DROPOUT_BIAS_REGISTERS = 16  # of 96 rows
-DROPOUT_ROWS_SOFTCAP_REGISTERS = 8  # of a pair with overlap that shares rows
-DROPOUT_LISTED_REGISTERS = 8  # where rows of a pair do not leave room
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
 TMA_BYTES = 128  # that an address in shared memory is a multiple of where TMA writes
 HELD_REGISTERS = 12  # beside those that hold v
-LISTED_REGISTERS = 12  # what masks of blocks take where nothing else leaves room for them
 WARPS, WARP_COLUMNS = 4, 16  # of a warpgroup; of a warp
 MINIMUM_SPAN = 16  # bytes: no swizzle
 WIDEST = 128  # columns of dk and of dv that a block has accumulators for
@@ -179,20 +162,13 @@ def attention_backward_layout(
         splits=splits,
         query_n=query_n,
         registers=_registers(operation, schedule, q_rows, part, query_n)
-        + (4 * held_steps + HELD_REGISTERS if held_steps else 0)
-        + (LISTED_REGISTERS if operation.blocks and _crowded(schedule) else 0),
+        + (4 * held_steps + HELD_REGISTERS if held_steps else 0),
         producer_registers=producer_registers,
         register_budget=register_budget,
     )
     twice = replace(layout, ds_stages=2)
     once = schedule.overlap or shares_rows or twice.shared_bytes > arch.shared_bytes
     return layout if once else twice
-
-
-def _crowded(schedule: AttentionBackwardSchedule) -> bool:
-    """Whether masks of blocks are one thing too much, beside what else is kept over a step."""
-    direct = schedule.accumulate == "direct"
-    return direct if schedule.overlap else schedule.v_in_registers != "none" and not direct
 
 
 def _registers(
@@ -206,7 +182,7 @@ def _registers(
     first = 2 * scores + weights  # p, dp and p in 16 bits, before and while dv is multiplied
     if schedule.overlap:
         second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
-        beside = OVERLAP_REGISTERS + operation.softcap * OVERLAP_SOFTCAP_REGISTERS
+        beside = OVERLAP_REGISTERS
         if schedule.cluster_split == "columns":  # with rows there is room to spare
             beside += (
                 (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
@@ -217,40 +193,10 @@ def _registers(
             beside += ROWS_HIDES_REGISTERS
     else:
         second = query_n // 2 + 2 * weights  # dq, while dk is multiplied
-        beside = SERIAL_REGISTERS + operation.softcap * (
-            SOFTCAP_REGISTERS + (schedule.accumulate == "bulk") * SOFTCAP_BULK_REGISTERS
-        )
-    if operation.dropout:
-        beside += DROPOUT_REGISTERS + schedule.overlap * DROPOUT_OVERLAP_REGISTERS
-        beside += (columns < operation.dim) * DROPOUT_PARTS_REGISTERS
-        beside += (schedule.cluster > 1) * DROPOUT_CLUSTER_REGISTERS
-        masked = operation.mask == "window" or (
-            operation.mask == "causal" and schedule.accumulate == "bulk"
-        )
-        beside += masked * DROPOUT_MASK_REGISTERS
-        beside += (q_rows > 96) * (1 + operation.hides) * DROPOUT_TALL_REGISTERS
-        beside += (q_rows == 96 and operation.bias != "none") * DROPOUT_BIAS_REGISTERS
-        capped = schedule.overlap and schedule.cluster_split == "rows" and operation.softcap
-        beside += capped * DROPOUT_ROWS_SOFTCAP_REGISTERS
-        walking = operation.blocks and (schedule.overlap or schedule.cluster_split == "columns")
-        beside += walking * DROPOUT_LISTED_REGISTERS
-    tall = q_rows > 96 and operation.bias != "none"
-    beside += (tall and (operation.alibi or operation.softcap)) * TALL_BIAS_REGISTERS
-    changing = _score_registers(operation)
-    if operation.dropout and not schedule.overlap:
-        changing = min(changing, MOST_DROPOUT_SCORES_REGISTERS)
-        little = schedule.accumulate == "direct" or schedule.cluster_split == "rows"
-        if operation.softcap and operation.hides and little:
-            changing += DROPOUT_SOFTCAP_REGISTERS[schedule.accumulate]
-    return gradients + max(first, second) + beside + changing
-
-
-def _score_registers(operation: AttentionBackwardOperation) -> int:
-    hides = (operation.bias != "none") + operation.masked
-    registers = (
-        {"none": 0, "fp32": WIDE_BIAS_REGISTERS}.get(operation.bias, BIAS_REGISTERS)
-        + operation.masked * MASKED_REGISTERS
-        + (operation.lengths == "packed") * hides * PACKED_HIDES_REGISTERS
-        + (operation.alibi and operation.softcap) * ALIBI_SOFTCAP_REGISTERS
-    )
-    return min(registers, MOST_SCORES_REGISTERS - operation.softcap * SOFTCAP_REGISTERS)
+        beside = SERIAL_REGISTERS
+    changing, most = 0, []
+    for modifier in operation.modifiers:
+        beside += modifier.backward_registers(schedule, q_rows, columns)
+        changing += modifier.backward_score_registers()
+        most.append(modifier.most_score_registers(schedule))
+    return gradients + max(first, second) + beside + min([changing, *most])

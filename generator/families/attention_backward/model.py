@@ -16,6 +16,7 @@ from math import gcd
 
 from warploom.generator.architectures import architecture
 from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families._attention.modifiers import COSTS, exponentials
 from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
     attention_backward_layout,
@@ -49,7 +50,7 @@ START = {
     "block": 2.8e-6,  # seconds of a block beside its steps: k and v, the first q, dk and dv
     "gathering": 5e-7,  # seconds more of it for each other block of a cluster, which it waits for
     "uneven": 0.2,  # of the longest block, that the last multiprocessor takes longer
-    "softcap": 0.5,  # more of the scores' work where they are capped
+    **COSTS,
     "hbm_bandwidth": 3.5e12,  # bytes a second of memory, in the kernels of rows
 }
 SECTOR = 32  # bytes that L2 reads at least
@@ -195,7 +196,7 @@ def _step(
     if 2 * shape.dim % SECTOR:
         loaded *= 1 + constants["misaligned"]
     l2 = (loaded + sums) / constants["l2_bandwidth"]
-    cap = 1 + constants["softcap"] if operation.softcap else 1.0
+    cap = exponentials(constants, operation.modifiers)
     arithmetic = 1 / 16 / constants["exponential_clock"] + constants["arithmetic"]
     scores = cap * q * layout.kv_rows * arithmetic
     exposed = constants["overlapped" if schedule.overlap else "serial"]

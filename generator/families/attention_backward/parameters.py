@@ -8,14 +8,10 @@ from functools import cached_property
 from warploom.generator.elements import element
 from warploom.generator.families._attention import launch
 from warploom.generator.families._attention.parameters import (
-    DROPOUT,
     SCALE,
     SHARING,
-    SOFTCAP,
     bounds,
-    further,
     lengths,
-    lists,
 )
 from warploom.generator.families.attention_backward.layout import (
     MINIMUM_SPAN,
@@ -67,15 +63,14 @@ class AtLaunch(
         return order_of(self.spec, self.problem, self.device, self.tiles)
 
     @property
-    def lists_of_head(self) -> int:
-        """How many lists lie between those of two query heads."""
-        return self.tiles.kv_tiles if self.problem.lists_of_heads else 0
+    def lists(self) -> int:
+        """Lists of one head: of every tile of keys."""
+        return self.tiles.kv_tiles
 
     @property
-    def lists_of_batch(self) -> int:
-        """How many lists lie between those of two batches."""
-        heads = self.problem.heads if self.problem.lists_of_heads else 1
-        return heads * self.tiles.kv_tiles if self.problem.lists_of_batches else 0
+    def list_tiles(self) -> int:
+        """Tiles that a list has room for."""
+        return self.tiles.q_tiles
 
     def statistics_map(self) -> TensorMap:
         """The map of lse, delta and, with a bias, what lse lacks.
@@ -127,12 +122,6 @@ _ORDERED: tuple[Field[AtLaunch], ...] = (
     int32(
         "leftward", "whether kv tiles add to dq from right to left", lambda at: at.order.leftward
     ),
-)
-_LISTS: tuple[Field[AtLaunch], ...] = (
-    *lists("int32_t", "int4", "column, 32 rows"),
-    int32("list_tiles", "that a list has room for", lambda at: at.tiles.q_tiles),
-    int32("list_batch", "lists of a batch; 0: all have the same", lambda at: at.lists_of_batch),
-    int32("list_head", "lists of a head; 0: all have the same", lambda at: at.lists_of_head),
 )
 
 
@@ -200,18 +189,10 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
         fields.append(pointer("non_finite", "int32_t", meaning))
     if operation.deterministic:
         fields += _ORDERED
-    fields += further(operation)
-    if operation.sinks != "none":
-        (sinks,) = (field for field in fields if field.name == "sinks")
-        dsinks = sinks.cpp.removeprefix("const ")
-        fields += [
-            pointer("dsinks", dsinks, "the gradient of sinks"),
-            pointer("sink_sums", "float", "[head, q tile]: what its rows add to dsinks"),
-        ]
-    if operation.softcap:
-        fields.append(SOFTCAP)
-    if operation.dropout:
-        fields += DROPOUT
-    if operation.blocks:
-        fields += _LISTS
+    modifiers = operation.modifiers
+    fields += [field for modifier in modifiers for field in modifier.parameters()]
+    fields += [field for modifier in modifiers for field in modifier.gradient_parameters()]
+    fields += [field for modifier in modifiers for field in modifier.weight_parameters()]
+    for modifier in modifiers:
+        fields += modifier.tile_parameters("int32_t", "int4", "column, 32 rows")
     return block([*fields, *bounds(operation.mask, packed=packed)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
+from warploom.generator.families._attention.modifiers import MODIFIERS
 from warploom.generator.families.attention_backward.layout import (
     SPILLED,
     WIDEST,
@@ -16,6 +17,7 @@ from warploom.generator.families.attention_backward.schedule import (
 from warploom.generator.wgmma import WGMMA_M
 
 MASK_BITS = 32  # rows of q in a word of a mask
+CAPS = " or ".join(kind.name for kind in MODIFIERS if kind.caps)
 
 
 def schedule_reasons(
@@ -42,9 +44,7 @@ def schedule_reasons(
             None
             if operation.bias != "none" or not operation.bias_gradient
             else "bias_gradient without a bias: takes a bias",
-            None
-            if not (operation.softcap and operation.bias_gradient)
-            else "bias_gradient with softcap: ds has the slope of the cap by then; leave one out",
+            *(one for modifier in operation.modifiers for one in modifier.backward_reasons()),
             None
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
@@ -52,8 +52,8 @@ def schedule_reasons(
             *(_shared_rows(operation, schedule) if schedule.cluster_split == "rows" else ()),
             None
             if schedule.v_in_registers == "none"
-            or not (schedule.overlap or operation.softcap or operation.dim > WIDEST)
-            else f"v_in_registers {schedule.v_in_registers}: only without overlap and softcap, "
+            or not (schedule.overlap or operation.caps or operation.dim > WIDEST)
+            else f"v_in_registers {schedule.v_in_registers}: only without overlap and {CAPS}, "
             f"and of heads of up to {WIDEST}, do registers suffice for v; take none",
             None
             if schedule.v_in_registers == "none" or operation.bias != "fp32"
@@ -72,10 +72,9 @@ def schedule_reasons(
             f"{layout.query_n} columns of dq are no multiple of 16",
             None
             if schedule.overlap
-            or (operation.dim, schedule.q_tile, operation.softcap, schedule.accumulate)
-            not in SPILLED
+            or (operation.dim, schedule.q_tile, operation.caps, schedule.accumulate) not in SPILLED
             else f"q_tile {schedule.q_tile} with dim {operation.dim}"
-            f"{', softcap' if operation.softcap else ''} and no overlap: it spills registers; take "
+            f"{f', {CAPS}' if operation.caps else ''} and no overlap: it spills registers; take "
             "another q_tile",
             None
             if not operation.dropout or layout.q_rows % 16 == 0

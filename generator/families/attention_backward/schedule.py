@@ -7,7 +7,7 @@ h / (heads / kv_heads), whose gradients are summed over its query heads.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.knob import ANY, frozen, knob
@@ -28,6 +28,10 @@ class AttentionBackwardOperation(Operation):
     family: Literal["attention_backward"] = knob(
         default="attention_backward", doc="which kernels these are"
     )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **fields: Any) -> None: ...
 
     @property
     def trims(self) -> bool:

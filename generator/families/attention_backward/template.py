@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.families._attention import template as modifiers
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
 from warploom.generator.families.attention_backward.layout import (
-    CROWDED_SOFTCAPS,
+    CROWDED_CAPS,
     attention_backward_layout,
 )
 from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
@@ -28,12 +29,13 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     kind, shares_rows = element(operation.element), schedule.cluster_split == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
     crowded = (
-        (operation.dim, schedule.q_tile) in CROWDED_SOFTCAPS
-        and operation.softcap
+        (operation.dim, schedule.q_tile) in CROWDED_CAPS
+        and operation.caps
         and schedule.overlap
         and shares_rows
     )
     return {
+        **modifiers.context(operation.modifiers),
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
         "row_threads": ROW_THREADS,
@@ -61,9 +63,9 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "hides": operation.hides,
         "staged": operation.staged,
         # Where it hides nothing of a tile, scores are as they are without it. Pairs of the widest
-        # heads have no registers for the branch, and with a softcap ptxas serialises products.
+        # heads have no registers for the branch, and with a cap ptxas serialises products.
         "mask_alone": operation.mask_alone
-        and not operation.softcap
+        and not operation.caps
         and not (operation.dim == WIDEST and schedule.overlap and shares_rows),
         "leans": False,
         "coarse_lse": COARSE_LSE,
@@ -79,7 +81,7 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "makers": 1 if schedule.accumulate == "bulk" else 3,
         # Whether a weight is dropped is asked once, for p and ds: what else is kept leaves no room.
         "fused": operation.dropout
-        and not (schedule.overlap or operation.scored or operation.softcap or operation.blocks)
+        and not (schedule.overlap or operation.scored or operation.caps or operation.blocks)
         and layout.q_rows == schedule.q_tile <= MOST_FUSED,
         # By the probability that a weight is kept; ds leaves as it is where a bias has a gradient.
         "divides_gradients": operation.dropout and not operation.bias_gradient,
@@ -92,7 +94,6 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         or operation.scored
         or operation.dropout
         or crowded,
-        "scaling_part": "softcap" if operation.softcap else "plain",
         "order_part": "listed"
         if operation.blocks
         else "fixed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from warploom.generator.families._attention.modifiers import DECODED
 from warploom.generator.families.attention_decode.layout import DecodeLayout, decode_layout
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
@@ -23,9 +24,10 @@ class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, Decod
 
         A cache that keeps no more than the window is attended to without one.
         """
-        softcap = operation.softcap or model.softcap
-        dim: Any = model.dim  # whether there are kernels for it, the rules say
-        own = replace(operation, element=model.element, dim=dim, softcap=softcap)
+        fields: dict[str, Any] = {"element": model.element, "dim": model.dim}
+        for kind in DECODED:
+            fields |= kind.of_model(model)
+        own = replace(operation, **fields)
         return [own, replace(own, mask="window")] if model.window else [own]
 
     def layout(self, spec: DecodeSpec) -> DecodeLayout:

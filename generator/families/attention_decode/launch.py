@@ -28,9 +28,9 @@ def launches(spec: DecodeSpec, problem: DecodeProblem, device: DeviceLimits) -> 
     """One launch. No extent may be 0: no tensor map describes an empty tensor.
 
     Tensors are named q, k, v, o, lse (fp32, contiguous) and, where the operation has them, int32
-    lengths, starts, page_table, cu_seqlens_q and cu_seqlens_k, fp32 scale_k and scale_v, sinks. The
-    host scalars are `scale` and `softcap`: both must be positive. ProblemError for what is beyond
-    32 bits.
+    lengths, starts, page_table, cu_seqlens_q and cu_seqlens_k, fp32 scale_k and scale_v, and those
+    of its modifiers. The host scalars are `scale`, which must be positive, and those of its
+    modifiers. ProblemError for what is beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
     limits.refuse_beyond(_counted(at))

@@ -8,9 +8,11 @@ contiguous.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from warploom.generator.elements import Element, element
+from warploom.generator.families._attention.modifiers import DECODED, declare
+from warploom.generator.families._attention.operation import Modified
 from warploom.generator.knob import frozen, knob
 
 Dim = Literal[64, 96, 128, 256]
@@ -20,7 +22,8 @@ Scales = Literal["none", "head", "token"]
 
 
 @frozen
-class DecodeOperation:
+@declare(DECODED, later=False)  # the fields of modifiers
+class DecodeOperation(Modified):
     """What is computed: o = softmax(s) v and lse = log(sum(exp(s))) of s = scale q k^T, by rows.
 
     Query head h attends to kv head h / (heads / kv_heads). The last row of a sequence stands at its
@@ -68,12 +71,6 @@ class DecodeOperation:
         doc="of a row that stands at key t: none; causal: keys <= t + right; window: keys >= t - "
         "left, too",
     )
-    softcap: bool = knob(default=False, doc="s = softcap * tanh(s / softcap) before the softmax")
-    sinks: Literal["none", "same", "fp32"] = knob(
-        default="none",
-        name="sinks_{}",
-        doc="a score of each query head that counts in the sum, with no value; same: of q's type",
-    )
     batch_invariant: bool = knob(
         default=False,
         doc="a sequence's keys are cut by its own length alone: no bit depends on the other ones",
@@ -81,6 +78,10 @@ class DecodeOperation:
     family: Literal["attention_decode"] = knob(
         default="attention_decode", doc="which kernels these are"
     )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **fields: Any) -> None: ...
 
     @property
     def kv(self) -> Element:

@@ -157,11 +157,7 @@ def parameters(spec: DecodeSpec) -> ParameterBlock[AtLaunch]:
         fields.append(_BOUNDS["right"])
     if operation.mask == "window":
         fields.append(_BOUNDS["left"])
-    if operation.softcap:
-        fields.append(scalar("softcap", "that no score gets beyond"))
-    if operation.sinks != "none":
-        cpp = "float" if operation.sinks == "fp32" else element(operation.element).cpp
-        fields.append(pointer("sinks", f"const {cpp}", "[heads]"))
+    fields += [field for modifier in operation.modifiers for field in modifier.parameters()]
     if operation.batch_invariant and alone:
         fields.append(
             int32(

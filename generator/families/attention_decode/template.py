@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.families._attention import template as modifiers
 from warploom.generator.families.attention_decode import work
 from warploom.generator.families.attention_decode.layout import decode_layout
 from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSpec
@@ -39,6 +40,7 @@ def context(spec: DecodeSpec) -> dict[str, Any]:
     operation, schedule = spec.operation, spec.schedule
     kind = element(operation.element)
     return {
+        **modifiers.context(operation.modifiers),
         "element": kind,
         "kv": operation.kv,
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from warploom.generator import limits
-from warploom.generator.families._attention.parameters import KEYS_BYTES, rows_of_keys
 from warploom.generator.families._attention.problem import AttentionProblem, lengths_counted
 from warploom.generator.families.attention_forward.parameters import AtLaunch, parameters
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
@@ -28,9 +27,9 @@ def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimit
 
     No extent may be 0: no tensor map describes an empty tensor.
     Tensors are named q, k, v, o, lse (fp32, contiguous), for packed lengths cu_seqlens_q and
-    cu_seqlens_k (int32), where the kernel has them sinks, and the workspaces. The host scalars are
-    `scale` and, where the kernel has one, `softcap`: both must be positive. Raises ProblemError for
-    extents beyond 32 bits.
+    cu_seqlens_k (int32), the tensors of its modifiers, and the workspaces. The host scalars are
+    `scale`, which must be positive, and those of its modifiers. Raises ProblemError for extents
+    beyond 32 bits.
     """
     at, schedule = AtLaunch(spec, problem, device), spec.schedule
     limits.refuse_beyond(_counted(at))
@@ -44,7 +43,7 @@ def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimit
         parameters=values,
         early=True,
     )
-    rows = rows_of_keys(problem) if spec.operation.trims else 0
+    rows = sum(modifier.key_rows(problem) for modifier in spec.operation.modifiers)
     if not rows:
         return [main]
     return [Launch(f"{spec.name}_keys", rows, KEYS_THREADS, 1, 0, values, early=True), main]
@@ -55,6 +54,5 @@ def workspaces(spec: AttentionSpec, problem: AttentionProblem) -> list[Workspace
     found = []
     if spec.schedule.scheduler == "dynamic":
         found.append(Workspace("counter", 4, kept=True))
-    if spec.operation.trims:
-        found.append(Workspace("keys", KEYS_BYTES * max(1, rows_of_keys(problem))))
-    return found
+    modifiers = spec.operation.modifiers
+    return [*found, *(one for modifier in modifiers for one in modifier.workspaces(problem))]

@@ -17,6 +17,7 @@ from warploom.generator.families._attention.layout import (
     staging_bytes,
     word_bytes,
 )
+from warploom.generator.families._attention.modifiers.modifier import MOST_SCORES_REGISTERS
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -36,18 +37,9 @@ REGISTERS_DROPOUT_LISTED = {1: (0, 255), 2: (72, 216)}
 # Beside scores, output and weights: of every kernel, and what some need on top. Fitted: the widest
 # tiles that these let in compile without spills.
 BASE_REGISTERS = 28
-PACKED_REGISTERS, WINDOW_REGISTERS, SOFTCAP_REGISTERS = 4, 4, 20
-ALIBI_REGISTERS, BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 4, 16, 32, 32
+PACKED_REGISTERS, WINDOW_REGISTERS = 4, 4
 PACKED_SCORES_REGISTERS = 8  # beside those of packed lengths, where scores are changed
-MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at once
-# Found by compiling: of tiles beyond 128 columns, a mask beside 32 bits, sinks beside both others.
-PACKED_LONG_REGISTERS, WIDE_MASKED_REGISTERS, SINKS_SCORES_REGISTERS = 12, 12, 36
-DROPOUT_SERIAL_REGISTERS = 40  # without overlap
-DROPOUT_HIDES_REGISTERS = 4  # where any score may be left out
-# Of tiles beyond 112 columns, beside 32 bits, or a mask and one thing more; beyond 96 beside 32
-# bits and one thing more, where a mask takes the other, too.
-DROPOUT_STAGED_REGISTERS, DROPOUT_WIDE_MASKED_REGISTERS = 24, 8
-DROPOUT_PACKED_MASKED_REGISTERS = 4  # of tiles beyond 96 columns
+PACKED_LONG_REGISTERS = 12  # found by compiling: more of tiles beyond 128 columns
 
 BARRIERS_AND_WORK_BYTES = 1024
 WARPS = 4  # of a warpgroup
@@ -135,41 +127,13 @@ def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> in
         + BASE_REGISTERS
         + (PACKED_REGISTERS if operation.lengths == "packed" else 0)
         + (WINDOW_REGISTERS if operation.mask == "window" else 0)
-        + (SOFTCAP_REGISTERS if operation.softcap else 0)
-        + (schedule.kv_tile // 16 if operation.blocks else 0)  # bits of two rows
+        + sum(modifier.forward_registers(schedule) for modifier in operation.modifiers)
         + _score_registers(operation, schedule)
-        + (DROPOUT_SERIAL_REGISTERS if operation.dropout and not schedule.overlap else 0)
     )
 
 
 def _score_registers(operation: AttentionOperation, schedule: AttentionSchedule) -> int:
-    packed, columns = operation.lengths == "packed", schedule.kv_tile
-    both = operation.alibi and operation.bias != "none"
-    wide = operation.bias == "fp32" and operation.masked
-    beside = (columns > 128 and packed and operation.scored) * PACKED_LONG_REGISTERS
-    if operation.dim >= 128:
-        beside += (columns > 64 and wide) * WIDE_MASKED_REGISTERS
-        sinks = both and operation.sinks != "none" and not packed
-        beside += (columns > 112 and sinks) * SINKS_SCORES_REGISTERS
-    if operation.dropout:
-        beside += _dropout_registers(operation, columns)
-        beside += operation.hides * DROPOUT_HIDES_REGISTERS
-    registers = (
-        (ALIBI_REGISTERS if operation.alibi else 0)
-        + {"none": 0, "fp32": WIDE_BIAS_REGISTERS}.get(operation.bias, BIAS_REGISTERS)
-        + (MASKED_REGISTERS if operation.masked else 0)
-        + (PACKED_SCORES_REGISTERS if operation.scored and packed else 0)
-    )
-    return min(registers, MOST_SCORES_REGISTERS) + beside
-
-
-def _dropout_registers(operation: AttentionOperation, columns: int) -> int:
-    """What weights that are dropped take beside scores that are changed, of wide tiles."""
-    alone = not operation.alibi and operation.mask != "window"
-    masked, wide = operation.masked, operation.bias == "fp32"
-    if operation.bias == "none" and (alone or not masked):
-        crowded = columns > 96 and masked and operation.lengths == "packed"
-        return crowded * DROPOUT_PACKED_MASKED_REGISTERS
-    if wide and (masked or not alone):
-        return (columns > 96) * (DROPOUT_STAGED_REGISTERS + masked * DROPOUT_WIDE_MASKED_REGISTERS)
-    return (columns > 112 and (masked or wide)) * DROPOUT_STAGED_REGISTERS
+    packed = operation.lengths == "packed" and operation.scored
+    registers = sum(modifier.forward_score_registers() for modifier in operation.modifiers)
+    registers = min(registers + packed * PACKED_SCORES_REGISTERS, MOST_SCORES_REGISTERS)
+    return registers + (packed and schedule.kv_tile > 128) * PACKED_LONG_REGISTERS

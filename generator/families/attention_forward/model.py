@@ -9,6 +9,7 @@ the longest tile, which depends on how tiles are dealt.
 from __future__ import annotations
 
 from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families._attention.modifiers import COSTS, exponentials
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -39,7 +40,7 @@ START = {
     "dynamic": 0.3,
     "dealt": 0.1,  # more of all time where tiles that differ are dealt in advance
     "bounded": 0.3,  # of the exponentials' time, more in a step that a mask's bound goes through
-    "softcap": 0.5,  # more exponentials' time where scores are capped
+    **COSTS,
     "hbm_bandwidth": 4.2e12,  # bytes a second of memory
 }
 
@@ -134,7 +135,7 @@ def _step(
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
     # Two products of q kv dim; the tensor core does 2048 multiplications of 16 bits a cycle.
     tensor = 2 * q * kv * dim / 2048 / constants["tensor_clock"]
-    cap = 1 + constants["softcap"] if operation.softcap else 1.0
+    cap = exponentials(constants, operation.modifiers)
     soft = cap * q * kv / 16 / constants["exponential_clock"] + constants["softmax"] * q
     if schedule.rescale == "always":
         soft += constants["rescaling"] * q * dim

@@ -7,14 +7,10 @@ from functools import cached_property
 from warploom.generator.elements import element
 from warploom.generator.families._attention import launch
 from warploom.generator.families._attention.parameters import (
-    DROPOUT,
     SCALE,
     SHARING,
-    SOFTCAP,
     bounds,
-    further,
     lengths,
-    lists,
 )
 from warploom.generator.families._attention.problem import AttentionProblem
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
@@ -61,20 +57,14 @@ class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionP
         return self.q_tiles * self.all_heads
 
     @property
-    def kv_tiles(self) -> int:
-        """Tiles of keys of one head."""
+    def lists(self) -> int:
+        """Lists of one head: of every tile."""
+        return self.q_tiles
+
+    @property
+    def list_tiles(self) -> int:
+        """Tiles that a list has room for: of keys of one head."""
         return -(-self.problem.seq_k // self.schedule.kv_tile)
-
-    @property
-    def lists_of_head(self) -> int:
-        """How many lists lie between those of two heads."""
-        return self.q_tiles if self.problem.lists_of_heads else 0
-
-    @property
-    def lists_of_batch(self) -> int:
-        """How many lists lie between those of two batches."""
-        heads = self.problem.heads if self.problem.lists_of_heads else 1
-        return heads * self.q_tiles if self.problem.lists_of_batches else 0
 
     @property
     def section(self) -> int:
@@ -97,12 +87,6 @@ _EVERY: tuple[Field[AtLaunch], ...] = (
     SHARING,
     SCALE,
 )
-_LISTS: tuple[Field[AtLaunch], ...] = (
-    *lists("int4", "int32_t", "row, 32 columns"),
-    int32("list_tiles", "that a list has room for", lambda at: at.kv_tiles),
-    int32("list_batch", "lists of a batch; 0: all have the same", lambda at: at.lists_of_batch),
-    int32("list_head", "lists of a head; 0: all have the same", lambda at: at.lists_of_head),
-)
 _COUNTER = pointer("counter", "uint32_t", "tiles taken so far; 0 between launches")
 
 
@@ -124,14 +108,11 @@ def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
         pointer("o", element(operation.element).cpp, "as q, but for its strides"),
         *lengths(packed=packed),
         *_EVERY,
-        *further(operation),
     ]
-    if operation.softcap:
-        fields.append(SOFTCAP)
-    if operation.dropout:
-        fields += DROPOUT
+    fields += [field for modifier in operation.modifiers for field in modifier.parameters()]
+    fields += [field for modifier in operation.modifiers for field in modifier.weight_parameters()]
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
-    if operation.blocks:
-        fields += _LISTS
+    for modifier in operation.modifiers:
+        fields += modifier.tile_parameters("int4", "int32_t", "row, 32 columns")
     return block([*fields, *bounds(operation.mask, packed=packed)])

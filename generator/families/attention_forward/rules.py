@@ -10,9 +10,6 @@ from warploom.generator.families.attention_forward.schedule import (
     AttentionSchedule,
 )
 
-MASK_BITS = 64  # of a mask, that a thread loads at once
-MOST_LISTED = 128  # rows of a tile that walks lists
-
 
 def schedule_reasons(
     arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
@@ -31,14 +28,7 @@ def schedule_reasons(
             None
             if schedule.warpgroups > 1 or not schedule.pingpong
             else f"pingpong with q_tile {schedule.q_tile}: takes two warpgroups, 64 rows each",
-            None
-            if schedule.q_tile <= MOST_LISTED or not operation.blocks
-            else f"q_tile {schedule.q_tile} with blocks: three warpgroups have no registers for "
-            f"masks; take {MOST_LISTED} or 64",
-            None
-            if schedule.kv_tile % MASK_BITS == 0 or not operation.blocks
-            else f"kv_tile {schedule.kv_tile} with blocks: masks are read {MASK_BITS} columns at a "
-            "time; take 64 or 128",
+            *(one for has in operation.modifiers for one in has.forward_reasons(schedule)),
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]

@@ -6,7 +6,7 @@ whose last dimension is contiguous. Query head h attends to kv head h / (heads /
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.knob import ANY, frozen, knob
@@ -21,6 +21,10 @@ class AttentionOperation(Operation):
     family: Literal["attention_forward"] = knob(
         default="attention_forward", doc="which kernels these are"
     )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **fields: Any) -> None: ...
 
 
 @frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.families._attention import template as modifiers
 from warploom.generator.families.attention_forward.launch import KEYS_THREADS
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.wgmma import wgmma
@@ -21,6 +22,7 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         operation.dropout and schedule.overlap and not (operation.scored or operation.blocks)
     )
     return {
+        **modifiers.context(operation.modifiers),
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
         "scores_wgmma": wgmma(kind, kind, schedule.kv_tile, name="ScoresWgmma"),
@@ -39,7 +41,7 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "mask_alone": operation.mask_alone,
         "keys_threads": KEYS_THREADS,
         # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
-        "leans": operation.alibi and not operation.hides,
+        "leans": operation.leans,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         # Warps that make the words of dropout.
         "makers": 3,
@@ -57,7 +59,6 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "hide": "shown.hide(scores)"
         if operation.blocks
         else "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)",
-        "scaling_part": "softcap" if operation.softcap else "plain",
         "turns_part": "pingpong" if schedule.pingpong else "free",
         "steps_part": "overlapped" if schedule.overlap else "serial",
     }

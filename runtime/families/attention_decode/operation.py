@@ -29,11 +29,11 @@ def operation(call: AttentionDecodeCall, sizes: Extents, band: Band) -> DecodeOp
     """The operation that computes a call with the least work."""
     sinks = call.sinks
     return DecodeOperation(
-        element=name_of(call.q.dtype, "q"),  # type: ignore[arg-type]
-        dim=sizes.dim,  # type: ignore[arg-type]
-        cache="same" if call.k.dtype == call.q.dtype else name_of(call.k.dtype, "k"),  # type: ignore[arg-type]
-        scales=_scales(call),  # type: ignore[arg-type]
-        page=sizes.page,  # type: ignore[arg-type]
+        element=name_of(call.q.dtype, "q"),
+        dim=sizes.dim,
+        cache="same" if call.k.dtype == call.q.dtype else name_of(call.k.dtype, "k"),
+        scales=_scales(call),
+        page=sizes.page,
         keys="packed" if sizes.keys == "packed" else "fixed",
         queries="packed" if sizes.packed else "fixed",
         lengths=call.lengths is not None,

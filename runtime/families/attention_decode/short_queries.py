@@ -43,8 +43,8 @@ def operation(
 ) -> DecodeOperation:
     """The operation that computes an attention."""
     return DecodeOperation(
-        element=element,  # type: ignore[arg-type]
-        dim=sizes.dim,  # type: ignore[arg-type]
+        element=element,
+        dim=sizes.dim,
         mask=band.mask,
         softcap=softcap,
         sinks=sinks,

@@ -1,3 +1,4 @@
+{# rows #}
 // The gradient of a sink: the sum over its head's rows of -exp(sink - lse) delta. Tiles are added in an order that
 // does not change.
 
@@ -32,3 +33,20 @@ __device__ __forceinline__ void sum_sinks(const Parameters& p) {
   sum = sum_of_block(sum);
   if (threadIdx.x == 0) p.dsinks[head] = {{ "sum" if operation.sinks == "fp32" else "Element(sum)" }};
 }
+{# preprocess #}
+  const float sink = float(p.sinks[at.head]){{ " * kLog2E" if operation.bias == "none" }};
+  float sink_sum = 0;
+  if (at.row >= rows) {
+    if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = 0;
+    return;
+  }
+{# preprocess_row #}
+        if (lse < infinity && lse > -infinity{{ " && is_of_a_sequence(p, at, row)" if operation.lengths == "packed" }})
+          sink_sum -= fast_exp2({{ "sink - lse * kLog2E" if operation.bias == "none" else "(sink - lse) * kLog2E - corrections[i]" }}) * (delta - dlse);
+{# preprocess_end #}
+  sink_sum = sum_of_block(sink_sum);
+  if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = sink_sum;
+{# postprocess_note #}
+// One block for each head sums the gradient of its sink.
+{# postprocess #}
+  sum_sinks(p);

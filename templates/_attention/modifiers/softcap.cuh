@@ -1,3 +1,6 @@
+{# gradient_note #}
+//   where ds is also multiplied by the slope of tanh, 1 - tanh^2
+{# scaling #}
 // The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
 {% if operation.bias != "none" %}
 // A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
@@ -19,3 +22,23 @@ struct Scaling {
     for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
   }
 };
+{# slope #}
+// The slope of softcap tanh(x / softcap), but for a factor that the gradients get in the end: 1 - tanh^2.
+constexpr uint32_t kHidden = 0xdd800000;  // the tanh of what does not attend: -2^60, whose square is finite
+__device__ __forceinline__ float steepen(float weight, float tanh) { return weight - weight * tanh * tanh; }
+{# cap_again #}
+      asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * scaling.argument));
+{# decode_members #}
+  float argument;  // of a product in the argument of tanh
+{# decode_begin #}
+    exponent = p.softcap * kLog2E;
+    argument = __fdividef(scale, p.softcap);
+{# decode_cap #}
+  // The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+  __device__ __forceinline__ void cap(Scores& scores) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kSlices * 8; ++i) {
+      float& score = scores[i / 8][i / 4 % 2][i % 4];
+      asm("tanh.approx.f32 %0, %1;" : "=f"(score) : "f"(score * argument));
+    }
+  }
