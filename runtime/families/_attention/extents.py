@@ -15,7 +15,7 @@ from warploom.generator.families._attention import DIMS
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.modifiers import modifiers_of
-from warploom.runtime.families._attention.problem import Arguments, require_kinds
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.tensors import require_one_device
 
 
@@ -58,7 +58,7 @@ class Extents:
 
 def extents(call: Arguments) -> Extents:
     """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
-    require_kinds(call)
+    call.require()
     q, k, v = call.q, call.k, call.v
     if call.dropout_p:
         dropout.check_state(call.dropout_state, q.device)

@@ -12,8 +12,9 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.runtime import call as calls
+from warploom.runtime import arguments as calls
 from warploom.runtime import dispatch
+from warploom.runtime.call import Arguments as Launched
 from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
@@ -28,6 +29,7 @@ from warploom.runtime.families._attention.operands import (
     check_apart,
     check_out,
     copied,
+    empty_like,
     in_place,
     ordered_strides,
     placed,
@@ -65,8 +67,10 @@ class Details:
 
 
 @dataclass(slots=True)
-class AttentionCall(Arguments):
+class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
     """The arguments of a forward pass, whose results are out and lse."""
+
+    outputs = ("o", "lse")
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel for a GPU."""
@@ -81,7 +85,6 @@ class AttentionCall(Arguments):
         further = fields_of(modifiers, self)
         choice = self._choice(sizes, masked, target, further)
         wanted = tuple(name for name, tensor in self.further.items() if tensor.requires_grad)
-        offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
         lists = Lists._fields if blocks else ()
         details = Details(
             sizes,
@@ -97,7 +100,7 @@ class AttentionCall(Arguments):
         return Draft(
             choice,
             None if sizes.empty else self._problem(details, choice.spec.operation),
-            ("q", "k", "v", "o", "lse", *offsets, *lists, *self.further),
+            (*self.addressed(), *lists),
             self.numbers,
             copies,
             details,
@@ -145,22 +148,22 @@ class AttentionCall(Arguments):
         """The same call, of contiguous copies of what TMA cannot read."""
         return copied(self, details.copies)
 
-    def arguments(self, details: Details, results: Pair) -> calls.Arguments:
-        """The addresses of q, k, v, out, lse, offsets and further; scale, and softcap if any."""
-        out, lse = results
-        addresses: tuple[int, ...] = (
-            self.q.data_ptr(),
-            self.k.data_ptr(),
-            self.v.data_ptr(),
-            out.data_ptr(),
-            lse.data_ptr(),
-        )
-        if details.sizes.packed:
-            addresses += tuple(offsets.data_ptr() for offsets in self.offsets)
+    def fake(self) -> Pair:
+        """Both, of a call whose tensors fit each other."""
+        q = self.q
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
+        return empty_like(q), q.new_empty(shape, dtype=torch.float32)
+
+    def scalars(self, details: Details) -> tuple[float, ...]:
+        """The scale, and the softcap if any."""
+        return self.told(details.scale)
+
+    def arguments(self, details: Details, results: Pair) -> Launched:
+        """The addresses of all tensors, and of the lists of tiles if any; the numbers."""
+        addresses, numbers = calls.Arguments.arguments(self, details, results)
         if details.tile is not None:
             addresses += block_lists.of_rows(self.block_mask, details.tile).addresses
-        addresses += tuple(one.data_ptr() for one in self.further.values())
-        return addresses, self.told(details.scale)
+        return addresses, numbers
 
     def check(self, details: Details, results: Pair) -> None:
         """Raise ProblemError for missing memory, bad numbers, a shared out, offsets on the CPU."""

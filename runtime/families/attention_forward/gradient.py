@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -33,6 +34,7 @@ from warploom.runtime.families.attention_forward.call import (
     Pair,
     gradients_choice,
 )
+from warploom.runtime.function import Derive
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker
 from warploom.runtime.plan import Plan, planned
@@ -81,7 +83,6 @@ Numbers = tuple[float | None, float | None, float]
 """scale, softcap, and the probability with which weights are dropped."""
 
 Wanted = tuple[torch.Tensor | None, ...]
-Launch = Callable[..., Pair]  # of what is asked, numbers, and what is read
 
 _BOUND = 4096  # kinds of passes remembered
 
@@ -110,9 +111,18 @@ def run(plan: Plan[Details, Pair], call: AttentionCall) -> Pair:
     if call.backward_spec is not None:
         asked = (call.deterministic, call.backward_spec)
         gradients_choice(plan.choice, plan.details, targets.at_hand(plan.device), asked)
-    given = (q, k, v, *call.offsets, *further.values())
+    with torch.no_grad():
+        results = plan.run(call)
     numbers = (call.scale, call.softcap, call.dropout_p)
-    return apply(lambda *_: plan.run(call), Asked.of(call), numbers, *given)
+    return apply(Asked.of(call), numbers, results, *[one for _, one in call.read()])
+
+
+def derive(call: AttentionCall) -> Derive:
+    """What has autograd know of the results of calls like this one, of all their arguments."""
+    asked, at = Asked.of(call), AttentionCall.declaration.names.index
+    read = itemgetter(*[at(name) for name, _ in call.read()])
+    numbers = itemgetter(at("scale"), at("softcap"), at("dropout_p"))
+    return lambda values, results: apply(asked, numbers(values), results, *read(values))
 
 
 def refuse_out() -> NoReturn:
@@ -139,12 +149,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
-        launch: Launch,
         asked: Asked,
         numbers: Numbers,
+        results: Pair,
         *read: torch.Tensor,
     ) -> Pair:
-        out, lse = launch(asked, numbers, *read)
+        out, lse = results
         ctx.save_for_backward(*read[:3], out, lse, *read[3:])
         ctx.set_materialize_grads(False)
         ctx.asked, ctx.numbers = asked, numbers  # no tensor, which would escape hooks
@@ -172,7 +182,7 @@ class _Attention(torch.autograd.Function):
 
 # Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
 apply: Callable[..., Pair] = super(torch.autograd.Function, _Attention).apply
-"""out and lse as `launch` returns them, of what follows it in `_Attention.forward`."""
+"""out and lse as autograd knows them, of what `_Attention.forward` takes."""
 
 
 class _Gradients(torch.autograd.Function):
