@@ -8,7 +8,7 @@ launch, and what an operator takes (function.py has the function).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast, dataclass_transform
 
@@ -27,6 +27,7 @@ from warploom.runtime.tensors import refuse_dual, require_tensors
 # ---- How an argument is declared -----------------------------------------------------------------
 
 _ROLE = "role"  # in the metadata of a field
+_NOT_HANDED = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class _Role:
     kernel    what kernels call the tensor; "" for the name of the argument
     public    it is an argument of the function
     grad      whether the tensor requires grad decides a plan
+    encode, decode  what its value is as an operator's argument, and the other way round
     planned   its value decides a plan, of a number whether it is None
     """
 
@@ -52,6 +54,8 @@ class _Role:
     public: bool = True
     grad: bool = False
     planned: bool = True
+    encode: Callable[[Any], Any] | None = None
+    decode: Callable[[Any], Any] | None = None
 
 
 def _declared(default: object, role: _Role) -> Any:  # noqa: ANN401 (as dataclasses.field)
@@ -95,12 +99,16 @@ def option(
     default: Any = MISSING,  # noqa: ANN401 (as dataclasses.field)
     schema: str,
     planned: bool = True,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
 ) -> Any:  # noqa: ANN401 (as dataclasses.field)
     """Declare what decides a plan by its value, unless it is not `planned`.
 
-    A schema of two types and names is a pair's; "" is that of what does not cross by itself.
+    A schema of two types and names is a pair's; "" is that of what does not cross by itself. An
+    operator is handed what `encode` makes of the value, of which `decode` makes the value.
     """
-    return _declared(default, _Role("option", schema, planned=planned))
+    role = _Role("option", schema, planned=planned, encode=encode, decode=decode)
+    return _declared(default, role)
 
 
 def dtype(*, default: Any = MISSING) -> Any:  # noqa: ANN401 (as dataclasses.field)
@@ -127,6 +135,9 @@ def named_spec(
     return _declared(default, _Role("spec", "str?", planned=planned))
 
 
+Crossing = tuple[str, _Role]  # an argument of an operator: its name and what is said of it
+
+
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """What is said of the fields of a call.
@@ -141,7 +152,7 @@ class Declaration:
     graded      names of tensors that decide a plan by whether they require grad, too
     nulls       names of tensors whose address is 0 where they are left out
     kernels     what kernels call what is read, by name
-    crossing    names, roles and types of what an operator takes by position
+    crossing    what an operator takes by position
     """
 
     names: tuple[str, ...]
@@ -157,21 +168,31 @@ class Declaration:
     graded: tuple[str, ...]
     nulls: tuple[str, ...]
     kernels: Mapping[str, str]
-    crossing: tuple[tuple[str, str, str], ...]
+    crossing: tuple[Crossing, ...]
 
     @property
     def schema(self) -> str:
         """What an operator takes by position, in the notation of torch."""
-        parts = ((name, *types.partition("=")) for name, _, types in self.crossing)
-        return ", ".join(
-            types if "," in types else f"{types} {name}{equals}{default}"
-            for name, types, equals, default in parts
-        )
+        return schema_of(self.crossing)
 
-    def crossing_of(self, *names: str) -> Declaration:
-        """The same, of what crosses only these, in this order."""
-        roles = {part[0]: part for part in self.crossing}
-        return replace(self, crossing=tuple(roles[name] for name in names))
+    def part(self, *names: str) -> tuple[Crossing, ...]:
+        """What crosses by these names, in this order."""
+        crossing = {name: (name, role) for name, role in self.crossing}
+        return tuple(crossing[name] for name in names)
+
+
+def written(name: str, schema: str) -> Crossing:
+    """A result as an operator takes it by position: `schema` has type and name."""
+    return name, _Role("result", schema)
+
+
+def schema_of(crossing: Iterable[Crossing]) -> str:
+    """What an operator takes of these arguments, in the notation of torch."""
+    parts = ((name, *role.schema.partition("=")) for name, role in crossing)
+    return ", ".join(
+        types if " " in types else f"{types} {name}{equals}{default}"
+        for name, types, equals, default in parts
+    )
 
 
 def _declaration(kind: type[Any]) -> Declaration:
@@ -196,7 +217,7 @@ def _declaration(kind: type[Any]) -> Declaration:
         graded=tuple(one.name for one, role in tensors if role.grad),
         nulls=tuple(one.name for one, role in tensors if role.null),
         kernels={one.name: role.kernel or one.name for one, role in tensors},
-        crossing=tuple((one.name, role.kind, role.schema) for one, role in roles if role.schema),
+        crossing=tuple((one.name, role) for one, role in roles if role.schema),
     )
 
 
@@ -316,31 +337,42 @@ class Declared:
 
     def crossing(self) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
         """What the operator is handed, by position and by keyword."""
-        values: list[Any] = []
-        for name, role, schema in self.declaration.crossing:
-            value = getattr(self, name)
-            if "," in schema:  # a pair
-                values += (None, None) if value is None else value
-            elif role == "spec":
-                values.append(value.name if isinstance(value, KernelSpec) else value)
-            elif role == "dtype" and value is None:
-                given = getattr(self, self.declaration.results[0])
-                values.append(None if given is None else given.dtype)
-            else:
-                values.append(value)
-        return values, {}
+        return self.encoded(self.declaration.crossing), {}
 
     @classmethod
     def crossed(cls, *given: Any, **written: torch.Tensor | None) -> Self:
         """The call of what an operator was handed."""
-        left, values = iter(given), {}
-        for name, _, schema in cls.declaration.crossing:
-            value = next(left)
-            if "," in schema:
-                pair = value, next(left)
+        return cls(**{**cls.decoded(cls.declaration.crossing, given), **cls.keywords(written)})
+
+    def encoded(self, crossing: Iterable[Crossing]) -> list[Any]:
+        """These arguments as an operator takes them."""
+        values: list[Any] = []
+        for name, role in crossing:
+            value = getattr(self, name)
+            if "," in role.schema:  # a pair
+                values += (None, None) if value is None else value
+            elif role.kind == "spec":
+                values.append(value.name if isinstance(value, KernelSpec) else value)
+            elif role.kind == "dtype" and value is None:
+                result = getattr(self, self.declaration.results[0])
+                values.append(None if result is None else result.dtype)
+            else:
+                values.append(value if role.encode is None else role.encode(value))
+        return values
+
+    @classmethod
+    def decoded(cls, crossing: Iterable[Crossing], values: Iterable[Any]) -> dict[str, Any]:
+        """The arguments that an operator took so; those that it was not handed are left out."""
+        remaining, arguments = iter(values), dict[str, Any]()
+        for name, role in crossing:
+            value = next(remaining, _NOT_HANDED)
+            if value is _NOT_HANDED:
+                break
+            if "," in role.schema:
+                pair = value, next(remaining)
                 value = None if pair == (None, None) else pair
-            values[name] = value
-        return cls(**{**values, **cls.keywords(written)})
+            arguments[name] = value if role.decode is None else role.decode(value)
+        return arguments
 
     @classmethod
     def keywords(cls, written: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:

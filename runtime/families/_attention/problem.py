@@ -56,6 +56,15 @@ class Keywords(TypedDict, total=False):
     dropout_state: torch.Tensor | None
 
 
+def _alignment(causal: Any) -> Any:  # noqa: ANN401 (or what the call refuses)
+    """The name of an alignment, as operators take it: "equal" is that of True."""
+    return "equal" if causal is True else None if causal is False else causal
+
+
+def _causal(alignment: str | None) -> Any:  # noqa: ANN401
+    return alignment == "equal" if alignment in (None, "equal") else alignment
+
+
 def _further(default: None = None) -> Any:  # noqa: ANN401 (as dataclasses.field)
     """Declare a tensor beside q, k and v: graphs that were exported before it do without."""
     return tensor(default=default, schema="Tensor?=None", grad=True)
@@ -72,7 +81,9 @@ class Arguments(Declared):
     q: torch.Tensor = tensor()
     k: torch.Tensor = tensor()
     v: torch.Tensor = tensor()
-    causal: bool | Alignment = option(default=False, schema="str?")
+    causal: bool | Alignment = option(
+        default=False, schema="str?", encode=_alignment, decode=_causal
+    )
     window: Window | None = option(default=None, schema="SymInt? left, SymInt? right")
     softcap: float | None = number(default=None)
     scale: float | None = number(default=None, planned=False)
@@ -89,14 +100,20 @@ class Arguments(Declared):
     alibi_slopes: torch.Tensor | None = _further()
     bias: torch.Tensor | None = _further()
     mask: torch.Tensor | None = _further()
-    dropout_p: float = option(default=0.0, schema="float?=None", planned=False)
+    dropout_p: float = option(
+        default=0.0,
+        schema="float?=None",
+        planned=False,
+        encode=lambda probability: probability or None,
+        decode=lambda probability: probability or 0.0,
+    )
     dropout_state: torch.Tensor | None = _further()
 
     def __post_init__(self) -> None:
         """A softcap of 0 is none, as FlashAttention has it; a state that lacks is drawn."""
         if self.block_mask is not None:  # torch's becomes a BlockMask
             self.block_mask = converted(self.block_mask)
-        if type(self.window) is list:
+        if isinstance(self.window, list):
             self.window = tuple(self.window)
         softcap = self.softcap  # None in most calls, which ask no more
         if softcap is not None and isinstance(softcap, Real) and softcap == 0:
