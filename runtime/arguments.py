@@ -314,13 +314,13 @@ class Declared:
 
     def read(self) -> list[tuple[str, torch.Tensor]]:
         """Every tensor that is read, by the name that messages have for it."""
-        pairs = ((name, getattr(self, name)) for name in self.declaration.read)
-        return [(name, one) for name, one in pairs if one is not None]
+        names = self.declaration.read
+        return [(name, one) for name in names if (one := getattr(self, name)) is not None]
 
     def written(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that are given for a kernel to write."""
-        pairs = ((name, getattr(self, name)) for name in self.declaration.results)
-        return [(name, one) for name, one in pairs if one is not None]
+        names = self.declaration.results
+        return [(name, one) for name in names if (one := getattr(self, name)) is not None]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""

@@ -169,15 +169,15 @@ class WarmCalls(Generic[ResultsT]):
         derive: Derive | None = None,
     ) -> None:
         """Keep what is known of a call that a plan ran, for others like it."""
-        places = self._places
-        read = [name for name, _ in call.read()]
-        if plan.copies or not call.repeats or any(name not in places for name in read):
+        if plan.copies or not call.repeats:
             return
+        places, read = self._places, call.read()
+        for name, tensor in read:
+            own = values[places[name]] if name in places else None
+            if not isinstance(own, torch.Tensor) or own.data_ptr() != tensor.data_ptr():
+                return  # it is another tensor that is read
         present = [places[name] for name in self._declaration.tensors if name in places]
         present = [index for index in present if values[index] is not None]
-        addresses = [(one.data_ptr(), values[places[name]]) for name, one in call.read()]
-        if any(not isinstance(own, torch.Tensor) or own.data_ptr() != at for at, own in addresses):
-            return  # it is another tensor that is read
         if not launchable(*[values[index] for index in present]):
             return
         numbers = [name for name in self._declaration.numbers if values[places[name]] is not None]
@@ -206,7 +206,8 @@ class WarmCalls(Generic[ResultsT]):
                 tuple([type(values[at]) for at in typed]),
             )
             remember(self._forms, key, (form, *forms[: _FORMS - 1]), _BOUND)
-        kind = self._known(values, read, call, plan, results, derive)
+        names = [name for name, _ in read]
+        kind = self._known(values, names, call, plan, results, derive)
         self._last = form
         self._kinds.keep(kind, form, *form.tensors(values))
 

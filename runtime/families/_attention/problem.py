@@ -135,8 +135,8 @@ class Arguments(Declared):
     @property
     def further(self) -> dict[str, torch.Tensor]:
         """The tensors that results depend on beside q, k and v, as launches take them."""
-        named = ((name, getattr(self, name)) for name in self.declaration.graded)
-        return {name: one for name, one in named if one is not None}
+        values = [(name, getattr(self, name)) for name in self.declaration.graded]
+        return {name: value for name, value in values if value is not None}
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -153,8 +153,8 @@ class Arguments(Declared):
 
     @property
     def repeats(self) -> bool:
-        """Not with a mask of blocks, whose lists no argument has, and states that are drawn."""
-        return self.spec is None and self.block_mask is None and not self.dropout_p
+        """Not with a mask of blocks, whose lists no argument has."""
+        return self.spec is None and self.block_mask is None
 
     @property
     def scaling(self) -> float:

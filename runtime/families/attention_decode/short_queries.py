@@ -26,16 +26,18 @@ SHARED, OWN = (32, 256), (256, 1024)
 
 def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
     """Whether a decode kernel computes an attention: where it is the faster, or is asked for."""
-    legal = (
-        not sizes.packed
-        and fits(sizes.heads, sizes.kv_heads, sizes.seq_q, sizes.dim)
-        and (band.bottom_right or band.mask == "none")
-    )
     if spec is not None:
-        return legal and isinstance(spec.operation, DecodeOperation)
-    rows = sizes.sharing * sizes.seq_q * sizes.dim / 128
-    each, least = SHARED if sizes.sharing > 1 else OWN
-    return legal and rows <= FEW and sizes.seq_k >= max(least, each * rows)
+        is_wanted = isinstance(spec.operation, DecodeOperation)
+    else:
+        rows = sizes.sharing * sizes.seq_q * sizes.dim / 128
+        each, least = SHARED if sizes.sharing > 1 else OWN
+        is_wanted = rows <= FEW and sizes.seq_k >= max(least, each * rows)
+    return (
+        is_wanted
+        and not sizes.packed
+        and (band.bottom_right or band.mask == "none")
+        and fits(sizes.heads, sizes.kv_heads, sizes.seq_q, sizes.dim)
+    )
 
 
 def operation(

@@ -20,11 +20,14 @@ from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists, reference
 from warploom.runtime.families._attention.block_lists import Lists
-from warploom.runtime.families._attention.extents import Extents, extents
-from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.modifiers import modifiers_of
+from warploom.runtime.families._attention.extents import Extents, check_offsets, extents
+from warploom.runtime.families._attention.mask import Band, band, operation, shape
+from warploom.runtime.families._attention.modifiers import (
+    fields_of,
+    gradient_fields,
+    modifiers_of,
+)
 from warploom.runtime.families._attention.modifiers.modifier import Fields
-from warploom.runtime.families._attention.offsets import check_offsets
 from warploom.runtime.families._attention.operands import (
     check_apart,
     check_out,
@@ -34,12 +37,6 @@ from warploom.runtime.families._attention.operands import (
     ordered_strides,
     placed,
     strides,
-)
-from warploom.runtime.families._attention.operation import (
-    fields_of,
-    gradient_fields,
-    operation,
-    shape,
 )
 from warploom.runtime.families._attention.problem import Arguments, check_numbers
 from warploom.runtime.families.attention_backward.call import choose
@@ -170,7 +167,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         require_memory(self.named())
         check_numbers(self)
         check_apart(self, results[0])
-        if self.q.is_cpu:
+        if details.sizes.packed and self.q.is_cpu:
             check_offsets(self)
 
     def compute(self, details: Details, results: Pair) -> None:
