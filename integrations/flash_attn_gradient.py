@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
 
+from warploom.runtime.families.attention_forward import gradient
 from warploom.runtime.families.attention_forward.api import attention
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.gradient import (
@@ -24,7 +24,7 @@ from warploom.runtime.families.attention_forward.gradient import (
     refuse_second_derivative,
 )
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
-from warploom.runtime.function import Derive, WarmCalls
+from warploom.runtime.function import WarmCalls
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
 
@@ -87,16 +87,9 @@ class Warm:
         self, values: tuple[Any, ...], call: AttentionCall, plan: AttentionPlan, results: Pair
     ) -> None:
         """Keep what is known of a call, for others like it."""
-        derive = self._derive(call) if results[0].requires_grad else None
+        is_derived = results[0].requires_grad
+        derive = gradient.derive(call, self._names, _apply) if is_derived else None
         self._calls.keep(values, call, plan, results, derive)
-
-    def _derive(self, call: AttentionCall) -> Derive:
-        asked, at = Asked.of(call), self._names.index
-        read = itemgetter(*[at(name) for name, _ in call.read()])
-        scale, softcap = at("scale"), at("softcap")
-        return lambda values, results: _apply(
-            asked, (values[scale], values[softcap], 0.0), results, 3, *read(values)
-        )
 
 
 def attend(
@@ -125,9 +118,8 @@ def attend(
     except Exception as error:
         raise explained(error, call.require) from error.__cause__
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        read = [one for name, one in call.read() if name not in "qkv"]
-        numbers = (call.scale, call.softcap, 0.0)
-        results = _apply(Asked.of(call), numbers, results, len(tensors), *tensors, *read)
+        read = [one for _, one in call.read()[3:]]  # behind q, k and v
+        results = _apply(Asked.of(call), gradient.numbers_of(call), results, *tensors, *read)
     if keep is not None:
         keep(call, plan, results)
     return results
@@ -167,9 +159,9 @@ class _Flash(torch.autograd.Function):
         asked: Asked,
         numbers: Numbers,
         results: Pair,
-        count: int,
         *read: torch.Tensor,
     ) -> Pair:
+        count = len(read) - 2 * (asked.offsets > 0) - len(asked.further)  # of tensors in layouts
         ctx.save_for_backward(*read[:count], *results, *read[count:])
         ctx.set_materialize_grads(False)
         ctx.asked, ctx.numbers, ctx.count = asked, numbers, count
@@ -185,10 +177,10 @@ class _Flash(torch.autograd.Function):
         saved, count = ctx.saved_tensors, ctx.count
         run = _once if torch.is_grad_enabled() else _gradients  # create_graph=True
         found = run(ctx.asked, ctx.numbers, dout, dlse, saved[count:], *saved[:count])
-        needed = ctx.needs_input_grad[4:]
+        needed = ctx.needs_input_grad[3:]
         rest = [None] * (len(needed) - count)
         wanted = [one if need else None for one, need in zip(found, needed, strict=False)]
-        return None, None, None, None, *wanted, *rest
+        return None, None, None, *wanted, *rest
 
 
 # Function.apply itself only adds what torch.func asks for, whose tensors do not come here.

@@ -183,7 +183,7 @@ class WarmCalls(Generic[ResultsT]):
         numbers = [name for name in self._declaration.numbers if values[places[name]] is not None]
         if any(type(values[places[name]]) not in _NUMBERS for name in numbers):
             return
-        # One that stands for none, as a softcap of 0, is what all calls of a form have.
+        # One that stands for none, as 0 may, is what all calls of a form have.
         numbers = [name for name in numbers if name in plan.draft.scalars]
         key = self._key(values)
         first = {id(values[at]): at for at in reversed(present)}

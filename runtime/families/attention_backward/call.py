@@ -201,7 +201,7 @@ class BackwardCall(BackwardArguments):
         return replace(self, forward=copied(self.forward, copies), out=out, dout=dout)
 
     def arguments(self, details: Details, results: Gradients) -> calls.Arguments:
-        """The addresses of all tensors, 0 for no dlse; the scale, and the softcap if any."""
+        """The addresses of all tensors, 0 for no dlse; the numbers."""
         forward, lse, dlse = self.forward, self.lse, self.dlse
         if not (lse.is_contiguous() and (dlse is None or dlse.is_contiguous())):
             lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()

@@ -6,17 +6,17 @@ block: of few rows most of a tile is empty, and most multiprocessors are.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import fields
 
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.operands import Strides
 from warploom.runtime.families.attention_decode.extents import fits
 
-Sinks = Literal["none", "same", "fp32"]
-
+FIELDS = {one.name for one in fields(DecodeOperation)}
 FEW = 64  # rows of 128 columns of all heads that share keys: more of them fill a tile
 # As many keys for each of these rows, and so many at least, are worth splitting: where heads share
 # them, and where each has its own, which the other kernels read at nearly the memory's speed
@@ -40,16 +40,13 @@ def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
     )
 
 
-def operation(
-    element: str, sizes: Extents, band: Band, *, softcap: bool, sinks: Sinks
-) -> DecodeOperation:
-    """The operation that computes an attention."""
+def operation(element: str, sizes: Extents, band: Band, further: Fields) -> DecodeOperation:
+    """The operation that computes an attention, with these further fields."""
     return DecodeOperation(
         element=element,  # type: ignore[arg-type]
         dim=sizes.dim,  # type: ignore[arg-type]
         mask=band.mask,
-        softcap=softcap,
-        sinks=sinks,
+        **further,
     )
 
 

@@ -176,7 +176,8 @@ def attention(
         except Exception as error:
             raise explained(error, call.require) from error.__cause__
         else:
-            derive = gradient.derive(call) if result[0].requires_grad else None
+            names, is_derived = call.declaration.names, result[0].requires_grad
+            derive = gradient.derive(call, names, gradient.apply) if is_derived else None
             _warm.keep(values, call, plan, result, derive)
     return result if return_lse else result[0]
 

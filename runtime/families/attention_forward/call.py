@@ -108,9 +108,9 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
     ) -> Choice:
         """The kernel: of few rows by many keys, one that splits the keys."""
         element, spec = name_of(self.q.dtype, "q"), self.kernel
-        if further.keys() <= {"softcap", "sinks"} and short_queries.serves(sizes, masked, spec):
-            options: dict[str, Any] = {"softcap": False, "sinks": "none", **further}
-            few = short_queries.operation(element, sizes, masked, **options)
+        is_decoded = further.keys() <= short_queries.FIELDS
+        if is_decoded and short_queries.serves(sizes, masked, spec):
+            few = short_queries.operation(element, sizes, masked, further)
             return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
         wanted = operation(AttentionOperation, element, sizes, masked, further)
         return dispatch.choose(wanted, shape(sizes, masked), spec=spec, device=target)
@@ -152,7 +152,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         return empty_like(q), q.new_empty(shape, dtype=torch.float32)
 
     def scalars(self, details: Details) -> tuple[float, ...]:
-        """The scale, and the softcap if any."""
+        """The scale, and what modifiers have."""
         return self.told(details.scale)
 
     def arguments(self, details: Details, results: Pair) -> Launched:
