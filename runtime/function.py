@@ -58,6 +58,11 @@ class _Form:
     typed: Callable[[Values], Values]
     types: tuple[type, ...]
 
+    def is_like(self, other: _Form) -> bool:
+        """Whether the same calls are of the other form."""
+        own = self.same, self.shared, self.types
+        return own == (other.same, other.shared, other.types)
+
     def has(self, values: Values) -> bool:
         """Whether these are arguments of this form, as far as they are no tensors."""
         return (
@@ -140,6 +145,8 @@ class WarmCalls(Generic[ResultsT]):
         pool = (*values, *[make() for make in kind.makers])
         addresses = (*map(_address, kind.addressed(pool)), *kind.nulls)
         scalars = kind.replaced(values) if kind.numbers else kind.scalars
+        if kind.numbers and 0 in scalars:  # which may stand for none, and is no number of a kernel
+            return None
         results: Any = kind.results(pool)
         try:
             kind.plan.run_at((addresses, scalars), results, self._call_of, values)
@@ -192,20 +199,21 @@ class WarmCalls(Generic[ResultsT]):
             forms = self._forms.get(key, ())
         except TypeError:  # a list in the place of a tuple
             return
-        form = next((form for form in forms if form.same == same and form.has(values)), None)
-        if form is None:
-            own = {*present, *(places[name] for name in numbers)}
-            others = [at for at in range(len(values)) if at not in own]
-            typed = sorted((own - {*present}) | {at for at in others if values[at] is not None})
-            form = _Form(
-                _getter(sorted(first.values())),
-                same,
-                _getter(others),
-                _getter(others)(values),
-                _getter(typed),
-                tuple([type(values[at]) for at in typed]),
-            )
+        own = {*present, *(places[name] for name in numbers)}
+        others = [at for at in range(len(values)) if at not in own]
+        typed = sorted((own - {*present}) | {at for at in others if values[at] is not None})
+        form = _Form(
+            _getter(sorted(first.values())),
+            same,
+            _getter(others),
+            _getter(others)(values),
+            _getter(typed),
+            tuple([type(values[at]) for at in typed]),
+        )
+        known = next((one for one in forms if form.is_like(one)), None)
+        if known is None:
             remember(self._forms, key, (form, *forms[: _FORMS - 1]), _BOUND)
+        form = known or form
         names = [name for name, _ in read]
         kind = self._known(values, names, call, plan, results, derive)
         self._last = form
