@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast, dataclass_transform
 
 import torch
@@ -146,10 +147,12 @@ class Declaration:
     tensors     names of what is read and of results, in order
     required    those of them that cannot be left out
     read, results, numbers, options   names by role; `options` are also dtype and spec
-    planned     those of `options` that decide a plan by their values
-    counted     those of `numbers` that decide a plan by whether they are None
-    aligned     of each of `tensors`, whether its alignment decides a plan
-    graded      names of tensors that decide a plan by whether they require grad, too
+    aligned, grads  of each of `tensors`, whether its alignment, and that it requires grad, decides
+                a plan
+    graded      names of tensors of the latter
+    tensors_of, read_of  take the tensors of a call, and those that are read
+    planned_of, counted_of  take the options that decide a plan by their values, and the numbers
+                that decide it by whether they are None
     nulls       names of tensors whose address is 0 where they are left out
     kernels     what kernels call what is read, by name
     crossing    what an operator takes by position
@@ -162,10 +165,13 @@ class Declaration:
     results: tuple[str, ...]
     numbers: tuple[str, ...]
     options: tuple[str, ...]
-    planned: tuple[str, ...]
-    counted: tuple[str, ...]
     aligned: tuple[bool, ...]
+    grads: tuple[bool, ...]
     graded: tuple[str, ...]
+    tensors_of: Callable[[object], tuple[Any, ...]]
+    read_of: Callable[[object], tuple[Any, ...]]
+    planned_of: Callable[[object], tuple[Any, ...]]
+    counted_of: Callable[[object], tuple[Any, ...]]
     nulls: tuple[str, ...]
     kernels: Mapping[str, str]
     crossing: tuple[Crossing, ...]
@@ -195,6 +201,13 @@ def schema_of(crossing: Iterable[Crossing]) -> str:
     )
 
 
+def _taking(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
+    """What takes these attributes of a call, as a tuple."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda call: tuple([getattr(call, name) for name in names])
+
+
 def _declaration(kind: type[Any]) -> Declaration:
     roles: list[tuple[Field[Any], _Role]] = [(one, one.metadata[_ROLE]) for one in fields(kind)]
 
@@ -211,10 +224,13 @@ def _declaration(kind: type[Any]) -> Declaration:
         results=names("result"),
         numbers=names("number"),
         options=names("option", "dtype", "spec"),
-        planned=names("option", "dtype", "spec", planned=(True,)),
-        counted=names("number", planned=(True,)),
         aligned=tuple(role.aligned for _, role in tensors),
+        grads=tuple(role.grad for _, role in tensors),
         graded=tuple(one.name for one, role in tensors if role.grad),
+        tensors_of=_taking(names("tensor", "result")),
+        read_of=_taking(names("tensor")),
+        planned_of=_taking(names("option", "dtype", "spec", planned=(True,))),
+        counted_of=_taking(names("number", planned=(True,))),
         nulls=tuple(one.name for one, role in tensors if role.null),
         kernels={one.name: role.kernel or one.name for one, role in tensors},
         crossing=tuple((one.name, role) for one, role in roles if role.schema),
@@ -286,26 +302,28 @@ class Declared:
 
     def signature(self) -> Key:
         """Everything that decides the plan: how each tensor lies, and what is asked for."""
-        declaration, lie = self.declaration, list[Key | None]()
-        for name, aligned in zip(declaration.tensors, declaration.aligned, strict=True):
-            one = getattr(self, name)
-            if one is None:
-                lie.append(None)
-                continue
-            address = one.data_ptr() & 15 if aligned else 0
-            lie.append(
-                (one.shape, one.stride(), one.dtype, one.get_device(), address, one.is_neg())
-            )
+        declaration = self.declaration
+        described = zip(
+            declaration.tensors_of(self), declaration.aligned, declaration.grads, strict=True
+        )
         return (
             self.kind,
-            *lie,
-            *[getattr(self, name) for name in declaration.planned],
-            *[getattr(self, name) is None for name in declaration.counted],
             *[
-                one.requires_grad
-                for name in declaration.graded
-                if (one := getattr(self, name)) is not None
+                None
+                if one is None
+                else (
+                    one.shape,
+                    one.stride(),
+                    one.dtype,
+                    one.data_ptr() & 15 if aligned else 0,
+                    one.get_device(),
+                    one.is_neg(),
+                    grad and one.requires_grad,
+                )
+                for one, aligned, grad in described
             ],
+            *declaration.planned_of(self),
+            *[number is None for number in declaration.counted_of(self)],
         )
 
     def named(self) -> list[tuple[str, torch.Tensor | None]]:
@@ -451,7 +469,8 @@ class Arguments(Declared, ABC, Generic[DetailsT, ResultsT]):
 
     def arguments(self, details: DetailsT, results: ResultsT) -> calls.Arguments:
         """The addresses of tensors, as `addressed` names them, and the numbers."""
-        addresses = [one.data_ptr() for _, one in self.read()]
-        addresses += [one.data_ptr() for one in results if one is not None]
-        addresses += [0 for name in self.declaration.nulls if getattr(self, name) is None]
+        nulls, tensors = self.declaration.nulls, (*self.declaration.read_of(self), *results)
+        addresses = [one.data_ptr() for one in tensors if one is not None]
+        if nulls:
+            addresses += [0 for name in nulls if getattr(self, name) is None]
         return tuple(addresses), self.scalars(details)

@@ -158,7 +158,10 @@ def attention(
         dropout_p,
         dropout_state,
     )
-    if not torch.compiler.is_dynamo_compiling():
+    # A state that is drawn, lists of tiles and a kernel that is named are for the call to find.
+    is_drawn = dropout_state is None and type(dropout_p) is float and dropout_p > 0
+    repeats = block_mask is None and spec is None and not is_drawn
+    if repeats and not torch.compiler.is_dynamo_compiling():
         result = _warm.again(values)
         if result is not None:
             return result if return_lse else result[0]
@@ -176,9 +179,10 @@ def attention(
         except Exception as error:
             raise explained(error, call.require) from error.__cause__
         else:
-            names, is_derived = call.declaration.names, result[0].requires_grad
-            derive = gradient.derive(call, names, gradient.apply) if is_derived else None
-            _warm.keep(values, call, plan, result, derive)
+            if repeats:
+                names, is_derived = call.declaration.names, result[0].requires_grad
+                derive = gradient.derive(call, names, gradient.apply) if is_derived else None
+                _warm.keep(values, call, plan, result, derive)
     return result if return_lse else result[0]
 
 
