@@ -28,11 +28,22 @@ ProblemError before anything is launched.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.bounds import Sequences
-from warploom.integrations.flash_attn_call import Options, Probabilities, Window, fixed, varlen
+from warploom.integrations.flash_attn_call import (
+    FIXED,
+    VARLEN,
+    Options,
+    Probabilities,
+    Window,
+    attended,
+    packed,
+)
 from warploom.runtime.tensors import shown
 
 _NONE: Window = (-1, -1)
@@ -52,10 +63,23 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> torch.Tensor | Probabilities:
     """Attention of q [batch, seq_q, heads, dim] to k and v [batch, seq_k, heads_k, dim]."""
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
+    if return_attn_probs is not True and return_attn_probs is not False:
+        require_boolean("return_attn_probs", return_attn_probs)
+    arguments = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
     )
-    return fixed(options, (q, k, v), return_attn_probs)
+    values = (q, k, v, *arguments)
+    results = None if torch.compiler.is_dynamo_compiling() else FIXED.again(values)
+    if results is None:
+        keep = partial(FIXED.keep, values)
+        results = attended(Options(*arguments), (q, k, v), keep=keep)
+    return (*results, None) if return_attn_probs else results[0]
 
 
 def flash_attn_kvpacked_func(
@@ -74,7 +98,7 @@ def flash_attn_kvpacked_func(
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return fixed(options, (q, kv), return_attn_probs)
+    return packed(options, (q, kv), return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -92,7 +116,7 @@ def flash_attn_qkvpacked_func(
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return fixed(options, (qkv,), return_attn_probs)
+    return packed(options, (qkv,), return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -120,11 +144,24 @@ def flash_attn_varlen_func(
             rule="must be None: keys and values here lie in one piece, not in pages",
             fix="gather each sequence's pages into k and v [total_k, heads_k, dim]",
         )
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
+    if return_attn_probs is not True and return_attn_probs is not False:
+        require_boolean("return_attn_probs", return_attn_probs)
+    arguments = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
     )
-    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return varlen(options, (q, k, v), sequences, return_attn_probs)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    values = (q, k, v, *lengths, *arguments)
+    results = None if torch.compiler.is_dynamo_compiling() else VARLEN.again(values)
+    if results is None:
+        keep = partial(VARLEN.keep, values)
+        results = attended(Options(*arguments), (q, k, v), Sequences(*lengths), keep)
+    return (*results, None) if return_attn_probs else results[0]
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -148,7 +185,7 @@ def flash_attn_varlen_kvpacked_func(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return varlen(options, (q, kv), sequences, return_attn_probs)
+    return packed(options, (q, kv), return_attn_probs, sequences)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -169,4 +206,4 @@ def flash_attn_varlen_qkvpacked_func(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
     sequences = Sequences(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return varlen(options, (qkv,), sequences, return_attn_probs)
+    return packed(options, (qkv,), return_attn_probs, sequences)

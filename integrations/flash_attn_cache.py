@@ -7,6 +7,7 @@ change, attend to a cache in one piece by `warploom.attention`, as packed sequen
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +15,15 @@ import torch
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.flash_attn_call import Options, Window, named_tensor
+from warploom.integrations.flash_attn_gradient import FlashLayout
 from warploom.integrations.flash_attn_pages import Cache, Pair, Rotary
 from warploom.runtime.families.attention_decode.api import attention_decode
+from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_decode.extents import DIMS, ROWS, fits
 from warploom.runtime.families.attention_forward.api import attention
-from warploom.runtime.tensors import shown
+from warploom.runtime.function import WarmCalls
+from warploom.runtime.plan import planned
+from warploom.runtime.tensors import launchable, shown
 
 
 def flash_attn_with_kvcache(
@@ -65,6 +70,24 @@ def flash_attn_with_kvcache(
     if type(rotary_interleaved) is not bool or type(return_softmax_lse) is not bool:
         require_boolean("rotary_interleaved", rotary_interleaved)
         require_boolean("return_softmax_lse", return_softmax_lse)
+    values = (
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        cache_leftpad,
+        block_table,
+        softmax_scale,
+        softcap,
+        causal,
+        window_size,
+        alibi_slopes,
+        *(cache_batch_idx, k, v, rotary_cos, rotary_sin),
+    )
+    if k is None and not torch.compiler.is_dynamo_compiling():
+        results = _warm.again(values)
+        if results is not None:
+            return results if return_softmax_lse else results[0]
     options = Options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False)
     keywords = options.keywords()
     cache = Cache.of(q, k_cache, v_cache, block_table, cache_batch_idx)
@@ -81,11 +104,17 @@ def flash_attn_with_kvcache(
             rule="must be None: what is rotated is k, and q with it",
             fix="pass k and v, or rotate q before the call",
         )
-    if short:
-        out, lse = _by_decode(q.transpose(1, 2), cache, lengths, cache_leftpad, keywords)
-    else:
+    if not short:
         out, lse = _by_attention(q.transpose(1, 2), cache, lengths, cache_leftpad, keywords)
-    return (out.transpose(1, 2), lse) if return_softmax_lse else out.transpose(1, 2)
+        results = out.transpose(1, 2), lse
+    else:
+        read = _step(q, cache, lengths, cache_leftpad, keywords)
+        out, lse = attention_decode(**read, return_lse=True)
+        results = out.transpose(1, 2), lse
+        if k is None and launchable(q, out):
+            call = StepCall(**read)
+            _warm.keep(values, call, planned(call), results)
+    return results if return_softmax_lse else results[0]
 
 
 def _is_short(q: torch.Tensor, cache: Cache) -> bool:
@@ -119,28 +148,47 @@ def _is_sloped(keywords: dict[str, Any], cache: Cache) -> bool:
     )
 
 
-def _by_decode(
+@dataclass(slots=True)
+class StepCall(FlashLayout, AttentionDecodeCall):
+    """A step of generation whose result is [batch, seq_q, heads, dim]."""
+
+
+def _step(
     q: torch.Tensor,
     cache: Cache,
     lengths: torch.Tensor,
     leftpad: torch.Tensor | None,
     keywords: dict[str, Any],
-) -> Pair:
-    """Return out [batch, heads, seq_q, dim] and lse of few rows."""
-    found: Pair = attention_decode(
-        q,
-        cache.k,
-        cache.v,
-        lengths=lengths,
-        starts=leftpad,
-        page_table=cache.table,
-        causal=keywords["causal"] is not False,
-        window=keywords["window"],
-        softcap=keywords["softcap"],
-        scale=keywords["scale"],
-        return_lse=True,
-    )
-    return found
+) -> dict[str, Any]:
+    """What `attention_decode` is called with for few rows."""
+    return {
+        "q": q.transpose(1, 2),
+        "k": cache.k,
+        "v": cache.v,
+        "lengths": lengths,
+        "starts": leftpad,
+        "page_table": cache.table,
+        "causal": keywords["causal"] is not False,
+        "window": keywords["window"],
+        "softcap": keywords["softcap"],
+        "scale": keywords["scale"],
+    }
+
+
+def _call_again(values: tuple[Any, ...]) -> StepCall:
+    q, k, v, lengths, starts, table, scale, softcap, causal, window, *_ = values
+    keywords = Options(0.0, scale, causal, window, softcap, None, False).keywords()
+    return StepCall(**_step(q, Cache.of(q, k, v, table, None), lengths, starts, keywords))
+
+
+_warm: WarmCalls[Pair] = WarmCalls(
+    (
+        *("q", "k", "v", "lengths", "starts", "page_table", "scale", "softcap", "causal"),
+        *("window", "alibi_slopes", "batch_idx", "k_new", "v_new", "cos", "sin"),
+    ),
+    AttentionDecodeCall.declaration,
+    _call_again,
+)
 
 
 def _by_attention(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.functional import pad
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.bounds import Sequences
-from warploom.integrations.flash_attn_gradient import Tensors, attend
+from warploom.integrations.flash_attn_gradient import Tensors, Warm, attend
 from warploom.runtime.tensors import shown
 
 Window = tuple[int, int]
@@ -76,43 +77,62 @@ class Options:
         return found
 
 
-def fixed(
-    options: Options, tensors: Tensors, return_attn_probs: bool
-) -> torch.Tensor | Probabilities:
-    """The result for [batch, seq, .., heads, dim] tensors."""
-    if type(return_attn_probs) is not bool:
-        require_boolean("return_attn_probs", return_attn_probs)
-    out, lse = _attended(tensors, options.keywords(), "batch, seq")
-    out = out.transpose(1, 2)
-    return (out, lse, None) if return_attn_probs else out
-
-
-def varlen(
-    options: Options, tensors: Tensors, sequences: Sequences, return_attn_probs: bool
-) -> torch.Tensor | Probabilities:
-    """The result for [total, .., heads, dim] tensors."""
-    if type(return_attn_probs) is not bool:
-        require_boolean("return_attn_probs", return_attn_probs)
-    keywords = options.keywords()
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        keywords[name] = named_tensor(name, getattr(sequences, name))
-    for name in ("max_seqlen_q", "max_seqlen_k"):
-        keywords[name] = _integer(name, getattr(sequences, name))
-    out, lse = _attended(tensors, keywords, "total")
-    return (out, lse, None) if return_attn_probs else out
-
-
-def _attended(
-    tensors: Tensors, keywords: dict[str, Any], lead: str
+def attended(
+    options: Options,
+    tensors: Tensors,
+    sequences: Sequences | None = None,
+    keep: Callable[..., None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and its log-sum-exp, as `attend` has them; `lead` are the dimensions before heads."""
-    _check(tensors, lead)
+    """out and its log-sum-exp, of [batch, seq, .., heads, dim] tensors or of `sequences`.
+
+    `keep` is told of a call that is launched as it stands.
+    """
+    keywords = {**options.keywords(), **_lengths(sequences)}
+    _check(tensors, "batch, seq" if sequences is None else "total")
     dim = tensors[0].shape[-1]
     if missing := -dim % _EACH_MULTIPLE:
         keywords["scale"] = keywords["scale"] or dim**-0.5
         tensors = tuple(pad(tensor, (0, missing)) for tensor in tensors)
-    out, lse = attend(tensors, keywords)
+    out, lse = attend(tensors, keywords, keep)
     return out[..., :dim] if missing else out, lse
+
+
+def packed(
+    options: Options,
+    tensors: Tensors,
+    return_attn_probs: bool,
+    sequences: Sequences | None = None,
+) -> torch.Tensor | Probabilities:
+    """What a function of FlashAttention's returns of tensors of which some lie in one."""
+    if type(return_attn_probs) is not bool:
+        require_boolean("return_attn_probs", return_attn_probs)
+    results = attended(options, tensors, sequences)
+    return (*results, None) if return_attn_probs else results[0]
+
+
+def _lengths(sequences: Sequences | None) -> dict[str, Any]:
+    """Those of `warploom.attention`, checked."""
+    if sequences is None:
+        return {}
+    offsets = ("cu_seqlens_q", "cu_seqlens_k")
+    longest = ("max_seqlen_q", "max_seqlen_k")
+    return {
+        **{name: named_tensor(name, getattr(sequences, name)) for name in offsets},
+        **{name: _integer(name, getattr(sequences, name)) for name in longest},
+    }
+
+
+# ---- Calls like an earlier one -------------------------------------------------------------------
+
+_OPTIONS = ("dropout_p", "scale", "causal", "window", "softcap", "alibi_slopes", "deterministic")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+
+FIXED = Warm(("q", "k", "v", *_OPTIONS), lambda *options: Options(*options).keywords())
+VARLEN = Warm(
+    ("q", "k", "v", *_LENGTHS, *_OPTIONS),
+    lambda *values: {**Options(*values[4:]).keywords(), **_lengths(Sequences(*values[:4]))},
+)
 
 
 # ---- Arguments -----------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Generic, cast
 
 import torch
 from torch.autograd import forward_ad
 
-from warploom.runtime.arguments import Arguments, ResultsT
+from warploom.runtime.arguments import Arguments, Declaration, ResultsT
 from warploom.runtime.bounded import remember
 from warploom.runtime.call import Key
 from warploom.runtime.kinds import Kinds
@@ -26,10 +26,10 @@ from warploom.runtime.plan import Plan, planned, run
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, launchable
 
 _BOUND = 4096  # kinds of calls remembered, of each function
+_FORMS = 8  # of calls with the same types and options
 _NUMBERS = (float, int)
 _NOTHING: Mapping[str, str] = {}
 _address = torch.Tensor.data_ptr
-_nested = attrgetter("is_nested")
 Values = tuple[Any, ...]  # the arguments of a call, in the order in which they are declared
 
 
@@ -46,12 +46,31 @@ class _Form:
 
     tensors   those that guards compare: each once
     same      indices of arguments that are one tensor
+    others    all but tensors and numbers that kernels are handed: they have the values `shared`
+    typed     numbers, and what is not None of `others`: they have these `types`. The types of
+              tensors are for guards to compare
     """
 
-    types: tuple[type, ...]
-    options: tuple[object, ...]
     tensors: Callable[[Values], tuple[torch.Tensor, ...]]
     same: tuple[tuple[int, int], ...]
+    others: Callable[[Values], Values]
+    shared: Values
+    typed: Callable[[Values], Values]
+    types: tuple[type, ...]
+
+    def is_like(self, other: _Form) -> bool:
+        """Whether the same calls are of the other form."""
+        own = self.same, self.shared, self.types
+        return own == (other.same, other.shared, other.types)
+
+    def has(self, values: Values) -> bool:
+        """Whether these are arguments of this form, as far as they are no tensors."""
+        return (
+            self.others(values) == self.shared and (*map(type, self.typed(values)),) == self.types
+        )
+
+
+Derive = Callable[[Values, Any], Any]  # results as autograd knows them, of arguments and results
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -62,15 +81,17 @@ class _Kind:
     kernels are handed, and `results` what is returned.
     nulls     addresses of tensors that are left out
     scalars   the numbers, but for those that are arguments: `numbers` are places and indices
+    derive    where autograd is to know of the results
     """
 
     plan: Plan[Any, Any]
-    makers: tuple[Callable[[], torch.Tensor], ...]
+    makers: tuple[Callable[[], torch.Tensor | None], ...]
     addressed: Callable[[Values], tuple[torch.Tensor, ...]]
     results: Callable[[Values], tuple[Any, ...]]
     nulls: tuple[int, ...]
     scalars: tuple[float, ...]
     numbers: tuple[tuple[int, int], ...]
+    derive: Derive | None
 
     def replaced(self, values: Values) -> tuple[float, ...]:
         """The numbers, with those that are arguments."""
@@ -78,6 +99,160 @@ class _Kind:
         for place, index in self.numbers:
             scalars[place] = values[index]
         return tuple(scalars)
+
+
+class WarmCalls(Generic[ResultsT]):
+    """The calls of one function that ran before, by which others like them are launched.
+
+    names    of the function's arguments: as a call declares them, where they are its tensors and
+             numbers. The others are hashable, and decide what is done by their values
+    call_of  makes the call of a function's arguments, a tuple
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        declaration: Declaration,
+        call_of: Callable[..., Arguments[Any, ResultsT]],
+    ) -> None:
+        self._declaration, self._call_of = declaration, call_of
+        self._places = {name: index for index, name in enumerate(names)}
+        values = {*declaration.tensors, *declaration.numbers}
+        self._options = _getter([at for name, at in self._places.items() if name not in values])
+        self._kinds: Kinds[_Kind] = Kinds(_BOUND)
+        self._forms: dict[Key, tuple[_Form, ...]] = {}
+        self._last: _Form | None = None
+
+    def again(self, values: Values) -> ResultsT | None:
+        """Results of a call like an earlier one; None for others.
+
+        Types of all arguments are compared before any value is: a tensor may equal a number.
+        """
+        form, kind = self._last, None
+        try:
+            if form is not None and form.has(values):
+                kind = self._of_form(form, values)
+            if kind is None:
+                for form in self._forms.get(self._key(values), ()):
+                    kind = self._of_form(form, values) if form.has(values) else None
+                    if kind is not None:
+                        self._last = form
+                        break
+        except Exception:  # arguments of no type that they may have: the call says so
+            return None
+        if kind is None:
+            return None
+        pool = (*values, *[make() for make in kind.makers])
+        addresses = (*map(_address, kind.addressed(pool)), *kind.nulls)
+        scalars = kind.replaced(values) if kind.numbers else kind.scalars
+        if kind.numbers and 0 in scalars:  # which may stand for none, and is no number of a kernel
+            return None
+        results: Any = kind.results(pool)
+        try:
+            kind.plan.run_at((addresses, scalars), results, self._call_of, values)
+        except UnlikeError:  # their addresses, which are new
+            return None
+        return results if kind.derive is None else kind.derive(values, results)  # type: ignore[no-any-return]
+
+    def _key(self, values: Values) -> Key:
+        return (*map(type, values),), self._options(values)
+
+    def _of_form(self, form: _Form, values: Values) -> _Kind | None:
+        for first, again in form.same:
+            if values[first] is not values[again]:
+                return None
+        tensors = form.tensors(values)
+        for tensor in tensors:
+            if tensor.is_nested:  # of which guards ask what ends the process
+                return None
+        return self._kinds.find(form, *tensors)
+
+    def keep(
+        self,
+        values: Values,
+        call: Arguments[Any, ResultsT],
+        plan: Plan[Any, ResultsT],
+        results: ResultsT,
+        derive: Derive | None = None,
+    ) -> None:
+        """Keep what is known of a call that a plan ran, for others like it."""
+        if plan.copies or not call.repeats:
+            return
+        places, read = self._places, call.read()
+        for name, tensor in read:
+            own = values[places[name]] if name in places else None
+            if own is tensor:
+                continue
+            if not isinstance(own, torch.Tensor) or own.data_ptr() != tensor.data_ptr():
+                return  # it is another tensor that is read
+        present = [places[name] for name in self._declaration.tensors if name in places]
+        present = [index for index in present if values[index] is not None]
+        if not launchable(*[values[index] for index in present]):
+            return
+        numbers = [name for name in self._declaration.numbers if values[places[name]] is not None]
+        if any(type(values[places[name]]) not in _NUMBERS for name in numbers):
+            return
+        # One that stands for none, as 0 may, is what all calls of a form have.
+        numbers = [name for name in numbers if name in plan.draft.scalars]
+        key = self._key(values)
+        first = {id(values[at]): at for at in reversed(present)}
+        same = tuple([(first[id(values[at])], at) for at in present if first[id(values[at])] != at])
+        try:
+            forms = self._forms.get(key, ())
+        except TypeError:  # a list in the place of a tuple
+            return
+        own = {*present, *(places[name] for name in numbers)}
+        others = [at for at in range(len(values)) if at not in own]
+        typed = sorted((own - {*present}) | {at for at in others if values[at] is not None})
+        form = _Form(
+            _getter(sorted(first.values())),
+            same,
+            _getter(others),
+            _getter(others)(values),
+            _getter(typed),
+            tuple([type(values[at]) for at in typed]),
+        )
+        known = next((one for one in forms if form.is_like(one)), None)
+        if known is None:
+            remember(self._forms, key, (form, *forms[: _FORMS - 1]), _BOUND)
+        form = known or form
+        names = [name for name, _ in read]
+        kind = self._known(values, names, call, plan, results, derive)
+        self._last = form
+        self._kinds.keep(kind, form, *form.tensors(values))
+
+    def _known(
+        self,
+        values: Values,
+        read: Sequence[str],
+        call: Arguments[Any, ResultsT],
+        plan: Plan[Any, ResultsT],
+        results: ResultsT,
+        derive: Derive | None,
+    ) -> _Kind:
+        places, sources = self._places, list[int]()
+        makers = list[Callable[[], torch.Tensor | None]]()
+        for made, name in zip_longest(results, call.declaration.results):
+            place = places.get(name or "", -1)
+            if place < 0 or values[place] is None:
+                place = len(values) + len(makers)
+                makers.append(type(None) if made is None else maker(made))
+            sources.append(place)
+        written = [i for i, made in zip(sources, results, strict=True) if made is not None]
+        _, scalars = call.arguments(plan.details, results)
+        numbers = [
+            (at, places[name]) for at, name in enumerate(plan.draft.scalars) if name in places
+        ]
+        return _Kind(
+            plan,
+            tuple(makers),
+            _getter([*[places[name] for name in read], *written]),
+            _getter(sources),
+            (0,) * sum(getattr(call, name) is None for name in call.declaration.nulls),
+            scalars,
+            tuple([(at, index) for at, index in numbers if values[index] is not None]),
+            derive,
+        )
 
 
 class Function(Generic[ResultsT]):
@@ -103,12 +278,9 @@ class Function(Generic[ResultsT]):
     ) -> None:
         declaration = kind.declaration
         self._name, self._call, self._into, self._sharding = name, kind, into, sharding
-        self._kinds: Kinds[_Kind] = Kinds(_BOUND)
-        self._forms: dict[Key, _Form] = {}
-        self._last: _Form | None = None
-        places = {name: index for index, name in enumerate(declaration.names)}
-        self._places = places
-        self._options = _getter([places[name] for name in declaration.options])
+        self._warm: WarmCalls[ResultsT] = WarmCalls(
+            declaration.names, declaration, lambda values: kind(*values)
+        )
         outputs = ["Tensor"] * len(kind.outputs)
         register(
             name,
@@ -133,10 +305,10 @@ class Function(Generic[ResultsT]):
     def __call__(self, *values: Any) -> ResultsT:
         """Run a call: like an earlier one, by a plan, or as an operator where one is seen."""
         if not torch.compiler.is_compiling():
-            results = self._again(values)
+            results = self._warm.again(values)
             if results is not None:
-                return results  # type: ignore[return-value]
-        call = self._of(values)
+                return results
+        call = self._call(*values)
         if forward_ad._current_level >= 0:
             call.refuse_tangents()
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
@@ -149,110 +321,8 @@ class Function(Generic[ResultsT]):
             return self._operator(call)
         except Exception as error:
             raise explained(error, call.require) from error.__cause__
-        self._keep(values, call, plan, made)
+        self._warm.keep(values, call, plan, made)
         return made
-
-    def _of(self, values: Values) -> Arguments[Any, ResultsT]:
-        return self._call(*values)
-
-    # ---- Calls like an earlier one ---------------------------------------------------------------
-
-    def _again(self, values: Values) -> tuple[Any, ...] | None:
-        """Results of a call like an earlier one; None for others.
-
-        Types of all arguments are compared before any value is: a tensor may equal a number.
-        """
-        types, form = (*map(type, values),), self._last
-        try:
-            options = self._options(values)
-            if form is None or form.types != types or form.options != options:
-                form = self._forms.get((types, options))
-                if form is None:
-                    return None
-                self._last = form
-            for one, other in form.same:
-                if values[one] is not values[other]:
-                    return None
-            tensors = form.tensors(values)
-            if any(map(_nested, tensors)):  # of which guards ask what ends the process
-                return None
-            kind = self._kinds.find(form, *tensors)
-        except Exception:  # arguments of no type that they may have: the call says so
-            return None
-        if kind is None:
-            return None
-        pool = (*values, *[make() for make in kind.makers]) if kind.makers else values
-        addresses = (*map(_address, kind.addressed(pool)), *kind.nulls)
-        scalars = kind.replaced(values) if kind.numbers else kind.scalars
-        results = kind.results(pool)
-        try:
-            kind.plan.run_at((addresses, scalars), results, self._of, values)
-        except UnlikeError:  # their addresses, which are new
-            return None
-        return results
-
-    def _keep(
-        self,
-        values: Values,
-        call: Arguments[Any, ResultsT],
-        plan: Plan[Any, ResultsT],
-        results: ResultsT,
-    ) -> None:
-        """Keep what is known of a call that a plan ran, for others like it."""
-        declaration, places = call.declaration, self._places
-        present = [places[name] for name in declaration.tensors if name in places]
-        present = [index for index in present if values[index] is not None]
-        if plan.copies or not launchable(*[values[index] for index in present]):
-            return
-        numbers = [name for name in declaration.numbers if values[places[name]] is not None]
-        if any(type(values[places[name]]) not in _NUMBERS for name in numbers):
-            return
-        if {*numbers} - {*plan.draft.scalars}:  # a number that stands for none, as a softcap of 0
-            return
-        if call.kernel is not None:
-            return
-        types, options = (*map(type, values),), self._options(values)
-        try:
-            form = self._forms.get((types, options))
-        except TypeError:  # a list in the place of a tuple
-            return
-        first = {id(values[index]): index for index in reversed(present)}
-        same = [(first[id(values[index])], index) for index in present]
-        pairs = tuple([(one, other) for one, other in same if one != other])
-        if form is None or form.same != pairs:
-            form = _Form(types, options, _getter(sorted(first.values())), pairs)
-            remember(self._forms, (types, options), form, _BOUND)
-        kind = self._known(values, call, plan, results)
-        self._last = form
-        self._kinds.keep(kind, form, *form.tensors(values))
-
-    def _known(
-        self,
-        values: Values,
-        call: Arguments[Any, ResultsT],
-        plan: Plan[Any, ResultsT],
-        results: ResultsT,
-    ) -> _Kind:
-        places, sources = self._places, list[int]()
-        makers = list[Callable[[], torch.Tensor]]()
-        for one, name in zip_longest(results, call.declaration.results):
-            place = places.get(name or "", places["spec"])  # None in all calls that are kept
-            if one is not None and values[place] is None:
-                place = len(values) + len(makers)
-                makers.append(maker(one))
-            sources.append(place)
-        written = [i for i, one in zip(sources, results, strict=True) if one is not None]
-        _, scalars = call.arguments(plan.details, results)
-        numbers = [(place, places[name]) for place, name in enumerate(plan.draft.scalars)]
-        return _Kind(
-            plan,
-            tuple(makers),
-            _getter([*[places[name] for name, _ in call.read()], *written]),
-            _getter(sources),
-            (0,) * sum(getattr(call, name) is None for name in call.declaration.nulls),
-            scalars,
-            tuple([(place, index) for place, index in numbers if values[index] is not None]),
-        )
 
     # ---- Operators -------------------------------------------------------------------------------
 

@@ -4,21 +4,20 @@ To spell out what decides a call (shapes, strides, types of each tensor) costs s
 host's time. Torch's guards, those of torch.compile, compare all of that in C++, and with it the
 classes of tensors, whether they require grad, and what is set for a thread: autocast, inference
 mode, the transforms of torch.func, tracing. They are not public, so where they are missing nothing
-is kept.
+is kept, and the comparison of a plan that its user holds (`alike`) is made in Python.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch.autograd import forward_ad
 
 from warploom.generator.locks import ForkLock
-from warploom.runtime.alike import guard, properties
 from warploom.runtime.bounded import remember
 
 KindT = TypeVar("KindT")
@@ -26,6 +25,58 @@ Entry = tuple[bool, object, Callable[..., bool], KindT]  # grad mode, options, g
 
 _lock = ForkLock()
 _places: WeakSet[Kinds[object]] = WeakSet()
+
+
+# ---- Tensors that are alike ----------------------------------------------------------------------
+
+
+def properties(*tensors: torch.Tensor) -> tuple[object, ...]:
+    """What two tensors must share to be alike."""
+    return tuple((t.shape, t.stride(), t.dtype, t.get_device(), t.requires_grad) for t in tensors)
+
+
+def negated(*tensors: torch.Tensor) -> tuple[bool, ...]:
+    """Which of them torch has negated lazily: guards see it without being asked."""
+    return tuple(tensor.is_neg() for tensor in tensors)
+
+
+def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return a function that says whether as many tensors are each like the one given here.
+
+    Those that require grad are recognised only where grad mode is off.
+    """
+    fits = _compared(tensors)
+    if any(tensor.requires_grad for tensor in tensors):
+        return lambda *others: not torch.is_grad_enabled() and fits(*others)
+    return fits
+
+
+def _compared(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
+    fits = guard(*tensors)
+    if fits is not None:
+        return fits
+    known = properties(*tensors), negated(*tensors)
+    return lambda *others: (properties(*others), negated(*others)) == known
+
+
+def guard(*tensors: torch.Tensor) -> Callable[..., bool] | None:
+    """Torch's comparison with these, which also sees classes and what is set for a thread.
+
+    None where torch has none.
+    """
+    try:
+        guards: Any = torch._C._dynamo.guards.TensorGuards
+        check: Callable[..., bool] = guards(
+            *tensors,
+            dynamic_dims_sizes=[list(t.shape) for t in tensors],
+            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+        ).check
+        return check if check(*tensors) is True else None
+    except (AttributeError, TypeError):
+        return None
+
+
+# ---- What is kept of calls -----------------------------------------------------------------------
 
 
 class Kinds(Generic[KindT]):

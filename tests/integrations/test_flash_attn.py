@@ -89,7 +89,7 @@ def test_the_gradient_of_a_packed_tensor_is_written_in_one_piece(name: str, vari
     """torch stacks the gradients of views: a copy as large as the tensor."""
     given = leaves(one(name, variant))
     out = one(name, variant).call(*given)
-    own = {"_PackedBackward", "AccumulateGrad"}
+    own = {"_FlashBackward", "AccumulateGrad"}
     assert nodes(out) - {"TransposeBackward0"} == own
     assert all(found.is_contiguous() for found in torch.autograd.grad(out.sum(), given))
 

@@ -27,7 +27,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import decision, dispatch, records, targets
 from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.operation import shape as shape_of
+from warploom.runtime.families._attention.mask import shape as shape_of
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from warploom.runtime.alike import alike
+from warploom.runtime.kinds import alike
 
 ROOM = torch.zeros(64, 64, dtype=torch.bfloat16)
 A, B = ROOM[:5, :16], ROOM[:16, :8]

@@ -1,11 +1,12 @@
 """The sizes of a call of `warploom.attention`: what its tensors say of each other.
 
 Tensors are [batch, heads, seq, dim] views, or packed [total, heads, dim] with `cu_seqlens` of their
-sequences. Nothing here reads a tensor's contents.
+sequences. Only `check_offsets` reads a tensor's contents.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,8 @@ from warploom.generator.families._attention import DIMS
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.modifiers import modifiers_of
-from warploom.runtime.families._attention.problem import Arguments, require_kinds
-from warploom.runtime.tensors import require_one_device
+from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.tensors import require_one_device, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Extents:
 
 def extents(call: Arguments) -> Extents:
     """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
-    require_kinds(call)
+    call.require()
     q, k, v = call.q, call.k, call.v
     if call.dropout_p:
         dropout.check_state(call.dropout_state, q.device)
@@ -152,3 +153,27 @@ def _check_elements(call: Arguments) -> None:
             fix="convert with .to(torch.bfloat16)",
         )
     require_one_device((("q", q), ("k", k), ("v", v)))
+
+
+def check_offsets(call: Arguments) -> None:
+    """Raise ProblemError for cu_seqlens of CPU tensors that are none, or too long a sequence.
+
+    Contents are read, which no call on a GPU does.
+    """
+    longest = (call.max_seqlen_q, call.max_seqlen_k)
+    named_offsets = zip(("q", "k"), call.offsets, (call.q, call.k), longest, strict=False)
+    for name, offsets, tensor, most in named_offsets:
+        starts, rows = offsets.tolist(), tensor.shape[0]
+        lengths = [after - before for before, after in itertools.pairwise(starts)]
+        if starts[0] != 0 or min(lengths, default=0) < 0 or starts[-1] > rows:
+            raise ProblemError(
+                f"cu_seqlens_{name} {shown(starts)} over {rows} rows",
+                rule="must begin with 0, never decrease, and end at no more than the rows",
+                fix="a cumulative sum of lengths that begins with 0",
+            )
+        if most is not None and max(lengths, default=0) > most:
+            raise ProblemError(
+                f"max_seqlen_{name} {most}",
+                rule=f"must be at least the longest sequence, {max(lengths)}",
+                fix="pass the largest length of a sequence, or any larger number",
+            )

@@ -1,17 +1,20 @@
-"""The mask of an attention: which columns a row attends to."""
+"""The mask of an attention: which columns a row attends to, and what kernels are chosen by it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from warploom.errors import ProblemError
-from warploom.generator.families._attention import UNBOUNDED
+from warploom.generator.families._attention import UNBOUNDED, AttentionShape
+from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.extents import Extents
+from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.problem import Arguments, Window
 from warploom.runtime.tensors import shown
 
+OperationT = TypeVar("OperationT", bound=Operation)
 _SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k")
 
 
@@ -149,3 +152,36 @@ def _bounds(window: Window | None) -> tuple[int, int]:
         )
     left, right = (UNBOUNDED if bound is None else min(bound, UNBOUNDED) for bound in window)
     return left, right
+
+
+# ---- What kernels are chosen by ------------------------------------------------------------------
+
+
+def operation(
+    kind: type[OperationT], element: str, sizes: Extents, band: Band, fields: Fields
+) -> OperationT:
+    """The operation of this kind that computes a call with the least work, with further fields."""
+    return kind(
+        element=element,  # type: ignore[arg-type]
+        dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
+        mask=band.mask,
+        lengths="packed" if sizes.packed else "fixed",
+        **fields,
+    )
+
+
+def shape(sizes: Extents, band: Band) -> AttentionShape:
+    """Return what of a call decides its time."""
+    bounds = (band.left, band.right)
+    bounded = all(bound < UNBOUNDED for bound in bounds)
+    return AttentionShape(
+        batch=sizes.batch,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        seq_q=sizes.seq_q,
+        seq_k=sizes.seq_k,
+        dim=sizes.dim,
+        window=max(1, sum(bounds) + 1) if bounded else 0,
+        total_q=sizes.total_q if sizes.packed else 0,
+        total_k=sizes.total_k if sizes.packed else 0,
+    )

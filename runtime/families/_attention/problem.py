@@ -6,7 +6,6 @@ Nothing here reads a tensor's contents.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, TypedDict
 
@@ -16,9 +15,18 @@ from warploom.arguments import is_number, require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
+from warploom.runtime.arguments import (
+    Declared,
+    declared,
+    named_spec,
+    number,
+    option,
+    result,
+    tensor,
+)
 from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.given_blocks import converted
-from warploom.runtime.tensors import Named, require_tensors, shown
+from warploom.runtime.tensors import shown
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -48,37 +56,65 @@ class Keywords(TypedDict, total=False):
     dropout_state: torch.Tensor | None
 
 
-@dataclass(slots=True)
-class Arguments:
+def _alignment(causal: Any) -> Any:  # noqa: ANN401 (or what the call refuses)
+    """The name of an alignment, as operators take it: "equal" is that of True."""
+    return "equal" if causal is True else None if causal is False else causal
+
+
+def _causal(alignment: str | None) -> Any:  # noqa: ANN401
+    return alignment == "equal" if alignment in (None, "equal") else alignment
+
+
+def _further(default: None = None) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """Declare a tensor beside q, k and v: graphs that were exported before it do without."""
+    return tensor(default=default, schema="Tensor?=None", grad=True)
+
+
+@declared
+class Arguments(Declared):
     """The arguments of one call of `warploom.attention`, which says what they mean."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    causal: bool | Alignment = False
-    window: Window | None = None
-    softcap: float | None = None
-    scale: float | None = None
-    cu_seqlens_q: torch.Tensor | None = None
-    cu_seqlens_k: torch.Tensor | None = None
-    max_seqlen_q: int | None = None
-    max_seqlen_k: int | None = None
-    out: torch.Tensor | None = None
-    spec: KernelSpec | str | None = None
-    deterministic: bool | None = None
-    backward_spec: KernelSpec | str | None = None
-    sinks: torch.Tensor | None = None
-    block_mask: Any = None  # a BlockMask, or torch's, which becomes one
-    alibi_slopes: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    dropout_p: float = 0.0
-    dropout_state: torch.Tensor | None = None
+    function = "warploom.attention"
+    nested = ", or packed sequences (cu_seqlens_q, cu_seqlens_k)"
+    gradients = "; for gradients, use torch.autograd"
+
+    q: torch.Tensor = tensor()
+    k: torch.Tensor = tensor()
+    v: torch.Tensor = tensor()
+    causal: bool | Alignment = option(
+        default=False, schema="str?", encode=_alignment, decode=_causal
+    )
+    window: Window | None = option(default=None, schema="SymInt? left, SymInt? right")
+    softcap: float | None = number(default=None)
+    scale: float | None = number(default=None, planned=False)
+    cu_seqlens_q: torch.Tensor | None = tensor(default=None, aligned=False)
+    cu_seqlens_k: torch.Tensor | None = tensor(default=None, aligned=False)
+    max_seqlen_q: int | None = option(default=None, schema="SymInt?")
+    max_seqlen_k: int | None = option(default=None, schema="SymInt?")
+    out: torch.Tensor | None = result(default=None)
+    spec: KernelSpec | str | None = named_spec(default=None)
+    deterministic: bool | None = option(default=None, schema="bool?", planned=False)
+    backward_spec: KernelSpec | str | None = named_spec(default=None, planned=False)
+    sinks: torch.Tensor | None = _further()
+    block_mask: Any = option(default=None, schema="", planned=False)
+    alibi_slopes: torch.Tensor | None = _further()
+    bias: torch.Tensor | None = _further()
+    mask: torch.Tensor | None = _further()
+    dropout_p: float = option(
+        default=0.0,
+        schema="float?=None",
+        planned=False,
+        encode=lambda probability: probability or None,
+        decode=lambda probability: probability or 0.0,
+    )
+    dropout_state: torch.Tensor | None = _further()
 
     def __post_init__(self) -> None:
         """A softcap of 0 is none, as FlashAttention has it; a state that lacks is drawn."""
-        if self.block_mask is not None:
+        if self.block_mask is not None:  # torch's becomes a BlockMask
             self.block_mask = converted(self.block_mask)
+        if isinstance(self.window, list):
+            self.window = tuple(self.window)
         softcap = self.softcap  # None in most calls, which ask no more
         if softcap is not None and isinstance(softcap, Real) and softcap == 0:
             self.softcap = None
@@ -88,28 +124,19 @@ class Arguments:
             self.dropout_p, self.dropout_state = dropout.settled(
                 self.dropout_p, self.dropout_state, self.q
             )
+        if not self.dropout_p:
+            self.dropout_state = None
 
-    def named(self) -> list[tuple[str, object]]:
+    def named(self) -> list[tuple[str, torch.Tensor | None]]:
         """The tensors of the call, by the names that messages have for them."""
-        return [
-            ("q", self.q),
-            ("k", self.k),
-            ("v", self.v),
-            ("out", self.out),
-            ("cu_seqlens_q", self.cu_seqlens_q),
-            ("cu_seqlens_k", self.cu_seqlens_k),
-            *self.further.items(),
-            ("block_mask", None if self.block_mask is None else self.block_mask.places),
-        ]
+        places = None if self.block_mask is None else self.block_mask.places
+        return [*Declared.named(self), ("block_mask", places)]
 
     @property
     def further(self) -> dict[str, torch.Tensor]:
         """The tensors that results depend on beside q, k and v, as launches take them."""
-        names = ("sinks", "alibi_slopes", "bias", "mask", "dropout_state")
-        state = self.dropout_state if self.dropout_p else None
-        given = (self.sinks, self.alibi_slopes, self.bias, self.mask, state)
-        named = zip(names, given, strict=True)
-        return {name: tensor for name, tensor in named if tensor is not None}
+        values = [(name, getattr(self, name)) for name in self.declaration.graded]
+        return {name: value for name, value in values if value is not None}
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -125,22 +152,9 @@ class Arguments:
         return (*found, dropout.keep_of(self.dropout_p)) if self.dropout_p else found
 
     @property
-    def device(self) -> int:
-        """Where the operands are; -1 is the CPU."""
-        return self.q.get_device()
-
-    def written(self) -> Named:
-        """The tensors that are given for a kernel to write."""
-        return [("out", self.out)]
-
-    def require(self) -> None:
-        """Raise ProblemError for arguments that are of no type that they may have."""
-        require_kinds(self)
-
-    @property
-    def kernel(self) -> KernelSpec | None:
-        """The spec that was asked for, by itself or by name."""
-        return dispatch.named(self.spec)
+    def repeats(self) -> bool:
+        """Not with a mask of blocks, whose lists no argument has."""
+        return self.spec is None and self.block_mask is None
 
     @property
     def scaling(self) -> float:
@@ -161,116 +175,37 @@ class Arguments:
         Whether both cu_seqlens are one tensor counts, since causal=True takes equal lengths; what
         is said of the gradients does not.
         """
-        q, k, v, out = self.q, self.k, self.v, self.out
-        return (
-            Arguments,
-            q.shape,
-            q.stride(),
-            q.dtype,
-            q.data_ptr() & 15,
-            q.get_device(),
-            q.is_neg(),
-            k.shape,
-            k.stride(),
-            k.dtype,
-            k.data_ptr() & 15,
-            k.get_device(),
-            k.is_neg(),
-            v.shape,
-            v.stride(),
-            v.dtype,
-            v.data_ptr() & 15,
-            v.get_device(),
-            v.is_neg(),
-            self.causal,
-            None if self.window is None else tuple(self.window),
-            self.softcap is None,
-            None
-            if self.cu_seqlens_q is None
-            and self.cu_seqlens_k is None
-            and self.max_seqlen_q is None
-            and self.max_seqlen_k is None
-            else self._lengths,
-            None
-            if out is None
-            else (
-                out.shape,
-                out.stride(),
-                out.dtype,
-                out.data_ptr() & 15,
-                out.get_device(),
-                out.is_neg(),
-            ),
-            self.spec,
-            self._further if self._changed else None,
-            None if self.block_mask is None else self.block_mask.kind,
-        )
+        queries, keys, mask = self.cu_seqlens_q, self.cu_seqlens_k, self.block_mask
+        if queries is None and mask is None and not self.dropout_p:
+            return Declared.signature(self)
+        shared = queries is not None and keys is not None and queries.data_ptr() == keys.data_ptr()
+        kind = None if mask is None else mask.kind
+        return (*Declared.signature(self), bool(self.dropout_p), shared, kind)
 
-    @property
-    def _changed(self) -> bool:
-        given = self.sinks, self.alibi_slopes, self.bias, self.mask
-        return bool(self.dropout_p) or any(one is not None for one in given)
-
-    @property
-    def _lengths(self) -> object:
-        """What of packed lengths decides the plan."""
-        longest = (self.max_seqlen_q, self.max_seqlen_k)
-        offsets = self.offsets
-        one = len(offsets) == 2 and offsets[0].data_ptr() == offsets[1].data_ptr()
-        described = tuple(
-            (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg()) for t in offsets
-        )
-        return described, one, longest
-
-    @property
-    def _further(self) -> object:
-        """What of further tensors decides the plan, and that of the gradients."""
-        return tuple(
-            (
-                name,
-                t.shape,
-                t.stride(),
-                t.dtype,
-                t.data_ptr() & 15,
-                t.get_device(),
-                t.is_neg(),
-                t.requires_grad,
-            )
-            for name, t in self.further.items()
-        )
-
-
-def require_kinds(call: Arguments) -> None:
-    """Raise ProblemError for arguments that are of no type that they may have."""
-    require_tensors(
-        "warploom.attention",
-        call.named(),
-        ("q", "k", "v"),
-        nested=", or packed sequences (cu_seqlens_q, cu_seqlens_k)",
-        gradients="; for gradients, use torch.autograd",
-    )
-    dispatch.named(call.spec)
-    dispatch.named(call.backward_spec)
-    if call.window is not None and not isinstance(call.window, tuple | list):
-        raise ProblemError(
-            f"window {shown(call.window)}",
-            rule="must be (left, right): how many columns beside the diagonal",
-            fix="(128, 0) with causal, (128, 128) without: None is no bound",
-        )
-    if not isinstance(call.causal, bool | str):
-        raise ProblemError(
-            f"causal {shown(call.causal)}",
-            rule="must be False, True, 'top_left' or 'bottom_right'",
-            fix="write one of them",
-        )
-    for name in ("max_seqlen_q", "max_seqlen_k"):
-        longest = getattr(call, name)
-        if longest is not None and type(longest) is not int:
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        Declared.require(self)
+        dispatch.named(self.backward_spec)
+        if self.window is not None and not isinstance(self.window, tuple):
             raise ProblemError(
-                f"{name} {shown(longest)}",
-                rule="must be an int, so that no call waits for the GPU to learn it",
-                fix="use int(...)",
+                f"window {shown(self.window)}",
+                rule="must be (left, right): how many columns beside the diagonal",
+                fix="(128, 0) with causal, (128, 128) without: None is no bound",
             )
+        if not isinstance(self.causal, bool | str):
+            raise ProblemError(
+                f"causal {shown(self.causal)}",
+                rule="must be False, True, 'top_left' or 'bottom_right'",
+                fix="write one of them",
+            )
+        for name in ("max_seqlen_q", "max_seqlen_k"):
+            longest = getattr(self, name)
+            if longest is not None and type(longest) is not int:
+                raise ProblemError(
+                    f"{name} {shown(longest)}",
+                    rule="must be an int, so that no call waits for the GPU to learn it",
+                    fix="use int(...)",
+                )
 
 
 def check_numbers(call: Arguments) -> None:

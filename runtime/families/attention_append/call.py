@@ -183,7 +183,7 @@ class AttentionAppendCall(Arguments[Details, Results]):
         return reference.turned(rows, positions, cos, sin, interleaved=self.interleaved)
 
 
-_SCHEMA = [name for name, _, _ in AttentionAppendCall.declaration.crossing]
+_SCHEMA = [name for name, _ in AttentionAppendCall.declaration.crossing]
 SCALES = slice(_SCHEMA.index("scale_k"), _SCHEMA.index("scale_v") + 1)  # places, as they cross
 WRITTEN = {
     "scales_k": "Tensor(c!)?",  # of rows; those that are only read are `scale_k`

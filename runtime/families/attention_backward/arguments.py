@@ -46,9 +46,9 @@ class BackwardArguments:
 
     def named(self) -> list[tuple[str, object]]:
         """The tensors that are read, by the names that messages have for them."""
-        given = self.forward.named()
+        given = [pair for pair in self.forward.named() if pair[0] != "out"]
         mine = [("out", self.out), ("lse", self.lse), ("dout", self.dout), ("dlse", self.dlse)]
-        return [*given[:3], *mine, *given[4:]]
+        return [*given[:3], *mine, *given[3:]]
 
     @property
     def device(self) -> int:

@@ -22,8 +22,12 @@ from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists
 from warploom.runtime.families._attention.extents import Extents, extents
-from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.modifiers import modifiers_of
+from warploom.runtime.families._attention.mask import Band, band, operation, shape
+from warploom.runtime.families._attention.modifiers import (
+    fields_of,
+    gradient_fields,
+    modifiers_of,
+)
 from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
@@ -32,12 +36,6 @@ from warploom.runtime.families._attention.operands import (
     ordered_strides,
     placed,
     strides,
-)
-from warploom.runtime.families._attention.operation import (
-    fields_of,
-    gradient_fields,
-    operation,
-    shape,
 )
 from warploom.runtime.families._attention.problem import check_numbers
 from warploom.runtime.families.attention_backward import reference
@@ -203,7 +201,7 @@ class BackwardCall(BackwardArguments):
         return replace(self, forward=copied(self.forward, copies), out=out, dout=dout)
 
     def arguments(self, details: Details, results: Gradients) -> calls.Arguments:
-        """The addresses of all tensors, 0 for no dlse; the scale, and the softcap if any."""
+        """The addresses of all tensors, 0 for no dlse; the numbers."""
         forward, lse, dlse = self.forward, self.lse, self.dlse
         if not (lse.is_contiguous() and (dlse is None or dlse.is_contiguous())):
             lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()

@@ -24,6 +24,7 @@ from warploom.runtime.arguments import (
 )
 from warploom.runtime.call import Draft
 from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.modifiers import modifiers_of
 from warploom.runtime.families._attention.operands import check_out, in_place, ordered_strides
 from warploom.runtime.families._attention.problem import Arguments as Plain
 from warploom.runtime.families._attention.problem import Window, check_numbers
@@ -109,7 +110,8 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         """The call as the checks see it that are those of `warploom.attention`."""
         aligned = "bottom_right" if self.causal else False
         plain = Plain(self.q, self.k, self.v, aligned, self.window)  # type: ignore[arg-type]
-        plain.softcap, plain.scale, plain.out = self.softcap, self.scale, self.out
+        for name in ("softcap", "scale", "sinks", "out"):
+            setattr(plain, name, getattr(self, name))
         return plain
 
     def require(self) -> None:
@@ -150,7 +152,7 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
             choice,
             None if sizes.empty else self._problem(details),
             self.addressed(),
-            ("scale", "softcap") if self.softcap is not None else ("scale",),
+            plain.numbers,
             copies,
             details,
         )
@@ -177,8 +179,7 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
 
     def scalars(self, details: Details) -> tuple[float, ...]:
         """The scale, and a softcap where there is one."""
-        scale = details.scale if self.scale is None else self.scale
-        return (scale,) if self.softcap is None else (scale, self.softcap)
+        return self.plain.told(details.scale)
 
     def check(self, details: Details, results: Pair) -> None:
         """Raise ProblemError for missing memory, bad numbers or lists, and a shared out."""
@@ -195,12 +196,12 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         Of packed queries, rows past the last sequence are nobody's.
         """
         out, lse = results
-        sizes, sinks = details.sizes, self.sinks
+        sizes = details.sizes
         if sizes.empty:
             out.zero_()
             lse.fill_(-torch.inf)
-            if sinks is not None:
-                lse.copy_(sinks[:, None].expand(lse.shape))
+            for one in modifiers_of(self.plain):
+                one.fill_empty(lse)
             return
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = reference.of_call(self, sizes, details.band, reference.attention)

@@ -14,6 +14,7 @@ from warploom.generator.families.attention_decode import (
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention.extents import Extents as AttentionExtents
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers import fields_of, modifiers_of
 from warploom.runtime.families._attention.operands import Strides, placed, strides
 from warploom.runtime.families.attention_decode import cache
 from warploom.runtime.families.attention_decode.extents import Extents
@@ -27,7 +28,7 @@ INVARIANT = (64, 4096)  # sequences, and keys of each, that batch_invariant kern
 
 def operation(call: AttentionDecodeCall, sizes: Extents, band: Band) -> DecodeOperation:
     """The operation that computes a call with the least work."""
-    sinks = call.sinks
+    plain = call.plain
     return DecodeOperation(
         element=name_of(call.q.dtype, "q"),
         dim=sizes.dim,
@@ -39,9 +40,8 @@ def operation(call: AttentionDecodeCall, sizes: Extents, band: Band) -> DecodeOp
         lengths=call.lengths is not None,
         starts=call.starts is not None,
         mask=band.mask,
-        softcap=call.softcap is not None,
-        sinks="none" if sinks is None else "same" if sinks.dtype == call.q.dtype else "fp32",
         batch_invariant=call.batch_invariant,
+        **fields_of(modifiers_of(plain), plain),
     )
 
 

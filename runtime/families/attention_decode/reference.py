@@ -16,8 +16,8 @@ from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers import Modifier, modifiers_of
 from warploom.runtime.families._attention.modifiers.modifier import EXP2_ERROR, FLOAT_ROUNDOFF
-from warploom.runtime.families._attention.modifiers.softcap import TANH_ERROR
 from warploom.runtime.families.attention_decode.extents import Extents
 from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
 
@@ -32,7 +32,7 @@ class Function:
     """What is computed between the products: the factor, the cap, and the mask."""
 
     scale: float
-    softcap: float | None
+    modifiers: tuple[Modifier, ...]
     band: Band
 
 
@@ -55,7 +55,7 @@ def of_call(call: AttentionDecodeCall, sizes: Extents, band: Band, compute: Atte
 
     out is as q is, lse [batch, heads, rows], packed [heads, total]; both as wide as computed.
     """
-    function = Function(call.scaling, call.softcap, band)
+    function = Function(call.scaling, modifiers_of(call.plain), band)
     out = lse = None
     for rows, one in sequences(call, sizes, band):
         found, logarithms = _by_heads(one, function, compute)
@@ -99,8 +99,8 @@ def scores(one: Sequence, function: Function, wide: torch.dtype) -> torch.Tensor
     s = one.q.to(wide) @ one.k.to(wide).mT[:, None] * function.scale
     if one.scale_k is not None:
         s = s * one.scale_k.to(wide)[:, None, None]
-    if function.softcap is not None:
-        s = torch.tanh(s / function.softcap) * function.softcap
+    for modifier in function.modifiers:
+        s = modifier.capped(s)
     return s.masked_fill(~visible(one, function.band), -torch.inf)
 
 
@@ -183,6 +183,5 @@ def _score_error(
     finite = s.masked_fill(s == -torch.inf, 0)
     error = (accumulated(one.q.dtype, one.q.shape[-1]) + 2 * FLOAT_ROUNDOFF) * size + EXP2_ERROR
     error += 6 * FLOAT_ROUNDOFF * (finite.abs() + top.abs())
-    if function.softcap is not None:
-        error += TANH_ERROR * finite.abs()
+    error += sum(modifier.cap_error for modifier in function.modifiers) * finite.abs()
     return error

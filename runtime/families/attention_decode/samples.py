@@ -8,10 +8,10 @@ import torch
 
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeShape
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._attention.modifiers import MODIFIERS
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.trial import wrong
 
-SOFTCAP = 30.0
 WINDOW = 1024  # keys to the left of a row
 _SPREAD = {"e4m3": 4.0, "int8": 40.0}  # of numbers in caches of 8 bits: they fill their range
 
@@ -37,11 +37,11 @@ def draw(
     call.causal = operation.mask != "none"
     if operation.mask == "window":
         call.window = (min(WINDOW, max(0, shape.seq_k - 2)), None)
-    if operation.softcap:
-        call.softcap = SOFTCAP
-    if operation.sinks != "none":
-        kind = torch.float32 if operation.sinks == "fp32" else q.dtype
-        call.sinks = draws.normal(shape.heads).to(kind)
+    scores = (shape.batch, shape.heads, shape.seq_q, shape.seq_k)
+    for kind in MODIFIERS:
+        if kind.argument in call.declaration.names:
+            for name, value in kind.sample(operation, scores, device, random).items():  # type: ignore[arg-type]
+                setattr(call, name, value)
     if operation.scales != "none":
         call.scale_k, call.scale_v = draws.scales(k), draws.scales(k)
     call.batch_invariant = operation.batch_invariant

@@ -10,13 +10,20 @@ from torch.autograd import forward_ad
 from warploom.arguments import require_boolean
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
-from warploom.runtime.families.attention_forward import gradient, operator_call, repeated
+from warploom.runtime.families.attention_forward import gradient, operator_call
 from warploom.runtime.families.attention_forward import operators as _operators  # noqa: F401 (registers)
 from warploom.runtime.families.attention_forward import plan as plans
-from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
+from warploom.runtime.function import WarmCalls
 from warploom.runtime.plan import planned
-from warploom.runtime.tensors import WithoutMemoryError, explained, lowered, refuse_dual
+from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
+
+_warm: WarmCalls[Pair] = WarmCalls(
+    AttentionCall.declaration.names,
+    AttentionCall.declaration,
+    lambda values: AttentionCall(*values),
+)
 
 
 @overload
@@ -126,20 +133,8 @@ def attention(
     if return_lse is not True and return_lse is not False:
         require_boolean("return_lse", return_lse)
     if torch._C._is_any_autocast_enabled():
-        q, k, v = (lowered(tensor) for tensor in (q, k, v))
-    asked = None
-    offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    further = (sinks, block_mask, alibi_slopes, bias, mask)
-    usual = out is None and spec is None and backward_spec is None
-    usual = usual and all(one is None for one in further)
-    usual = usual and type(dropout_p) in (float, int) and dropout_p == 0
-    if usual and not torch.compiler.is_dynamo_compiling():
-        asked = repeated.asked(causal, window, softcap, deterministic, offsets, longest)
-    if asked is not None:
-        found = repeated.again(asked, (scale, softcap, 0.0), q, k, v, offsets)
-        if found is not None:
-            return found if return_lse else found[0]
-    call = AttentionCall(
+        q, k, v = lowered(q), lowered(k), lowered(v)
+    values = (
         q,
         k,
         v,
@@ -155,24 +150,39 @@ def attention(
         spec,
         deterministic,
         backward_spec,
-        *further,
+        sinks,
+        block_mask,
+        alibi_slopes,
+        bias,
+        mask,
         dropout_p,
         dropout_state,
     )
+    # A state that is drawn, lists of tiles and a kernel that is named are for the call to find.
+    is_drawn = dropout_state is None and type(dropout_p) is float and dropout_p > 0
+    repeats = block_mask is None and spec is None and not is_drawn
+    if repeats and not torch.compiler.is_dynamo_compiling():
+        result = _warm.again(values)
+        if result is not None:
+            return result if return_lse else result[0]
+    call = AttentionCall(*values)
     if forward_ad._current_level >= 0:
-        refuse_dual("warploom.attention", (q, k, v, out, *call.further.values()))
+        call.refuse_tangents()
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         result = operator_call.attention(call)
     else:
         try:
             plan = planned(call, AttentionPlan)
             result = gradient.run(plan, call)
-            if asked is not None:
-                repeated.keep(asked, plan, call, result)
         except WithoutMemoryError:
             result = operator_call.attention(call)
         except Exception as error:
             raise explained(error, call.require) from error.__cause__
+        else:
+            if repeats:
+                names, is_derived = call.declaration.names, result[0].requires_grad
+                derive = gradient.derive(call, names, gradient.apply) if is_derived else None
+                _warm.keep(values, call, plan, result, derive)
     return result if return_lse else result[0]
 
 

@@ -12,32 +12,31 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.runtime import call as calls
+from warploom.runtime import arguments as calls
 from warploom.runtime import dispatch
+from warploom.runtime.call import Arguments as Launched
 from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists, reference
 from warploom.runtime.families._attention.block_lists import Lists
-from warploom.runtime.families._attention.extents import Extents, extents
-from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.modifiers import modifiers_of
+from warploom.runtime.families._attention.extents import Extents, check_offsets, extents
+from warploom.runtime.families._attention.mask import Band, band, operation, shape
+from warploom.runtime.families._attention.modifiers import (
+    fields_of,
+    gradient_fields,
+    modifiers_of,
+)
 from warploom.runtime.families._attention.modifiers.modifier import Fields
-from warploom.runtime.families._attention.offsets import check_offsets
 from warploom.runtime.families._attention.operands import (
     check_apart,
     check_out,
     copied,
+    empty_like,
     in_place,
     ordered_strides,
     placed,
     strides,
-)
-from warploom.runtime.families._attention.operation import (
-    fields_of,
-    gradient_fields,
-    operation,
-    shape,
 )
 from warploom.runtime.families._attention.problem import Arguments, check_numbers
 from warploom.runtime.families.attention_backward.call import choose
@@ -65,8 +64,10 @@ class Details:
 
 
 @dataclass(slots=True)
-class AttentionCall(Arguments):
+class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
     """The arguments of a forward pass, whose results are out and lse."""
+
+    outputs = ("o", "lse")
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel for a GPU."""
@@ -81,7 +82,6 @@ class AttentionCall(Arguments):
         further = fields_of(modifiers, self)
         choice = self._choice(sizes, masked, target, further)
         wanted = tuple(name for name, tensor in self.further.items() if tensor.requires_grad)
-        offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
         lists = Lists._fields if blocks else ()
         details = Details(
             sizes,
@@ -97,7 +97,7 @@ class AttentionCall(Arguments):
         return Draft(
             choice,
             None if sizes.empty else self._problem(details, choice.spec.operation),
-            ("q", "k", "v", "o", "lse", *offsets, *lists, *self.further),
+            (*self.addressed(), *lists),
             self.numbers,
             copies,
             details,
@@ -108,9 +108,9 @@ class AttentionCall(Arguments):
     ) -> Choice:
         """The kernel: of few rows by many keys, one that splits the keys."""
         element, spec = name_of(self.q.dtype, "q"), self.kernel
-        if further.keys() <= {"softcap", "sinks"} and short_queries.serves(sizes, masked, spec):
-            options: dict[str, Any] = {"softcap": False, "sinks": "none", **further}
-            few = short_queries.operation(element, sizes, masked, **options)
+        is_decoded = further.keys() <= short_queries.FIELDS
+        if is_decoded and short_queries.serves(sizes, masked, spec):
+            few = short_queries.operation(element, sizes, masked, further)
             return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
         wanted = operation(AttentionOperation, element, sizes, masked, further)
         return dispatch.choose(wanted, shape(sizes, masked), spec=spec, device=target)
@@ -145,29 +145,29 @@ class AttentionCall(Arguments):
         """The same call, of contiguous copies of what TMA cannot read."""
         return copied(self, details.copies)
 
-    def arguments(self, details: Details, results: Pair) -> calls.Arguments:
-        """The addresses of q, k, v, out, lse, offsets and further; scale, and softcap if any."""
-        out, lse = results
-        addresses: tuple[int, ...] = (
-            self.q.data_ptr(),
-            self.k.data_ptr(),
-            self.v.data_ptr(),
-            out.data_ptr(),
-            lse.data_ptr(),
-        )
-        if details.sizes.packed:
-            addresses += tuple(offsets.data_ptr() for offsets in self.offsets)
+    def fake(self) -> Pair:
+        """Both, of a call whose tensors fit each other."""
+        q = self.q
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
+        return empty_like(q), q.new_empty(shape, dtype=torch.float32)
+
+    def scalars(self, details: Details) -> tuple[float, ...]:
+        """The scale, and what modifiers have."""
+        return self.told(details.scale)
+
+    def arguments(self, details: Details, results: Pair) -> Launched:
+        """The addresses of all tensors, and of the lists of tiles if any; the numbers."""
+        addresses, numbers = calls.Arguments.arguments(self, details, results)
         if details.tile is not None:
             addresses += block_lists.of_rows(self.block_mask, details.tile).addresses
-        addresses += tuple(one.data_ptr() for one in self.further.values())
-        return addresses, self.told(details.scale)
+        return addresses, numbers
 
     def check(self, details: Details, results: Pair) -> None:
         """Raise ProblemError for missing memory, bad numbers, a shared out, offsets on the CPU."""
         require_memory(self.named())
         check_numbers(self)
         check_apart(self, results[0])
-        if self.q.is_cpu:
+        if details.sizes.packed and self.q.is_cpu:
             check_offsets(self)
 
     def compute(self, details: Details, results: Pair) -> None:

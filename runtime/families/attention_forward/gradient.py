@@ -11,8 +11,9 @@ recognise (runtime/kinds.py): no call and no key are made, unless an address is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -33,6 +34,7 @@ from warploom.runtime.families.attention_forward.call import (
     Pair,
     gradients_choice,
 )
+from warploom.runtime.function import Derive
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker
 from warploom.runtime.plan import Plan, planned
@@ -40,9 +42,9 @@ from warploom.runtime.tensors import UnlikeError, launchable, refuse_dual
 
 
 class Asked(NamedTuple):
-    """What decides a call beside its tensors, its scale and its softcap; hashable.
+    """What decides a call beside its tensors and numbers; hashable.
 
-    capped    whether there is a softcap
+    numbered  which numbers there are behind the scale
     offsets   how many tensors have the offsets of packed sequences: 0, 1 for both, or 2
     further   the names of the tensors that scores or their sums depend on beside q and k
     wanted    those of them whose gradients are
@@ -50,7 +52,7 @@ class Asked(NamedTuple):
 
     causal: bool | Alignment
     window: Window | None
-    capped: bool
+    numbered: tuple[bool, ...]
     deterministic: bool | None
     backward_spec: KernelSpec | str | None
     max_seqlen_q: int | None
@@ -66,7 +68,7 @@ class Asked(NamedTuple):
         return cls(
             call.causal,
             None if call.window is None else (call.window[0], call.window[1]),
-            call.softcap is not None,
+            tuple([getattr(call, name) is not None for name in NUMBERS[1:-1]]),
             call.deterministic,
             call.backward_spec,
             call.max_seqlen_q,
@@ -77,11 +79,14 @@ class Asked(NamedTuple):
         )
 
 
-Numbers = tuple[float | None, float | None, float]
-"""scale, softcap, and the probability with which weights are dropped."""
+_NUMBERS = AttentionCall.declaration.numbers
+NUMBERS = ("scale", *[name for name in _NUMBERS if name != "scale"], "dropout_p")
+Numbers = tuple[Any, ...]
+"""What a call is given of these; None for what it is without."""
+
+numbers_of: Callable[[Arguments], Numbers] = attrgetter(*NUMBERS)
 
 Wanted = tuple[torch.Tensor | None, ...]
-Launch = Callable[..., Pair]  # of what is asked, numbers, and what is read
 
 _BOUND = 4096  # kinds of passes remembered
 
@@ -110,9 +115,32 @@ def run(plan: Plan[Details, Pair], call: AttentionCall) -> Pair:
     if call.backward_spec is not None:
         asked = (call.deterministic, call.backward_spec)
         gradients_choice(plan.choice, plan.details, targets.at_hand(plan.device), asked)
-    given = (q, k, v, *call.offsets, *further.values())
-    numbers = (call.scale, call.softcap, call.dropout_p)
-    return apply(lambda *_: plan.run(call), Asked.of(call), numbers, *given)
+    with torch.no_grad():
+        results = plan.run(call)
+    read = [tensor for _, tensor in call.read()]
+    return apply(Asked.of(call), numbers_of(call), results, *read)
+
+
+def derive(call: AttentionCall, names: Sequence[str], apply: Callable[..., Pair]) -> Derive:
+    """What has autograd know of the results of calls like this one, by `apply`.
+
+    `names` are those of all arguments of the function that is called.
+    """
+    asked, numbers = Asked.of(call), numbers_of(call)
+    read = itemgetter(*[names.index(name) for name, _ in call.read()])
+    own = [(at, name) for at, name in enumerate(NUMBERS[:-1]) if numbers[at] is not None]
+    places = [(at, names.index(name)) for at, name in own]
+
+    def derived(values: tuple[Any, ...], results: Pair) -> Pair:
+        given = numbers
+        if places:
+            replaced = [*numbers]
+            for at, place in places:
+                replaced[at] = values[place]
+            given = tuple(replaced)
+        return apply(asked, given, results, *read(values))
+
+    return derived
 
 
 def refuse_out() -> NoReturn:
@@ -134,17 +162,17 @@ def refuse_second_derivative(*_: object) -> NoReturn:
 
 
 class _Attention(torch.autograd.Function):
-    """out and lse of a call, differentiable in q, k, v and sinks."""
+    """out and lse of a call, differentiable in what they are of."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
-        launch: Launch,
         asked: Asked,
         numbers: Numbers,
+        results: Pair,
         *read: torch.Tensor,
     ) -> Pair:
-        out, lse = launch(asked, numbers, *read)
+        out, lse = results
         ctx.save_for_backward(*read[:3], out, lse, *read[3:])
         ctx.set_materialize_grads(False)
         ctx.asked, ctx.numbers = asked, numbers  # no tensor, which would escape hooks
@@ -172,7 +200,7 @@ class _Attention(torch.autograd.Function):
 
 # Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
 apply: Callable[..., Pair] = super(torch.autograd.Function, _Attention).apply
-"""out and lse as `launch` returns them, of what follows it in `_Attention.forward`."""
+"""out and lse as autograd knows them, of what `_Attention.forward` takes."""
 
 
 class _Gradients(torch.autograd.Function):
@@ -260,9 +288,9 @@ class _Pass:
         at_dlse = 0 if dlse is None else dlse.data_ptr()
         written = (dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
         addresses = (q, k, v, out, dout.data_ptr(), lse, at_dlse, *written, *offsets)
-        scale, softcap, _ = numbers
+        scale, *others, _ = numbers
         scale = self.plan.details.scale if scale is None else scale
-        scalars = (scale,) if softcap is None else (scale, softcap)
+        scalars = (scale, *[number for number in others if number is not None])
         results = (dq, dk, dv)
         given = (asked, numbers, into, dout, dlse, *saved)
         self.plan.run_at((addresses, scalars), results, _call, *given)
@@ -287,7 +315,6 @@ def _call(
 ) -> BackwardCall:
     # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
     causal = "bottom_right" if asked.causal is True else asked.causal
-    scale, softcap, dropout_p = numbers
     queries, keys = rest[:2] if asked.offsets else (None, None)
     further: dict[str, Any] = dict(zip(asked.further, rest[-len(asked.further) :], strict=False))
     forward = Arguments(
@@ -296,16 +323,14 @@ def _call(
         v,
         causal,
         asked.window,
-        softcap,
-        scale,
-        queries,
-        keys,
-        asked.max_seqlen_q,
-        asked.max_seqlen_k,
+        cu_seqlens_q=queries,
+        cu_seqlens_k=keys,
+        max_seqlen_q=asked.max_seqlen_q,
+        max_seqlen_k=asked.max_seqlen_k,
         deterministic=asked.deterministic,
         backward_spec=asked.backward_spec,
         block_mask=asked.block_mask,
-        dropout_p=dropout_p,
+        **dict(zip(NUMBERS, numbers, strict=True)),
         **further,
     )
     made = BackwardCall(forward, out, lse, dout, dlse, into)

@@ -8,100 +8,58 @@ blocks both passes have operators of their own, to which the mask crosses as ten
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import torch
 
+from warploom.runtime.arguments import schema_of
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.operands import empty_like
-from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import further_gradients
 from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward import gradient, plan
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.operator_call import (
-    TENSORS,
-    BlocksFunction,
-    Dropout,
-    Function,
-    Further,
-    MaskOfBlocks,
-    Operands,
-    Options,
-    Spec,
-    call_of,
+    BESIDE_BLOCKS,
+    BLOCKS,
+    FORWARD,
+    FUNCTION,
+    FURTHER,
+    INTO,
+    OPERANDS,
+    OPTIONS,
 )
 from warploom.runtime.operator import register
 
-
-class _Into(NamedTuple):
-    """Not called `out`: torch.compile refuses operators with a strided one."""
-
-    result: Annotated[torch.Tensor, "Tensor(a!)"]
-
-
-class _Wanted(NamedTuple):
-    """Which of their gradients are wanted: never those of slopes, masks and states."""
-
-    of_sinks: Annotated[bool, "bool"]
-    of_alibi_slopes: Annotated[bool, "bool"]
-    of_bias: Annotated[bool, "bool"]
-    of_mask: Annotated[bool, "bool"]
-    of_dropout_state: Annotated[bool, "bool"]
-
-
-class _Arriving(NamedTuple):
-    dout: Annotated[torch.Tensor, "Tensor"]
-    dlse: Annotated[torch.Tensor | None, "Tensor?"]
-
-
-class _Results(NamedTuple):
-    out: Annotated[torch.Tensor, "Tensor"]
-    lse: Annotated[torch.Tensor, "Tensor"]
-
-
-class _Further(NamedTuple):
-    """Those of Further, without defaults: others follow."""
-
-    sinks: Annotated[torch.Tensor | None, "Tensor?"]
-    alibi_slopes: Annotated[torch.Tensor | None, "Tensor?"]
-    bias: Annotated[torch.Tensor | None, "Tensor?"]
-    mask: Annotated[torch.Tensor | None, "Tensor?"]
-    dropout_state: Annotated[torch.Tensor | None, "Tensor?"]
-    dropout_p: Annotated[float | None, "float?"]
+_ARRIVING = "Tensor dout, Tensor? dlse"
+_RESULTS = "Tensor out, Tensor lse"
+_TENSORS = AttentionCall.declaration.graded  # beside q, k and v: some have gradients
+_BACKWARD = (*OPERANDS, *FUNCTION, *OPTIONS, *FURTHER)
+# A window crosses as two.
+_COUNT = 1 + len(OPERANDS) + len(FUNCTION)  # of arguments before spec
+_BEFORE_FURTHER = _COUNT + 1 + len(OPTIONS)
 
 
 # ---- The forward pass ----------------------------------------------------------------------------
 
 
-_GIVEN = len(Operands._fields) + len(Function._fields)
-_BEFORE_FURTHER = _GIVEN + len(Spec._fields) + len(Options._fields)
-
-
 def _attention(*inputs: Any) -> Pair:
-    spec, _, _, *further = inputs[_GIVEN:]  # how gradients are computed is no matter here
-    call = call_of(inputs[:_GIVEN], tuple(further))
-    call.spec = spec
     with torch.no_grad():
-        return plan.attention(call)
+        return plan.attention(AttentionCall(**AttentionCall.decoded(FORWARD, inputs)))
 
 
 def _attention_into(*inputs: Any) -> torch.Tensor:
-    spec, result, *further = inputs[_GIVEN:]
-    call = call_of(inputs[:_GIVEN], tuple(further))
-    call.spec, call.out = spec, result
     with torch.no_grad():
-        return plan.attention(call)[1]
+        return plan.attention(AttentionCall(**AttentionCall.decoded(INTO, inputs)))[1]
 
 
-def _fake_attention(q: torch.Tensor, *rest: Any) -> Pair:
-    return empty_like(q), _fake_attention_into(q, *rest)
+def _fake_attention(*inputs: Any) -> Pair:
+    return AttentionCall(*inputs[:3]).fake()
 
 
-def _fake_attention_into(q: torch.Tensor, *rest: Any) -> torch.Tensor:
-    shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
-    return q.new_empty(shape, dtype=torch.float32)
+def _fake_attention_into(*inputs: Any) -> torch.Tensor:
+    return AttentionCall(*inputs[:3]).fake()[1]
 
 
 def _save(
@@ -109,17 +67,18 @@ def _save(
     inputs: tuple[Any, ...],
     output: Pair,
 ) -> None:
-    q, k, v, *given = inputs
-    count = len(Function._fields)
-    function, rest = Function(*given[:count]), given[count:]
-    _, deterministic, backward_spec, *further, dropout_p = rest
-    offsets = function.cu_seqlens_q, function.cu_seqlens_k
-    ctx.save_for_backward(q, k, v, *output, *offsets, *further)
+    tensors = [one if isinstance(one, torch.Tensor) else None for one in inputs]
+    ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
-    # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
-    causal = "bottom_right" if function.causal == "equal" else function.causal
-    ctx.function = function._replace(causal=causal, cu_seqlens_q=None, cu_seqlens_k=None)
-    ctx.options, ctx.dropout_p = (deterministic, backward_spec), dropout_p
+    ctx.others = [None if isinstance(one, torch.Tensor) else one for one in inputs]
+
+
+def _saved(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> list[Any]:  # noqa: ANN401
+    """What operators of gradients take first: dout, dlse, q, k, v, out, lse; then other inputs."""
+    out, lse, *tensors = ctx.saved_tensors
+    pairs = zip(tensors, ctx.others, strict=True)
+    q, k, v, *rest = [other if tensor is None else tensor for tensor, other in pairs]
+    return [torch.zeros_like(out) if dout is None else dout, dlse, q, k, v, out, lse, *rest]
 
 
 def _differentiate(
@@ -127,14 +86,14 @@ def _differentiate(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *further = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(out)
-    function = ctx.function._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    given, results = _saved(ctx, dout, dlse), 4  # dout, dlse, out and lse
+    spec, causal = results + _COUNT, results + len(OPERANDS)
+    # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
+    if given[causal] == "equal":
+        given[causal] = "bottom_right"
     needed = ctx.needs_input_grad
-    given = (dout, dlse, q, k, v, out, lse, *function, *ctx.options, *further, ctx.dropout_p)
     wanted = needed[_BEFORE_FURTHER:]  # the last of None are left out
-    found = _operator_gradients(given, wanted)
+    found = _operator_gradients((*given[:spec], *given[spec + 1 :]), wanted)
     first = (one if need else None for one, need in zip(found[:3], needed, strict=False))
     rest = iter(found[3:])
     last = (next(rest) if need else None for need in wanted)
@@ -143,11 +102,7 @@ def _differentiate(
 
 register(
     "attention",
-    Operands,
-    Function,
-    Spec,
-    Options,
-    Further,
+    schema_of(FORWARD),
     returns="(Tensor, Tensor)",
     run=_attention,
     fake=_fake_attention,
@@ -156,11 +111,7 @@ register(
 )
 register(
     "attention_into",
-    Operands,
-    Function,
-    Spec,
-    _Into,
-    Further,
+    schema_of(INTO),
     returns="Tensor",
     run=_attention_into,
     fake=_fake_attention_into,
@@ -170,32 +121,14 @@ register(
 # ---- The gradients -------------------------------------------------------------------------------
 
 
-def _attention_backward(
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *rest: Any,
-) -> Gradients:
-    return attention_backward(_pass(dout, dlse, q, k, v, out, lse, rest))
+def _attention_backward(*inputs: Any) -> Gradients:
+    return attention_backward(_pass(*inputs))
 
 
-def _attention_backward_further(
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *rest: Any,
-) -> list[torch.Tensor]:
-    wanted = _Wanted(*rest[-len(_Wanted._fields) :])
-    made = _pass(dout, dlse, q, k, v, out, lse, rest[: -len(wanted)])
-    further_gradients.prepare(made, tuple(n for n, one in zip(TENSORS, wanted, strict=True) if one))
+def _attention_backward_further(*inputs: Any) -> list[torch.Tensor]:
+    of_tensors = zip(_TENSORS, inputs[-len(_TENSORS) :], strict=True)
+    made = _pass(*inputs[: -len(_TENSORS)])
+    further_gradients.prepare(made, tuple(name for name, is_wanted in of_tensors if is_wanted))
     return [*attention_backward(made), *further_gradients.of_pass(made)]
 
 
@@ -207,13 +140,10 @@ def _pass(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    rest: tuple[Any, ...],
+    *rest: Any,
 ) -> BackwardCall:
-    """The pass that the operators' arguments stand for; `rest` follows _Results."""
-    count = len(Function._fields)
-    deterministic, spec, *further = rest[count:]
-    call = call_of((q, k, v, *rest[:count]), tuple(further))
-    call.deterministic, call.backward_spec = deterministic, spec
+    """The pass that the operators' arguments stand for."""
+    call = AttentionCall(**AttentionCall.decoded(_BACKWARD, (q, k, v, *rest)))
     return BackwardCall(call, out, lse, dout, dlse)
 
 
@@ -228,39 +158,34 @@ def _fake_attention_backward(
     return empty_like(q), empty_like(k), empty_like(v)
 
 
-def _fake_attention_backward_further(*given: Any) -> list[torch.Tensor]:
-    wanted = _Wanted(*given[-len(_Wanted._fields) :])
-    further = Further(*given[-len(wanted) - len(Further._fields) : -len(wanted)])[: len(wanted)]
+def _fake_attention_backward_further(*inputs: Any) -> list[torch.Tensor]:
+    count = len(_TENSORS)
+    further = inputs[-count - len(FURTHER) :][:count]
     made = [
         torch.empty_like(one)
-        for one, need in zip(further, wanted, strict=True)
-        if need and isinstance(one, torch.Tensor)
+        for one, is_wanted in zip(further, inputs[-count:], strict=True)
+        if is_wanted and isinstance(one, torch.Tensor)
     ]
-    return [*_fake_attention_backward(*given), *made]
+    return [*_fake_attention_backward(*inputs), *made]
 
 
 def _operator_gradients(given: tuple[Any, ...], wanted: tuple[bool, ...]) -> Sequence[torch.Tensor]:
     """Run the operator that computes what is wanted: dq, dk, dv, and those of further tensors.
 
-    `given` is all but _Wanted; `wanted` those fields, of which the last may be left out.
+    `wanted` says so of these, of which the last may be left out.
     """
     if not any(wanted):
         found: Gradients = torch.ops.warploom.attention_backward(*given)
         return found
-    count = len(_Wanted._fields)
-    asked = _Wanted(*wanted[:count], *[False] * (count - len(wanted)))
-    every: list[torch.Tensor] = torch.ops.warploom.attention_backward_further(*given, *asked)
+    count = len(_TENSORS)
+    of_tensors = (*wanted[:count], *[False] * (count - len(wanted)))
+    every: list[torch.Tensor] = torch.ops.warploom.attention_backward_further(*given, *of_tensors)
     return every
 
 
 register(
     "attention_backward",
-    _Arriving,
-    Operands,
-    _Results,
-    Function,
-    Options,
-    Further,
+    *(_ARRIVING, schema_of(OPERANDS), _RESULTS, schema_of((*FUNCTION, *OPTIONS, *FURTHER))),
     returns="(Tensor, Tensor, Tensor)",
     run=_attention_backward,
     fake=_fake_attention_backward,
@@ -268,13 +193,9 @@ register(
 )
 register(
     "attention_backward_further",
-    _Arriving,
-    Operands,
-    _Results,
-    Function,
-    Options,
-    _Further,
-    _Wanted,
+    *(_ARRIVING, schema_of(OPERANDS), _RESULTS, schema_of((*FUNCTION, *OPTIONS))),
+    schema_of(FURTHER).replace("=None", ""),  # others follow
+    ", ".join(f"bool of_{name}" for name in _TENSORS),
     returns="Tensor[]",
     run=_attention_backward_further,
     fake=_fake_attention_backward_further,
@@ -285,32 +206,23 @@ register(
 # ---- With a mask of blocks -----------------------------------------------------------------------
 
 
-_BEFORE_DROPOUT = (
-    len(MaskOfBlocks._fields)
-    + len(BlocksFunction._fields)
-    + len(Spec._fields)
-    + len(Options._fields)
-)
+def _call_of_blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    places: torch.Tensor,
+    bits: torch.Tensor,
+    block_q: int,
+    block_kv: int,
+    *rest: Any,
+) -> AttentionCall:
+    mask = BlockMask(places, bits, (block_q, block_kv), q.shape[2], k.shape[2])
+    return AttentionCall(q, k, v, block_mask=mask, **AttentionCall.decoded(BESIDE_BLOCKS, rest))
 
 
-def _mask(q: torch.Tensor, k: torch.Tensor, *given: Any) -> BlockMask:
-    places, bits, block_q, block_kv = MaskOfBlocks(*given)
-    return BlockMask(places, bits, (block_q, block_kv), q.shape[2], k.shape[2])
-
-
-def _blocks_keywords(given: tuple[Any, ...]) -> tuple[str | None, Options, dict[str, Any]]:
-    """Of what follows q, k and v: spec, options, and what both passes take beside the mask."""
-    dropout_p, dropout_state = Dropout(*given[_BEFORE_DROPOUT:])  # the last of None are left out
-    keywords = BlocksFunction(*given[4:6])._asdict()
-    keywords |= {"dropout_p": dropout_p or 0.0, "dropout_state": dropout_state}
-    spec, *options = given[6:_BEFORE_DROPOUT]
-    return spec, Options(*options), keywords
-
-
-def _attention_blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Pair:
-    mask, (spec, _, keywords) = _mask(q, k, *given[:4]), _blocks_keywords(given)
+def _attention_blocks(*inputs: Any) -> Pair:
     with torch.no_grad():
-        return plan.attention(AttentionCall(q, k, v, spec=spec, block_mask=mask, **keywords))
+        return plan.attention(_call_of_blocks(*inputs))
 
 
 def _attention_blocks_backward(
@@ -321,31 +233,9 @@ def _attention_blocks_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    *given: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mask, (_, options, keywords) = _mask(q, k, *given[:4]), _blocks_keywords(given)
-    forward = Arguments(
-        q,
-        k,
-        v,
-        deterministic=options.deterministic,
-        backward_spec=options.backward_spec,
-        block_mask=mask,
-        **keywords,
-    )
-    return attention_backward(BackwardCall(forward, out, lse, dout, dlse))
-
-
-def _save_blocks(
-    ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
-    inputs: tuple[Any, ...],
-    output: Pair,
-) -> None:
-    q, k, v, places, bits, *rest = inputs
-    dropped = Dropout(*rest[_BEFORE_DROPOUT - 2 :])
-    ctx.rest = (*rest[: _BEFORE_DROPOUT - 2], dropped.dropout_p)
-    ctx.save_for_backward(q, k, v, *output, places, bits, dropped.dropout_state)
-    ctx.set_materialize_grads(False)
+    *rest: Any,
+) -> Gradients:
+    return attention_backward(BackwardCall(_call_of_blocks(q, k, v, *rest), out, lse, dout, dlse))
 
 
 def _differentiate_blocks(
@@ -353,12 +243,7 @@ def _differentiate_blocks(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, places, bits, state = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(out)
-    found = torch.ops.warploom.attention_blocks_backward(
-        dout, dlse, q, k, v, out, lse, places, bits, *ctx.rest, state
-    )
+    found = torch.ops.warploom.attention_blocks_backward(*_saved(ctx, dout, dlse))
     needed = ctx.needs_input_grad
     every = (*found, *[None] * (len(needed) - 3))
     return tuple(one if need else None for one, need in zip(every, needed, strict=True))
@@ -366,28 +251,16 @@ def _differentiate_blocks(
 
 register(
     "attention_blocks",
-    Operands,
-    MaskOfBlocks,
-    BlocksFunction,
-    Spec,
-    Options,
-    Dropout,
+    *(schema_of(OPERANDS), BLOCKS, schema_of(BESIDE_BLOCKS)),
     returns="(Tensor, Tensor)",
     run=_attention_blocks,
     fake=_fake_attention,
     backward=_differentiate_blocks,
-    save=_save_blocks,
+    save=_save,
 )
 register(
     "attention_blocks_backward",
-    _Arriving,
-    Operands,
-    _Results,
-    MaskOfBlocks,
-    BlocksFunction,
-    Spec,
-    Options,
-    Dropout,
+    *(_ARRIVING, schema_of(OPERANDS), _RESULTS, BLOCKS, schema_of(BESIDE_BLOCKS)),
     returns="(Tensor, Tensor, Tensor)",
     run=_attention_blocks_backward,
     fake=_fake_attention_backward,

@@ -43,6 +43,7 @@ class AttentionPlan(Plan[Details, Pair]):
         except Exception as error:
             raise explained(error, call.require) from error.__cause__
         if not same:
+            call.require()
             raise ProblemError(
                 f"q {list(q.shape)} {q.dtype}, k {list(k.shape)}, v {list(v.shape)}",
                 rule="a plan runs only what it was made for: shapes, strides, types, keywords",

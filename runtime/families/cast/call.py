@@ -217,7 +217,7 @@ class CastCall(Arguments[Details, Results]):
 
 
 _Place = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, type
-_BLOCK = [name for name, _, _ in CastCall.declaration.crossing].index("block")
+_BLOCK = [name for name, _ in CastCall.declaration.crossing].index("block")
 
 
 def _multiple(extent: int, of: int) -> int:

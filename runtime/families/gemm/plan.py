@@ -21,7 +21,6 @@ from torch.autograd import forward_ad
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import MOST_CHARACTERS
 from warploom.runtime import driver
-from warploom.runtime.alike import alike
 from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.decision import Choice
@@ -43,6 +42,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
     storing_items,
     way_of,
 )
+from warploom.runtime.kinds import alike
 from warploom.runtime.launch_plan import Bound, LaunchPlan
 from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.tensors import explained

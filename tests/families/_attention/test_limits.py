@@ -26,8 +26,7 @@ from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.families._attention.extents import Extents
-from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.operation import shape
+from warploom.runtime.families._attention.mask import Band, shape
 
 LINE = (64, 64, 64)
 FORWARD = AttentionProblem(1, 1, 1, 8, 8, 64, 8, 8, LINE, LINE, LINE, LINE)

@@ -128,5 +128,5 @@ def test_packed_causal_true_takes_one_cu_seqlens_for_both() -> None:
     plan = warploom.plan_attention(q, k, v, causal=True, softcap=2.0, **both)
     recorder = plan.launch = Recorder()  # type: ignore[assignment]
     out, lse = plan(q, k, v, causal=True, softcap=3.0, **both)
-    addresses = tuple(t.data_ptr() for t in (q, k, v, out, lse, one, one))
+    addresses = tuple(t.data_ptr() for t in (q, k, v, one, one, out, lse))
     assert recorder.given == [(addresses, (40**-0.5, 3.0))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from warploom.errors import ProblemError
 from warploom.runtime import plan as plans
 from warploom.runtime.call import Call
 from warploom.runtime.counters import counters
-from warploom.runtime.families.attention_forward import gradient, repeated
+from warploom.runtime.families.attention_forward import api, gradient
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.plan import Plan
@@ -140,15 +141,13 @@ def test_a_call_is_run_again_only_where_nothing_changed() -> None:
     """What was decided for another mode, type, option or class of tensor decides this call too."""
     q, k, v = fixed()
     k.requires_grad_()
-    none = (None, None)
-    numbers = (None, None, 0.0)  # scale, softcap, dropout_p
+    defaults = {one.name: one.default for one in fields(AttentionCall)[3:]}
 
     def again(
         q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v, **changed: Any
     ) -> object:
-        options = {"causal": True, "window": None, "softcap": None, "deterministic": None}
-        asked = repeated.asked(**(options | changed), offsets=none, longest=none)
-        return asked and repeated.again(asked, numbers, q, k, v, none)
+        options = {**defaults, "causal": True, **changed}
+        return api._warm.again((q, k, v, *options.values()))
 
     attention((q, k, v), causal=True)
     others: dict[str, Callable[[], object]] = {

@@ -14,8 +14,7 @@ from warploom.generator.families import family
 from warploom.generator.families._attention import DIMS
 from warploom.runtime.dispatch import choose
 from warploom.runtime.families._attention.extents import Extents
-from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.operation import shape
+from warploom.runtime.families._attention.mask import Band, shape
 
 H200: Any = {"gpu": "NVIDIA H200"}
 

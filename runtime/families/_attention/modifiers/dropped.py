@@ -20,7 +20,7 @@ class Dropped(Modifier):
     """Drop weights, and divide those that are kept by the probability with which they are."""
 
     dropout: Dropout
-    argument: ClassVar[str] = "dropout_p"
+    argument: ClassVar[str] = "dropout_state"
 
     @classmethod
     def of(cls, call: Arguments) -> Self | None:

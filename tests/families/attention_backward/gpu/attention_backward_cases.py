@@ -14,8 +14,7 @@ from warploom.generator.families.attention_backward import AttentionBackwardOper
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
 from warploom.runtime.families._attention.extents import Extents
-from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.operation import shape
+from warploom.runtime.families._attention.mask import Band, shape
 
 
 def wanted(
