@@ -1,6 +1,6 @@
 """FlashAttention's `flash_attn_with_kvcache`: new keys join a cache, then few query rows attend.
 
-Steps of generation run `warploom.attention_append` and `warploom.attention_decode`, which read the
+Steps of generation run `warploom.append_kv_cache` and `warploom.attention_decode`, which read the
 cache where it lies. Longer queries, heads that these have no kernels for, and scores that slopes
 change, attend to a cache in one piece by `warploom.attention`, as packed sequences.
 """
@@ -131,8 +131,8 @@ def _by_decode(
         q,
         cache.k,
         cache.v,
-        lengths=lengths,
-        starts=leftpad,
+        cache_seqlens=lengths,
+        cache_leftpad=leftpad,
         page_table=cache.table,
         causal=keywords["causal"] is not False,
         window=keywords["window"],

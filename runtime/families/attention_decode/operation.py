@@ -36,8 +36,8 @@ def operation(call: AttentionDecodeCall, sizes: Extents, band: Band) -> DecodeOp
         page=sizes.page,  # type: ignore[arg-type]
         keys="packed" if sizes.keys == "packed" else "fixed",
         queries="packed" if sizes.packed else "fixed",
-        lengths=call.lengths is not None,
-        starts=call.starts is not None,
+        lengths=call.cache_seqlens is not None,
+        starts=call.cache_leftpad is not None,
         mask=band.mask,
         softcap=call.softcap is not None,
         sinks="none" if sinks is None else "same" if sinks.dtype == call.q.dtype else "fp32",
