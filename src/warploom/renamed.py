@@ -39,8 +39,11 @@ KEYWORDS: Mapping[str, Mapping[str, Keyword]] = {
 
 
 def warn(old: str, new: str, level: int = 3) -> None:
-    """Warn the caller of a public function that a name is now another."""
-    warnings.warn(f"{old} is now {new}: the old name will go", DeprecationWarning, level)
+    """Warn the caller of a public function that a name is now another; not while it is traced."""
+    import torch  # which all that has old names loads
+
+    if not torch.compiler.is_compiling():  # a graph without breaks has no warnings
+        warnings.warn(f"{old} is now {new}: the old name will go", DeprecationWarning, level)
 
 
 def current(

@@ -69,6 +69,20 @@ def test_a_keyword_that_never_was_is_refused_as_python_refuses_it(name: str) -> 
         getattr(warploom, name)(*operands, nonsense=1)
 
 
+@pytest.mark.parametrize(("name", "old"), CASES)
+def test_an_old_keyword_is_traced_without_a_graph_break(name: str, old: str) -> None:
+    function, (operands, values) = getattr(warploom, name), CALLS[name]
+
+    def call(*given: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = function(*given, **{old: values[old]})
+        return result
+
+    traced = torch.compile(call, backend="eager", fullgraph=True)
+    with pytest.warns(DeprecationWarning):
+        expected = call(*operands)
+    assert torch.equal(traced(*operands), expected)
+
+
 @pytest.mark.parametrize(("old", "new"), NAMES.items())
 def test_an_old_name_is_the_function_of_the_new_one(old: str, new: str) -> None:
     vars(warploom).pop(old, None)
