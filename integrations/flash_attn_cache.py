@@ -1,6 +1,6 @@
 """FlashAttention's `flash_attn_with_kvcache`: new keys join a cache, then few query rows attend.
 
-Steps of generation run `warploom.attention_append` and `warploom.attention_decode`, which read the
+Steps of generation run `warploom.append_kv_cache` and `warploom.attention_decode`, which read the
 cache where it lies. Longer queries, heads that these have no kernels for, and scores that slopes
 change, attend to a cache in one piece by `warploom.attention`, as packed sequences.
 """
@@ -165,8 +165,8 @@ def _step(
         "q": q.transpose(1, 2),
         "k": cache.k,
         "v": cache.v,
-        "lengths": lengths,
-        "starts": leftpad,
+        "cache_seqlens": lengths,
+        "cache_leftpad": leftpad,
         "page_table": cache.table,
         "causal": keywords["causal"] is not False,
         "window": keywords["window"],
@@ -183,8 +183,8 @@ def _call_again(values: tuple[Any, ...]) -> StepCall:
 
 _warm: WarmCalls[Pair] = WarmCalls(
     (
-        *("q", "k", "v", "lengths", "starts", "page_table", "scale", "softcap", "causal"),
-        *("window", "alibi_slopes", "batch_idx", "k_new", "v_new", "cos", "sin"),
+        *("q", "k", "v", "cache_seqlens", "cache_leftpad", "page_table", "scale", "softcap"),
+        *("causal", "window", "alibi_slopes", "batch_idx", "k_new", "v_new", "cos", "sin"),
     ),
     AttentionDecodeCall.declaration,
     _call_again,

@@ -9,7 +9,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations.flash_attn_call import named_tensor
-from warploom.runtime.families.attention_append.api import attention_append
+from warploom.runtime.families.attention_append.api import append_kv_cache
 from warploom.runtime.families.attention_decode.cache import PAGES
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -122,11 +122,11 @@ class Cache:
         given = (self.k, self.v, k, v, lengths)
         beside: dict[str, Any] = {"page_table": self.table, "lengths_after": after}
         if rotary is None:
-            attention_append(*given, **beside)
+            append_kv_cache(*given, **beside)
             return q, after
         # Rows that stay at one position are heads of one row.
         rows = q.transpose(1, 2) if rotary.moving else q.flatten(1, 2)[:, :, None]
-        turned = attention_append(
+        turned = append_kv_cache(
             *given,
             **beside,
             q=rows,

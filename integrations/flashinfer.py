@@ -243,7 +243,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             q.view(by_sequence).transpose(1, 2),
             k,
             v,
-            lengths=listed.lengths,
+            cache_seqlens=listed.lengths,
             page_table=listed.table,
             causal=planned.rows > 1,
             window=None if planned.window is None else (planned.window, None),

@@ -42,7 +42,7 @@ class Ours:
         self, given: Given, page: int
     ) -> list[tuple[tuple[torch.Tensor, ...], dict[str, Any]]]:
         """q, k and v of each set, and all else."""
-        keywords: dict[str, Any] = {"lengths": given.lengths, **self.keywords}
+        keywords: dict[str, Any] = {"cache_seqlens": given.lengths, **self.keywords}
         if page:
             keywords["page_table"] = given.table(page)
         if given.cache == "e4m3":

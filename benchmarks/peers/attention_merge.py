@@ -15,7 +15,7 @@ from warploom.generator.families.attention_merge import (
     AttentionMergeShape,
 )
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families.attention_merge.api import attention_merge
+from warploom.runtime.families.attention_merge.api import merge_state
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.families.attention_merge.trial import bounds, draw, share
 
@@ -47,7 +47,7 @@ def contenders(
 def ours(one: AttentionMergeCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Warploom."""
     operands = (one.out_a, one.lse_a, one.out_b, one.lse_b)
-    return attention_merge(*operands, out=one.out, lse=one.lse, spec=one.spec)
+    return merge_state(*operands, out=one.out, lse=one.lse, spec=one.spec)
 
 
 def wrong(one: AttentionMergeCall, call: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> float:

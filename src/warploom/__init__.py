@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from warploom.runtime.families._attention.block_mask import BlockMask
     from warploom.runtime.families._attention.dropout import dropout_mask
     from warploom.runtime.families._attention.given_blocks import block_mask
-    from warploom.runtime.families.attention_append.api import attention_append
+    from warploom.runtime.families.attention_append.api import append_kv_cache
     from warploom.runtime.families.attention_decode.api import attention_decode
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
-    from warploom.runtime.families.attention_merge.api import attention_merge
+    from warploom.runtime.families.attention_merge.api import merge_state
     from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
@@ -70,11 +70,10 @@ __all__ = [
     "UnknownNameError",
     "WarploomError",
     "__version__",
+    "append_kv_cache",
     "assert_same_records",
     "attention",
-    "attention_append",
     "attention_decode",
-    "attention_merge",
     "autotune",
     "block_mask",
     "cast",
@@ -84,6 +83,7 @@ __all__ = [
     "functional",
     "gemm",
     "load",
+    "merge_state",
     "mixed_gemm",
     "nn",
     "patch",
@@ -107,9 +107,9 @@ _LAZY = {
     "PackedWeight": "warploom.quantization.packed_weight",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
-    "attention_append": "warploom.runtime.families.attention_append.api",
+    "append_kv_cache": "warploom.runtime.families.attention_append.api",
     "attention_decode": "warploom.runtime.families.attention_decode.api",
-    "attention_merge": "warploom.runtime.families.attention_merge.api",
+    "merge_state": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "block_mask": "warploom.runtime.families._attention.given_blocks",
     "cast": "warploom.runtime.families.cast.api",
@@ -139,6 +139,10 @@ if os.environ.get("WARPLOOM_LOG"):
 
 def _import(name: str) -> object:
     """Import a name of the runtime on first use, and keep it (PEP 562)."""
+    renamed = import_module("warploom.renamed")
+    if name in renamed.NAMES:
+        renamed.warn(f"warploom.{name}", f"warploom.{renamed.NAMES[name]}")
+        return _import(renamed.NAMES[name])
     if name not in _LAZY:
         near = "" if name.startswith("_") else suggestion(name, __all__)
         told = f"module {__name__!r} has no attribute {name!r}"

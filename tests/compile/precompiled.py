@@ -1,15 +1,19 @@
 """Kernels compiled as the generator compiles them, in this process, which reads headers once, and
-compiles no text twice.
+compiles no text twice. What ptxas reported on a text stays in a file beside the test, so that only
+texts that changed since are compiled.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import replace
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 
 from warploom.generator import nvrtc, nvrtc_headers
-from warploom.generator.artifact import Artifact
+from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.toolchain import Toolchain, find
@@ -46,6 +50,61 @@ def compiled_together(specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
             found[spec.name] = replace(program, name=spec.name, resources=own)
         assert not entries, "of no kernel's name"
     return found
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ptxas says of a kernel's entries; `serialised` as in Artifact."""
+
+    resources: dict[str, Resources]
+    serialised: tuple[str, ...]
+
+
+def reports(specs: Sequence[KernelSpec], path: Path, *, renew: bool) -> Mapping[str, Report]:
+    """Return the report of each kernel, by its name: the one at `path`, where it is of this text.
+
+    Kernels whose text, options or toolchain is another than that of the report are compiled.
+    With `renew`, the file then has the reports of these kernels.
+    """
+    keys = {spec.name: _report_key(spec) for spec in specs}
+    recorded = json.loads(path.read_text()) if path.is_file() else {}
+    known = {name: one for name, one in recorded.items() if one["key"] == keys.get(name)}
+    entries = {
+        name: Report(
+            {entry: Resources(*numbers) for entry, numbers in one["entries"].items()},
+            tuple(one["serialised"]),
+        )
+        for name, one in known.items()
+    }
+    unknown = [spec for spec in specs if spec.name not in known]
+    for name, artifact in compiled_together(unknown).items():
+        entries[name] = Report(artifact.resources, artifact.serialised)
+    if renew:
+        content = {
+            name: {
+                "key": keys[name],
+                "serialised": report.serialised,
+                "entries": {entry: astuple(one) for entry, one in report.resources.items()},
+            }
+            for name, report in sorted(entries.items())
+        }
+        rows = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in content.items())
+        path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    return entries
+
+
+def unreported(specs: Sequence[KernelSpec], path: Path) -> list[str]:
+    """Return the names of kernels that `reports` would compile."""
+    recorded = json.loads(path.read_text())
+    return [
+        spec.name for spec in specs if recorded.get(spec.name, {}).get("key") != _report_key(spec)
+    ]
+
+
+def _report_key(spec: KernelSpec) -> str:
+    """The SHA-256 of all that decides a report, in hex."""
+    state = (find().identity, find().options(spec.arch), render(spec))
+    return hashlib.sha256(repr(state).encode()).hexdigest()
 
 
 def compiled(spec: KernelSpec) -> Artifact:

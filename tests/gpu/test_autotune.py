@@ -157,7 +157,7 @@ def _calls() -> dict[str, Callable[[], object]]:
         "linear and its gradients": trained,
         "quantized linear": quantized,
         "attention": lambda: warploom.attention(q, k, v, causal=True),
-        "decode": lambda: warploom.attention_decode(rows, keys, values, lengths=lengths),
+        "decode": lambda: warploom.attention_decode(rows, keys, values, cache_seqlens=lengths),
         "compiled": compiled,
     }
 

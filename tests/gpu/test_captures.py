@@ -50,7 +50,9 @@ def parts(seed: int, batch: int = 3) -> tuple[Run, torch.Tensor]:
     cache = (batch, 8, 2000, 64)
     q, k, v = tensors((batch, 32, 1, 64), cache, cache, seed=seed)
     lengths = torch.full((batch,), 2000, device="cuda", dtype=torch.int32)
-    return lambda out: warploom.attention_decode(q, k, v, lengths=lengths, spec=DECODE, out=out), q
+    return lambda out: warploom.attention_decode(
+        q, k, v, cache_seqlens=lengths, spec=DECODE, out=out
+    ), q
 
 
 class Captured:

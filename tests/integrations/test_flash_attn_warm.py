@@ -255,7 +255,7 @@ def test_a_warm_call_is_guards_a_plan_and_a_launch(
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         path = Path(code.co_filename)
-        ours = path.is_absolute() and ROOT in path.resolve().parents
+        ours = ROOT in path.resolve().parents and "site-packages" not in path.parts
         if event == "call" and ours and not code.co_name.startswith("<"):
             functions.add(f"{path.name}:{code.co_qualname}")
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.strategies import SearchStrategy
-from precompiled import compiled_together
+from precompiled import Report, reports
 from strategies import attention_backward_specs, gemm_specs
 
-from warploom.generator.artifact import Artifact
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -68,37 +69,46 @@ TIGHT = [
 ]
 
 
+Reports = Mapping[str, Report]
+
+
 @pytest.fixture(scope="module")
-def gemms() -> dict[str, Artifact]:
+def gemms(request: pytest.FixtureRequest) -> Reports:
     """A sample of legal GEMMs, by name."""
-    return compiled_together(sample(gemm_specs(), GEMMS))
+    path = Path(__file__).with_name("compiled_gemm.json")
+    renew = request.config.getoption("--update-golden")
+    return reports(sample(gemm_specs(), GEMMS), path, renew=renew)
 
 
-def test_the_sample_is_not_of_one_kind(gemms: dict[str, Artifact]) -> None:
+def test_the_sample_is_not_of_one_kind(gemms: Reports) -> None:
     for word in ("batched", "promoted", "swap", "pingpong", "amax", "direct", "int8"):
         assert 0 < sum(f"_{word}_" in name for name in gemms) < len(gemms), word
 
 
-def test_a_legal_spec_compiles_to_its_entry(gemms: dict[str, Artifact]) -> None:
-    for name, artifact in gemms.items():
-        assert name in artifact.resources
+def test_a_legal_spec_compiles_to_its_entry(gemms: Reports) -> None:
+    for name, report in gemms.items():
+        assert name in report.resources
         # Others add up parts of k, and the sums of columns.
-        others = artifact.resources.keys() - {name, f"{name}_reduction"}
-        assert (f"{name}_reduction" in artifact.resources) is ("_splitk" in name)
+        others = report.resources.keys() - {name, f"{name}_reduction"}
+        assert (f"{name}_reduction" in report.resources) is ("_splitk" in name)
         assert all(entry.startswith(f"{name}_column_sum_") for entry in others)
-        assert artifact.serialised == ()
+        assert report.serialised == ()
 
 
-def test_next_to_none_of_them_spills(gemms: dict[str, Artifact]) -> None:
+def test_next_to_none_of_them_spills(gemms: Reports) -> None:
     """The registers that the rules expect are fitted: a few specs at the edge need some more."""
     spilled = [name for name in gemms if gemms[name].resources[name].spill_bytes]
     assert len(spilled) <= 1, spilled
 
 
-def test_a_legal_attention_backward_neither_spills_nor_serialises() -> None:
+def test_a_legal_attention_backward_neither_spills_nor_serialises(
+    request: pytest.FixtureRequest,
+) -> None:
     specs = [*sample(attention_backward_specs(), BACKWARDS), *TIGHT]
-    for name, artifact in compiled_together(specs).items():
+    path = Path(__file__).with_name("compiled_backward.json")
+    renew = request.config.getoption("--update-golden")
+    for name, report in reports(specs, path, renew=renew).items():
         entries = {f"{name}{suffix}" for suffix in ("_preprocess", "", "_postprocess")}
-        assert set(artifact.resources) == entries
-        assert [entry for entry, one in artifact.resources.items() if not one.clean] == []
-        assert artifact.serialised == ()
+        assert set(report.resources) == entries
+        assert [entry for entry, one in report.resources.items() if not one.clean] == []
+        assert report.serialised == ()

@@ -67,9 +67,11 @@ def test_recorded_calls_compile_what_they_run_on_the_gpu_that_is_named(
         warploom.attention(q, k, k, causal="bottom_right")
         warploom.attention(q[:, :, :1], k, k)  # few rows: a kernel of decoding
         warploom.mixed_gemm(torch.ones(9, 512, dtype=BF16), packed, activation="silu")
-        warploom.attention_decode(q[:, :, :1], pages, pages, lengths=lengths, page_table=table)
+        warploom.attention_decode(
+            q[:, :, :1], pages, pages, cache_seqlens=lengths, page_table=table
+        )
         new = torch.ones(2, 2, 1, 128, dtype=BF16)
-        warploom.attention_append(pages.clone(), pages.clone(), new, new, lengths, page_table=table)
+        warploom.append_kv_cache(pages.clone(), pages.clone(), new, new, lengths, page_table=table)
         leaf = q.clone().requires_grad_()
         warploom.attention(leaf, k, k, deterministic=True).sum().backward()
 

@@ -71,8 +71,8 @@ def decode_operands() -> Tensors:
         "q": random(2, HEADS, 1, DIM),
         "k": random(4, HEADS, 64, DIM).to(torch.int8),
         "v": random(4, HEADS, 64, DIM).to(torch.int8),
-        "lengths": integers(3, 5),
-        "starts": integers(0, 1),
+        "cache_seqlens": integers(3, 5),
+        "cache_leftpad": integers(0, 1),
         "page_table": integers(0, 1, 2, 3).view(2, 2),
         "sinks": random(HEADS, dtype=FP32),
         "scale_k": random(HEADS, dtype=FP32),
@@ -189,12 +189,12 @@ CASES = {
     ),
     "attention_decode": Case(warploom.attention_decode, decode_operands, ("out",)),
     "attention_append": Case(
-        warploom.attention_append,
+        warploom.append_kv_cache,
         append_operands,
         ("k_cache", "v_cache", "scale_k", "scale_v", "lengths_after", "out"),
     ),
     "attention_merge": Case(
-        warploom.attention_merge,
+        warploom.merge_state,
         lambda: {
             **{name: random(4, DIM) for name in ("out_a", "out_b", "out")},
             **{name: random(4, dtype=FP32) for name in ("lse_a", "lse_b", "lse")},

@@ -71,7 +71,7 @@ def cases(shape: tuple[int, int, int, int, int], device: str) -> dict[str, Case]
         "attention": Case(of_attention, {**qkv, **further, "mask": fp32(b, h, s, t) > 0}),
         "gradients": Case(of_gradients, {"dout": dout, "dlse": dlse}),
         "attention into out": Case(warploom.attention, {**qkv, **out}, ("out",)),
-        "merge": Case(warploom.attention_merge, {**rows, **logs}, ("out", "lse")),
+        "merge": Case(warploom.merge_state, {**rows, **logs}, ("out", "lse")),
         "activation": Case(
             lambda **given: activation_backward(**given, activation="silu", sums=True),
             {"dy": torch.ones(s, t, device=device).bfloat16(), "z": bf16(s, t), "out": bf16(s, t)},
@@ -84,11 +84,13 @@ def cases(shape: tuple[int, int, int, int, int], device: str) -> dict[str, Case]
     scales = {"scale_k": fp32(b, h, t).abs(), "scale_v": fp32(b, h, t).abs()}
     int8 = {"q": qkv["q"], "k": qkv["k"].to(torch.int8), "v": qkv["v"].to(torch.int8)}
     found["decode"] = Case(
-        warploom.attention_decode, {**qkv, "lengths": counts, "sinks": fp32(h), **out}, ("out",)
+        warploom.attention_decode,
+        {**qkv, "cache_seqlens": counts, "sinks": fp32(h), **out},
+        ("out",),
     )
     found["decode int8"] = Case(warploom.attention_decode, {**int8, **scales})
     found["append"] = Case(
-        warploom.attention_append,
+        warploom.append_kv_cache,
         {
             **{name: bf16(b, h, t + 2, d) for name in ("k_cache", "v_cache")},
             "k": bf16(b, h, s, d),

@@ -12,6 +12,7 @@ import torch
 
 import warploom
 from warploom.generator.specification import KernelSpec
+from warploom.renamed import KEYWORDS
 from warploom.runtime import plan as plans
 from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
 from warploom.runtime.call import Draft
@@ -26,9 +27,9 @@ from warploom.runtime.plan import Plan
 
 FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
     activation_backward: ActivationBackwardCall,
-    warploom.attention_append: AttentionAppendCall,
+    warploom.append_kv_cache: AttentionAppendCall,
     warploom.attention_decode: AttentionDecodeCall,
-    warploom.attention_merge: AttentionMergeCall,
+    warploom.merge_state: AttentionMergeCall,
     warploom.cast: CastCall,
 }
 SHAPING = {"return_lse"}  # arguments that say what of the results is returned
@@ -38,7 +39,8 @@ SHAPING = {"return_lse"}  # arguments that say what of the results is returned
 def test_the_signature_that_users_see_is_the_declaration(function: Callable[..., object]) -> None:
     """Names, order, defaults and types."""
     kind = FUNCTIONS[function]
-    seen = inspect.signature(function).parameters
+    every = inspect.signature(function).parameters
+    seen = {name: one for name, one in every.items() if one.kind is not one.VAR_KEYWORD}
     hints, types = get_type_hints(function), get_type_hints(kind)
     public = [one for one in fields(kind) if one.name in kind.declaration.names]
     assert [name for name in seen if name not in SHAPING] == [one.name for one in public]
@@ -52,7 +54,8 @@ def test_the_signature_that_users_see_is_the_declaration(function: Callable[...,
 def test_overloads_take_the_keywords_that_the_function_takes() -> None:
     keywords = AttentionDecodeCall.declaration.names[3:]
     types = get_type_hints(AttentionDecodeCall)
-    assert get_type_hints(_Keywords) == {name: types[name] for name in keywords}
+    older = {old: types[new.name] for old, new in KEYWORDS["attention_decode"].items()}
+    assert get_type_hints(_Keywords) == {**older, **{name: types[name] for name in keywords}}
 
 
 class _Details:
@@ -145,7 +148,7 @@ def parts(dtype: torch.dtype = torch.float32) -> Parts:
 
 def test_a_call_like_the_last_is_launched_on_addresses(launches: list[Plan[Any, Any]]) -> None:
     for expected in (0, 1, 2):
-        warploom.attention_merge(*parts())
+        warploom.merge_state(*parts())
         assert len(launches) == expected
 
 
@@ -154,9 +157,9 @@ def test_results_that_are_operands_are_recognised(launches: list[Plan[Any, Any]]
     for in_place in (True, True, False, False, True, True):
         a, lse_a, b, lse_b = given = parts()
         out, lse = (a, lse_a) if in_place else (torch.empty_like(a), torch.empty_like(lse_a))
-        expected = warploom.attention_merge(*[one.clone() for one in given])
+        expected = warploom.merge_state(*[one.clone() for one in given])
         launches.clear()
-        warploom.attention_merge(a, lse_a, b, lse_b, out=out, lse=lse)
+        warploom.merge_state(a, lse_a, b, lse_b, out=out, lse=lse)
         assert torch.equal(out, expected[0])
         assert torch.equal(lse, expected[1])
 
@@ -167,9 +170,9 @@ def test_a_call_with_no_tensor_twice_is_not_like_one_that_has(
     """Of results in place, guards compare the operands alone."""
     out, lse, *other = parts()
     for _ in range(2):
-        warploom.attention_merge(out, lse, *other, out=out, lse=lse)
+        warploom.merge_state(out, lse, *other, out=out, lse=lse)
     launches.clear()
-    warploom.attention_merge(out, lse, *other, out=out.clone(), lse=lse.clone())
+    warploom.merge_state(out, lse, *other, out=out.clone(), lse=lse.clone())
     assert launches == []
 
 
@@ -178,7 +181,7 @@ def test_options_decide_which_calls_are_alike(launches: list[Plan[Any, Any]]) ->
     operands = parts()
     for launched in (False, True):
         for dtype in (torch.bfloat16, torch.float16):
-            warploom.attention_merge(*operands, out_dtype=dtype)
+            warploom.merge_state(*operands, out_dtype=dtype)
         assert len({plan.number for plan in launches}) == 2 * launched
 
 
@@ -187,9 +190,7 @@ def test_kinds_of_calls_that_alternate_are_recognised(launches: list[Plan[Any, A
     for turn in range(3):
         launches.clear()
         for a, lse_a, b, lse_b, *rest in made:
-            out, _ = warploom.attention_merge(
-                a, lse_a, b, lse_b, out_dtype=rest[0] if rest else None
-            )
+            out, _ = warploom.merge_state(a, lse_a, b, lse_b, out_dtype=rest[0] if rest else None)
             assert out.dtype == (rest[0] if rest else a.dtype)
         assert len(launches) == (3 if turn else 0)
 
@@ -199,7 +200,7 @@ def test_tensors_that_guards_cannot_compare_are_refused(place: int) -> None:
     """A nested tensor ends the process there."""
     given: list[Any] = [*parts()]
     for _ in range(2):
-        warploom.attention_merge(*given)
+        warploom.merge_state(*given)
     given[place] = torch.nested.nested_tensor([torch.zeros(5, 64)])
     with pytest.raises(warploom.ProblemError, match="nested"):
-        warploom.attention_merge(*given)
+        warploom.merge_state(*given)

@@ -29,7 +29,16 @@ ROOMS = {
 FOUNDATION = {
     f"warploom.{name}"
     for name in (
-        *("arguments", "atomic_file", "errors", "hooks", "log", "printable", "suggestions"),
+        *(
+            "arguments",
+            "atomic_file",
+            "errors",
+            "hooks",
+            "log",
+            "printable",
+            "renamed",
+            "suggestions",
+        ),
         "variables",
     )
 }

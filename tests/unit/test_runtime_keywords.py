@@ -87,13 +87,13 @@ CALLS: dict[str, Call] = {
         {**ATTENTION, "return_lse": "boolean", "batch_invariant": "boolean"},
     ),
     "attention_append": (
-        lambda **given: warploom.attention_append(
+        lambda **given: warploom.append_kv_cache(
             CACHE, CACHE.clone(), Q, Q, LENGTHS, cos=COS, sin=COS, **given
         ),
         {"interleaved": "boolean", "spec": "name"},
     ),
     "attention_merge": (
-        lambda **given: warploom.attention_merge(ROWS, LSE, ROWS, LSE, **given),
+        lambda **given: warploom.merge_state(ROWS, LSE, ROWS, LSE, **given),
         {"out_dtype": "dtype", "spec": "name"},
     ),
     "activation_backward": (

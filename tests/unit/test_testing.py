@@ -41,6 +41,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
         return make
 
+    gc.freeze()  # of what other tests left, each collection would look at all
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(testing, "alone", sampler("alone"))
     monkeypatch.setattr(testing, "graph_sampler", sampler("graph"))

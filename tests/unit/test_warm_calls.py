@@ -112,14 +112,14 @@ def attentions() -> dict[str, Call]:
         "attention, bias, both passes": backward(
             lambda *read: warploom.attention(*read, bias=bias), *trained
         ),
-        "attention_decode": lambda: warploom.attention_decode(last, k, v, lengths=lengths),
+        "attention_decode": lambda: warploom.attention_decode(last, k, v, cache_seqlens=lengths),
         "attention_decode, out": lambda: warploom.attention_decode(
-            last, k, v, lengths=lengths, out=out
+            last, k, v, cache_seqlens=lengths, out=out
         ),
-        "attention_append": lambda: warploom.attention_append(
+        "attention_append": lambda: warploom.append_kv_cache(
             k, v, *new, lengths, q=last, cos=turns, sin=turns
         ),
-        "attention_merge": lambda: warploom.attention_merge(q, lse, q.clone(), lse.clone()),
+        "attention_merge": lambda: warploom.merge_state(q, lse, q.clone(), lse.clone()),
         "cast": lambda: warploom.cast(lse, torch.float8_e4m3fn, block=(1, 128), transpose=True),
         "sdpa": lambda: warploom.sdpa(q, k, v, enable_gqa=True),
         "flash_attn_func": lambda: flash_attn.flash_attn_func(*flash, causal=True),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -15,8 +17,12 @@ def _host(given: bool) -> tuple[Callable[[], object], float]:
     q = torch.randn(4, 32, 1, 128, device="cuda").bfloat16()
     k, v = (torch.randn(4, 8, 1024, 128, device="cuda").bfloat16() for _ in range(2))
     lengths = torch.full((4,), 64, dtype=torch.int32, device="cuda")
+    parameters = inspect.signature(warploom.attention_decode).parameters
     out = torch.empty_like(q) if given else None
-    return lambda: warploom.attention_decode(q, k, v, lengths=lengths, out=out), 0.0
+    # Another checkout may know the old name alone.
+    name = "cache_seqlens" if "cache_seqlens" in parameters else "lengths"
+    keywords: dict[str, Any] = {name: lengths, "out": out}
+    return lambda: warploom.attention_decode(q, k, v, **keywords), 0.0
 
 
 CELLS = [

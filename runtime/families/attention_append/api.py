@@ -11,7 +11,7 @@ from warploom.runtime.function import Function
 _append = Function("attention_append", AttentionAppendCall, written=WRITTEN)
 
 
-def attention_append(
+def append_kv_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     k: torch.Tensor,

@@ -10,7 +10,7 @@ from warploom.generator.families.attention_append import (
 )
 from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call
-from warploom.runtime.families.attention_append.api import attention_append
+from warploom.runtime.families.attention_append.api import append_kv_cache
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.families.attention_append.trial import AttentionAppendTrial, baselines, draw
 from warploom.runtime.family import RuntimeFamily
@@ -19,7 +19,7 @@ from warploom.runtime.family import RuntimeFamily
 class AttentionAppendRuntime(RuntimeFamily[AttentionAppendOperation, AttentionAppendShape]):
     """Calls of `attention_append`."""
 
-    function = staticmethod(attention_append)
+    function = staticmethod(append_kv_cache)
     operands = len(AttentionAppendCall.declaration.required)
 
     def call(self, *operands: Any, **keywords: Any) -> AttentionAppendCall:

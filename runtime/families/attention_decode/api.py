@@ -8,6 +8,7 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.generator.specification import KernelSpec
+from warploom.renamed import current
 from warploom.runtime.families._attention.problem import Window
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.function import Function
@@ -16,11 +17,18 @@ from warploom.runtime.tensors import lowered
 _decode = Function("attention_decode", AttentionDecodeCall, into=True)
 
 
-class _Keywords(TypedDict, total=False):
-    """What a call may be given beside q, k and v, and `return_lse`, for the overloads."""
+class _Older(TypedDict, total=False):
+    """Old names of keywords."""
 
     lengths: torch.Tensor | None
     starts: torch.Tensor | None
+
+
+class _Keywords(_Older, total=False):
+    """What a call may be given beside q, k and v, and `return_lse`, for the overloads."""
+
+    cache_seqlens: torch.Tensor | None
+    cache_leftpad: torch.Tensor | None
     page_table: torch.Tensor | None
     causal: bool
     window: Window | None
@@ -76,8 +84,8 @@ def attention_decode(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    lengths: torch.Tensor | None = None,
-    starts: torch.Tensor | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
     causal: bool = True,
     window: Window | None = None,
@@ -94,6 +102,7 @@ def attention_decode(
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
+    **older: Unpack[_Older],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q k^T) v of few rows of q over a long cache, whose keys are split.
 
@@ -104,10 +113,10 @@ def attention_decode(
     the type of q, or are both float8_e4m3fn or both int8. The result has the shape of q and its
     order of strides. `scale` is dim ** -0.5 by default.
 
-    lengths   int32 [batch] on the device of q: how many keys of each sequence count, those of
-              its rows of q included. None: all that there is room for
-    starts    int32 [batch]: no row attends to a key before it, as where batches are padded on the
-              left. Positions do not shift
+    cache_seqlens  int32 [batch] on the device of q: how many keys of each sequence count, those
+              of its rows of q included. None: all that there is room for
+    cache_leftpad  int32 [batch]: no row attends to a key before it, as where batches are padded on
+              the left. Positions do not shift
     page_table  int32 [batch, pages of a sequence]: key i of a sequence lies in page
               page_table[.., i // page]. What is past its length may be anything
     causal    the last row attends to all keys of its sequence, the row before to one less
@@ -119,7 +128,7 @@ def attention_decode(
               each kv head, or one for each token and head, indexed as the cache is without dim
     cu_seqlens_q, max_seqlen_q  packed queries [total, heads, dim]: sequence i has the rows
               cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [batch + 1]), at most max_seqlen_q
-    cu_seqlens_k  packed keys [total, kv_heads, dim], likewise, instead of lengths
+    cu_seqlens_k  packed keys [total, kv_heads, dim], likewise, instead of cache_seqlens
     max_seqlen_k  no sequence has more keys; by default as many as there is room for
     batch_invariant  a sequence's result does not depend, in any bit, on what it is batched with
     return_lse  also return the log-sum-exp of each row's scores: natural, fp32
@@ -133,6 +142,8 @@ def attention_decode(
     current stream without waiting. There is no gradient: ProblemError for tensors that require
     one, and for all that cannot be computed, before anything is launched.
     """
+    if older:
+        return attention_decode(**current(attention_decode, older, locals()))  # type: ignore[no-any-return]
     if return_lse is not True and return_lse is not False:
         require_boolean("return_lse", return_lse)
     if torch._C._is_any_autocast_enabled():
@@ -141,8 +152,8 @@ def attention_decode(
         q,
         k,
         v,
-        lengths,
-        starts,
+        cache_seqlens,
+        cache_leftpad,
         page_table,
         causal,
         window,

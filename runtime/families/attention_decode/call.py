@@ -63,7 +63,7 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
 
     function = "warploom.attention_decode"
     outputs = ("o", "lse")
-    nested = ", or packed queries (cu_seqlens_q) and lengths"
+    nested = ", or packed queries (cu_seqlens_q) and cache_seqlens"
     gradients = "; for gradients, use warploom.attention with torch.autograd"
     no_gradient = (
         "warploom.attention_decode of tensors that require grad",
@@ -74,8 +74,8 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
     q: torch.Tensor = tensor()
     k: torch.Tensor = tensor()
     v: torch.Tensor = tensor()
-    lengths: torch.Tensor | None = tensor(default=None)
-    starts: torch.Tensor | None = tensor(default=None)
+    cache_seqlens: torch.Tensor | None = tensor(default=None, kernel="lengths")
+    cache_leftpad: torch.Tensor | None = tensor(default=None, kernel="starts")
     page_table: torch.Tensor | None = tensor(default=None)
     causal: bool = option(default=True, schema="bool")
     window: Window | None = option(default=None, schema="SymInt? left, SymInt? right")

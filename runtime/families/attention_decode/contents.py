@@ -23,11 +23,11 @@ def check(call: AttentionDecodeCall, sizes: Extents) -> None:
     if call.cu_seqlens_k is not None:
         _check_offsets("k", call.cu_seqlens_k, sizes.total_k, sizes.seq_k)
     lengths = [sizes.seq_k] * sizes.batch
-    if call.lengths is not None:
-        lengths = call.lengths.tolist()
+    if call.cache_seqlens is not None:
+        lengths = call.cache_seqlens.tolist()
         if any(not 0 <= length <= sizes.seq_k for length in lengths):
             raise ProblemError(
-                f"lengths {shown(lengths)}",
+                f"cache_seqlens {shown(lengths)}",
                 rule=f"must lie between 0 and {sizes.seq_k}, the keys that there is room for",
                 fix="count the keys of each sequence, its new ones included, in whole pages of its "
                 "row of the table",

@@ -73,8 +73,8 @@ def extents(call: AttentionDecodeCall) -> Extents:
             fix="caches of pages come with a page_table, packed keys with cu_seqlens_k",
         )
     for name, values, count in (
-        ("lengths", call.lengths, batch),
-        ("starts", call.starts, batch),
+        ("cache_seqlens", call.cache_seqlens, batch),
+        ("cache_leftpad", call.cache_leftpad, batch),
         ("cu_seqlens_k", call.cu_seqlens_k, batch + 1),
     ):
         if values is not None:
@@ -94,12 +94,13 @@ def _keys(call: AttentionDecodeCall) -> Keys:
     """How the keys lie; ProblemError for lists that do not go together."""
     if call.cu_seqlens_k is None:
         return "fixed" if call.page_table is None else "paged"
-    beside = [name for name in ("lengths", "page_table") if getattr(call, name) is not None]
+    others = {"cache_seqlens": call.cache_seqlens, "page_table": call.page_table}
+    beside = [name for name, tensor in others.items() if tensor is not None]
     if beside:
         raise ProblemError(
             f"cu_seqlens_k beside {' and '.join(beside)}",
             rule="must come alone: it says where the keys of a sequence begin and end",
-            fix="leave it out for caches, which have lengths",
+            fix="leave it out for caches, which have cache_seqlens",
         )
     return "packed"
 

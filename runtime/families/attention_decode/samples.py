@@ -96,9 +96,9 @@ class _Draws:
             found["page_table"] = order.reshape(shape.batch, self._columns).int()
             found["max_seqlen_k"] = shape.seq_k
         if operation.lengths:
-            found["lengths"] = self._filled(shape.seq_k)
+            found["cache_seqlens"] = self._filled(shape.seq_k)
         if operation.starts:
-            found["starts"] = self._filled(shape.seq_k // 8)
+            found["cache_leftpad"] = self._filled(shape.seq_k // 8)
         if operation.keys == "packed":
             found["cu_seqlens_k"] = self._ends(shape.seq_k)
             found["max_seqlen_k"] = shape.seq_k

@@ -54,7 +54,7 @@ def sequences(
     """
     together = (sizes.kv_heads, sizes.sharing)
     sinks = None if call.sinks is None else call.sinks.reshape(together)
-    starts = [0] * sizes.batch if call.starts is None else call.starts.tolist()
+    starts = [0] * sizes.batch if call.cache_leftpad is None else call.cache_leftpad.tolist()
     places = _places(call, sizes)
     for index, (first, length) in enumerate(_lengths(call, sizes)):
         at = places[index]
@@ -94,9 +94,9 @@ def _lengths(call: AttentionDecodeCall, sizes: Extents) -> list[tuple[int, int]]
             (begin, min(max(end - begin, 0), sizes.seq_k))
             for begin, end in itertools.pairwise(ends)
         ]
-    if call.lengths is None:
+    if call.cache_seqlens is None:
         return [(0, sizes.seq_k)] * sizes.batch
-    return [(0, min(max(length, 0), sizes.seq_k)) for length in call.lengths.tolist()]
+    return [(0, min(max(length, 0), sizes.seq_k)) for length in call.cache_seqlens.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from warploom.runtime.function import Function
 _merge = Function("attention_merge", AttentionMergeCall)
 
 
-def attention_merge(
+def merge_state(
     out_a: torch.Tensor,
     lse_a: torch.Tensor,
     out_b: torch.Tensor,

@@ -15,7 +15,7 @@ from warploom.runtime.baselines import Baseline, eager_and_compiled
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_merge import reference
-from warploom.runtime.families.attention_merge.api import attention_merge
+from warploom.runtime.families.attention_merge.api import merge_state
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.families.attention_merge.trial import AttentionMergeTrial, draw
 from warploom.runtime.family import RuntimeFamily
@@ -24,7 +24,7 @@ from warploom.runtime.family import RuntimeFamily
 class AttentionMergeRuntime(RuntimeFamily[AttentionMergeOperation, AttentionMergeShape]):
     """Calls of `attention_merge`."""
 
-    function = staticmethod(attention_merge)
+    function = staticmethod(merge_state)
     operands = 4
 
     def call(self, *operands: Any, **keywords: Any) -> AttentionMergeCall:

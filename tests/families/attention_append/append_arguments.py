@@ -83,7 +83,7 @@ def assert_appended(arguments: dict[str, Any]) -> torch.Tensor | None:
     call = AttentionAppendCall(**arguments)
     before = {name: one.clone() for name, one in written(call).items()}
     rows, scales = append_reference.appended(call)
-    found = warploom.attention_append(**arguments)
+    found = warploom.append_kv_cache(**arguments)
     for (name, *place), row in rows.items():
         before[f"{name}_cache"][tuple(place)].view(torch.int8)[:] = row.view(torch.int8)
     for (name, *place), scale in scales.items():

@@ -28,7 +28,7 @@ def test_every_row_is_where_it_belongs_and_nothing_else_changes(name: str) -> No
 def test_q_is_turned_by_its_positions_like_k(packed: tuple[int, ...], interleaved: bool) -> None:
     arguments = given(packed=packed, rotary=16, interleaved=interleaved)
     call = AttentionAppendCall(**arguments)
-    found = warploom.attention_append(**arguments)
+    found = warploom.append_kv_cache(**arguments)
     assert found is not None and found.is_contiguous() and found.shape == call.q.shape  # type: ignore[union-attr]
     for sequence, index, token in append_reference.tokens(call):
         for head in range(4):
@@ -47,8 +47,8 @@ def test_q_may_have_other_rows_than_k_and_is_turned_in_its_place() -> None:
         wider = {**given(seq=5, rotary=32), "q": torch.randn(4, 3, 5, 32).to(BF16)}
         wider["q"][:, :, :seq_q] = q
         wider |= {name: arguments[name] for name in ("cos", "sin")}
-        expected = warploom.attention_append(**wider)
-        found = warploom.attention_append(**{**arguments, "q": q, "out": q})
+        expected = warploom.append_kv_cache(**wider)
+        found = warploom.append_kv_cache(**{**arguments, "q": q, "out": q})
         assert expected is not None and found is q
         assert torch.equal(found, expected[:, :, :seq_q])
 
@@ -59,8 +59,8 @@ def test_q_in_its_place_may_lie_beside_k_and_v() -> None:
     whole = torch.randn(4, 1, 8, 32).to(BF16)
     q, k, v = (one.transpose(1, 2) for one in whole.split([4, 2, 2], 2))
     arguments |= {"q": q, "k": k, "v": v}
-    expected = warploom.attention_append(**arguments)
-    found = warploom.attention_append(**arguments, out=q)
+    expected = warploom.append_kv_cache(**arguments)
+    found = warploom.append_kv_cache(**arguments, out=q)
     assert found is q and expected is not None and torch.equal(found, expected)
 
 
@@ -68,7 +68,7 @@ def test_a_rotation_is_the_one_of_complex_numbers() -> None:
     """Held against float64, beside the reference that has our own order of roundings."""
     arguments = given(rotary=32, interleaved=True)
     call = AttentionAppendCall(**arguments)
-    found = warploom.attention_append(**arguments)
+    found = warploom.append_kv_cache(**arguments)
     assert found is not None and call.q is not None and call.cos is not None
     angle = torch.complex(call.cos.double(), call.sin.double())  # type: ignore[union-attr]
     for sequence, length in enumerate(call.lengths.tolist()):
@@ -82,7 +82,7 @@ def test_a_rotation_is_the_one_of_complex_numbers() -> None:
 def test_scales_of_tokens_bring_rows_back(cache: torch.dtype) -> None:
     arguments = given(cache=cache, scales="token", seq=5, rows=32)
     arguments["k"] *= torch.tensor([1e-4, 1.0, 30.0, 0.0, 1e4])[:, None]
-    warploom.attention_append(**arguments)
+    warploom.append_kv_cache(**arguments)
     for sequence, length in enumerate(arguments["lengths"].tolist()):
         rows = slice(length, length + 5)
         cached = arguments["k_cache"][sequence, :, rows].float()
@@ -101,13 +101,13 @@ def test_what_is_no_number_or_too_large_is_kept_apart() -> None:
         arguments = given((0,), 1, cache=cache, kv_heads=1, scales="tensor")
         arguments["scale_k"] = arguments["scale_v"] = torch.tensor(1.0)
         arguments["v"][..., :7] = special
-        warploom.attention_append(**arguments)
+        warploom.append_kv_cache(**arguments)
         found = arguments["v_cache"][0, 0, 0, :7].float()
         torch.testing.assert_close(found[:6], torch.tensor(wanted[:6]), equal_nan=True)
         assert found[6] in (0.0, wanted[6])  # half of the smallest: to even
         arguments = given((0,), 1, cache=cache, kv_heads=1, scales="token")
         arguments["k"][..., :3] = special[:3]
-        warploom.attention_append(**arguments)
+        warploom.append_kv_cache(**arguments)
         assert arguments["scale_k"][0, 0, 0].isfinite()
         assert (arguments["k_cache"][0, 0, 0, 3:].float().abs() <= 1).all()
 
@@ -132,7 +132,7 @@ def test_lengths_with_the_new_rows_are_written_too() -> None:
         arguments = given(packed=packed, seq=3)
         arguments["lengths"][2] = -1
         after = torch.zeros(4, dtype=torch.int32)
-        assert warploom.attention_append(**arguments, lengths_after=after) is None
+        assert warploom.append_kv_cache(**arguments, lengths_after=after) is None
         assert after.tolist() == wanted
 
 
@@ -170,7 +170,7 @@ def test_plans_are_kept_by_all_that_decides_them() -> None:
     plan.forget()
     for _ in range(2):
         for case in ("plain", "one token", "pages", "packed", "halves", "interleaved", "e4m3"):
-            warploom.attention_append(**given(**CASES[case]))
+            warploom.append_kv_cache(**given(**CASES[case]))
     assert len(plan.known) == 7
 
 
@@ -180,7 +180,7 @@ def test_a_call_is_explained_for_a_gpu_that_is_not_here() -> None:
         for name, one in given(page=8, rotary=32, cache=E4M3, scales="token").items()
     }
     operands = [arguments.pop(name) for name in REQUIRED]
-    told = warploom.explain(warploom.attention_append, *operands, gpu="h200", **arguments)
+    told = warploom.explain(warploom.append_kv_cache, *operands, gpu="h200", **arguments)
     name = "bf16_d32_e4m3_scales_token_rotary_halves_queries_paged_threads128_"
     assert told.kernel.startswith(f"attention_append_sm90a_{name}")
 

@@ -61,13 +61,13 @@ INT = torch.int32
 )
 def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ProblemError, match=rule):
-        warploom.attention_append(**{**given(rotary=32), **wrong})
+        warploom.append_kv_cache(**{**given(rotary=32), **wrong})
 
 
 def test_what_is_wrong_with_scales_is_told() -> None:
     arguments = given(cache=torch.int8)
     with pytest.raises(ProblemError, match="int8 is whole numbers"):
-        warploom.attention_append(**arguments)
+        warploom.append_kv_cache(**arguments)
     one, heads, rows = torch.ones(()), torch.ones(2), torch.ones(4, 2, 24)
     for k, v, rule in (
         (one.double(), one, "must be float32"),
@@ -77,26 +77,26 @@ def test_what_is_wrong_with_scales_is_told() -> None:
         (torch.ones(()).expand(4, 2, 24), rows, "no two elements"),
     ):
         with pytest.raises(ProblemError, match=rule):
-            warploom.attention_append(**arguments, scale_k=k, scale_v=v)
+            warploom.append_kv_cache(**arguments, scale_k=k, scale_v=v)
 
 
 def test_what_is_wrong_with_where_rows_go_is_told() -> None:
     arguments = given()
     with pytest.raises(ProblemError, match="a row of caches for each"):
         caches = {name: arguments[name][:3] for name in ("k_cache", "v_cache")}
-        warploom.attention_append(**{**arguments, **caches})
+        warploom.append_kv_cache(**{**arguments, **caches})
     with pytest.raises(ProblemError, match="must not be one tensor"):
-        warploom.attention_append(**{**arguments, "v_cache": arguments["k_cache"]})
+        warploom.append_kv_cache(**{**arguments, "v_cache": arguments["k_cache"]})
     with pytest.raises(ProblemError, match="do not overlap"):
-        warploom.attention_append(**{**arguments, "k": arguments["k_cache"][:, :, :2]})
+        warploom.append_kv_cache(**{**arguments, "k": arguments["k_cache"][:, :, :2]})
     with pytest.raises(ProblemError, match="do not overlap"):
-        warploom.attention_append(**arguments, lengths_after=arguments["lengths"])
+        warploom.append_kv_cache(**arguments, lengths_after=arguments["lengths"])
     with pytest.raises(ProblemError, match="it is q, turned"):
-        warploom.attention_append(**arguments, out=arguments["k"])
+        warploom.append_kv_cache(**arguments, out=arguments["k"])
     arguments = given(rotary=32)
     with pytest.raises(ProblemError, match="do not overlap, but where out is q"):
         room = torch.zeros(4, 4, 3, 32).to(BF16)
-        warploom.attention_append(**{**arguments, "q": room[:, :, :2], "out": room[:, :, 1:]})
+        warploom.append_kv_cache(**{**arguments, "q": room[:, :, :2], "out": room[:, :, 1:]})
 
 
 # ---- The operator --------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_compiled_code_writes_the_caches_that_it_was_given(name: str) -> None:
     def step(
         arguments: dict[str, torch.Tensor], after: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        q = warploom.attention_append(**arguments, lengths_after=after)  # type: ignore[arg-type]
+        q = warploom.append_kv_cache(**arguments, lengths_after=after)  # type: ignore[arg-type]
         assert q is not None
         return q + 1, arguments["k_cache"].float().sum() + after.sum()
 
@@ -154,10 +154,10 @@ def test_fake_tensors_get_what_calls_return() -> None:
             name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one
             for name, one in arguments.items()
         }
-        found = warploom.attention_append(**fakes)
+        found = warploom.append_kv_cache(**fakes)
         assert found is not None and found.shape == arguments["q"].shape and found.is_contiguous()
         plain = {name: fakes[name] for name in REQUIRED}
-        assert warploom.attention_append(**plain) is None
+        assert warploom.append_kv_cache(**plain) is None
 
 
 def test_dual_tensors_are_refused() -> None:
@@ -166,4 +166,4 @@ def test_dual_tensors_are_refused() -> None:
     arguments = given()
     with forward_ad.dual_level(), pytest.raises(ProblemError, match="no forward-mode derivative"):
         dual = forward_ad.make_dual(arguments["k"], arguments["k"])
-        warploom.attention_append(**{**arguments, "k": dual})
+        warploom.append_kv_cache(**{**arguments, "k": dual})

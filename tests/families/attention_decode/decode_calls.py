@@ -68,7 +68,7 @@ class Case:
     def assert_right(self) -> None:
         """Hold every row against float64, by the words of the documentation."""
         unit = torch.finfo(self.q.dtype).eps / 2
-        starts = self.keywords.get("starts")
+        starts = self.keywords.get("cache_leftpad")
         for i, (one, (out, lse)) in enumerate(zip(self.alone, self.results(), strict=True)):
             start = 0 if starts is None else int(starts[i])
             wanted, wanted_lse = expected(*one, self.keywords, start)
@@ -130,7 +130,7 @@ def fixed(
         (q[i], k[i, :, :length].float(), v[i, :, :length].float())
         for i, length in enumerate(lengths)
     ]
-    return Case(q, k, v, {"lengths": ints(*lengths)}, alone)
+    return Case(q, k, v, {"cache_seqlens": ints(*lengths)}, alone)
 
 
 def paged(
@@ -169,4 +169,4 @@ def paged(
             for t in (k, v)
         ]
         alone.append((q[i], rows_of[0], rows_of[1]))
-    return Case(q, k, v, {"lengths": ints(*lengths), "page_table": table}, alone)
+    return Case(q, k, v, {"cache_seqlens": ints(*lengths), "page_table": table}, alone)

@@ -21,13 +21,13 @@ MASKS: dict[str, dict[str, Any]] = {
     "its own key only": {"window": (0, 0)},
     "wider than the sequence": {"window": (1000, 1 << 40)},
     "softcap": {"softcap": 0.7},
-    "starts": {"starts": ints(3, 0, 39, 5)},
+    "starts": {"cache_leftpad": ints(3, 0, 39, 5)},
     "sinks": {"sinks": torch.tensor([0.5, -3.0, 9.0, 0.0])},
     "sinks of the type of q": {"sinks": torch.tensor([0.5, -3.0, 9.0, 0.0]).bfloat16()},
     "all": {
         "softcap": 2.0,
         "window": (5, 1),
-        "starts": ints(3, 0, 39, 5),
+        "cache_leftpad": ints(3, 0, 39, 5),
         "scale": 0.3,
         "sinks": torch.tensor([0.5, -3.0, 9.0, 0.0]),
     },
@@ -99,7 +99,7 @@ def _exactly(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """By float64, of a cache that no kernel could read."""
     out, lse = torch.zeros(case.q.shape), torch.full(case.q.shape[:-1], -INF)
     table = case.keywords.get("page_table")
-    for i, length in enumerate(case.keywords["lengths"].tolist()):
+    for i, length in enumerate(case.keywords["cache_seqlens"].tolist()):
         k, v = (
             t[i] if table is None else t[table[i].long()].transpose(0, 1).flatten(1, 2)
             for t in (case.k, case.v)
@@ -118,7 +118,7 @@ def test_an_e4m3_cache_without_scales_is_what_it_holds() -> None:
 
 def test_lengths_that_are_left_out_are_all_there_is_room_for() -> None:
     for case in (fixed((40, 40)), paged((48, 48))):
-        del case.keywords["lengths"]
+        del case.keywords["cache_seqlens"]
         case.assert_right()
 
 
@@ -126,7 +126,7 @@ def test_the_longest_may_be_said() -> None:
     """It bounds what is launched, and no length may be beyond it."""
     fixed((17, 3)).given(max_seqlen_k=20).assert_right()
     paged((17, 3)).given(max_seqlen_k=20).assert_right()
-    with pytest.raises(ProblemError, match=r"lengths \[17, 3\].*between 0 and 16"):
+    with pytest.raises(ProblemError, match=r"cache_seqlens \[17, 3\].*between 0 and 16"):
         paged((17, 3)).given(max_seqlen_k=16).run()
 
 
@@ -172,7 +172,10 @@ def test_packed_keys_of_fixed_queries() -> None:
 @pytest.mark.parametrize("sinks", [False, True])
 def test_an_extent_of_0_gives_nothing_or_zeros(extent: str, sinks: bool) -> None:
     q, k = random(2, 4, 1, 64), random(5, 2, 16, 64)
-    given: dict[str, Any] = {"page_table": ints(0, 1, 2, 3).reshape(2, 2), "lengths": ints(0, 0)}
+    given: dict[str, Any] = {
+        "page_table": ints(0, 1, 2, 3).reshape(2, 2),
+        "cache_seqlens": ints(0, 0),
+    }
     if extent == "batch":
         q, given = q[:0], {name: value[:0] for name, value in given.items()}
     elif extent == "rows":
@@ -236,7 +239,7 @@ def test_what_is_past_a_length_may_be_anything() -> None:
 
 
 @pytest.mark.parametrize("keys", [fixed, paged])
-@pytest.mark.parametrize("given", [{"starts": ints(5, 30)}, {"window": (7, None)}], ids=str)
+@pytest.mark.parametrize("given", [{"cache_leftpad": ints(5, 30)}, {"window": (7, None)}], ids=str)
 def test_what_is_before_all_that_rows_see_may_be_anything(
     keys: Callable[..., Case], given: dict[str, Any]
 ) -> None:
@@ -244,7 +247,7 @@ def test_what_is_before_all_that_rows_see_may_be_anything(
     case = keys((17, 40), rows=2).given(**given)
     case.assert_right()
     for i, length in enumerate((17, 40)):
-        hidden = length - 2 - 7 if "window" in given else int(given["starts"][i])
+        hidden = length - 2 - 7 if "window" in given else int(given["cache_leftpad"][i])
         table = case.keywords.get("page_table")
         for at in range(hidden):
             where = (

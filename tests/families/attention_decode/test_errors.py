@@ -90,35 +90,65 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
     "another batch": (of(FIXED, q=FIXED.q[:1]), "for 1 sequences", "sequences of q", "page_table"),
     # Lengths, tables, offsets.
     "lengths of int64": (
-        of(FIXED, lengths=torch.tensor([17, 40])),
-        "lengths [2] torch.int64",
+        of(FIXED, cache_seqlens=torch.tensor([17, 40])),
+        "cache_seqlens [2] torch.int64",
         "int32 [2]",
         ".int()",
     ),
-    "lengths of another batch": (of(FIXED, lengths=ints(17)), "lengths [1]", "int32 [2]", "each"),
+    "lengths of another batch": (
+        of(FIXED, cache_seqlens=ints(17)),
+        "cache_seqlens [1]",
+        "int32 [2]",
+        "each",
+    ),
     "a length for all": (
-        of(FIXED, lengths=torch.tensor(17, dtype=torch.int32)),
-        "lengths []",
+        of(FIXED, cache_seqlens=torch.tensor(17, dtype=torch.int32)),
+        "cache_seqlens []",
         "int32 [2]",
         "each sequence",
     ),
     "lengths apart": (
-        of(FIXED, lengths=ints(17, 0, 40, 0)[::2]),
+        of(FIXED, cache_seqlens=ints(17, 0, 40, 0)[::2]),
         "strides [2]",
         "contiguous",
         "each sequence",
     ),
-    "starts of another batch": (of(FIXED, starts=ints(1)), "starts [1]", "int32 [2]", "each"),
-    "a list of lengths": (of(FIXED, lengths=[17, 40]), "of type list", "torch tensor", "as_tensor"),
+    "starts of another batch": (
+        of(FIXED, cache_leftpad=ints(1)),
+        "cache_leftpad [1]",
+        "int32 [2]",
+        "each",
+    ),
+    "a list of lengths": (
+        of(FIXED, cache_seqlens=[17, 40]),
+        "of type list",
+        "torch tensor",
+        "as_tensor",
+    ),
     "lengths elsewhere": (
-        of(FIXED, lengths=ints(17, 40).to("meta")),
-        "lengths on meta",
+        of(FIXED, cache_seqlens=ints(17, 40).to("meta")),
+        "cache_seqlens on meta",
         "must be on one device",
         "move",
     ),
-    "a length below 0": (of(FIXED, lengths=ints(17, -1)), "[17, -1]", "0 and 40", "count the keys"),
-    "a length past the rows": (of(FIXED, lengths=ints(41, 2)), "[41, 2]", "0 and 40", "new ones"),
-    "a length past the table": (of(PAGED, lengths=ints(17, 49)), "[17, 49]", "0 and 48", "pages"),
+    "a length below 0": (
+        of(FIXED, cache_seqlens=ints(17, -1)),
+        "[17, -1]",
+        "0 and 40",
+        "count the keys",
+    ),
+    "a length past the rows": (
+        of(FIXED, cache_seqlens=ints(41, 2)),
+        "[41, 2]",
+        "0 and 40",
+        "new ones",
+    ),
+    "a length past the table": (
+        of(PAGED, cache_seqlens=ints(17, 49)),
+        "[17, 49]",
+        "0 and 48",
+        "pages",
+    ),
     "a table of int64": (
         of(PAGED, page_table=TABLE.long()),
         "page_table [2, 3] torch.int64",
@@ -203,8 +233,8 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
         "largest",
     ),
     "packed keys beside lengths": (
-        of(KEYS, cu_seqlens_k=ends(17, 23), lengths=ints(17, 23)),
-        "cu_seqlens_k beside lengths",
+        of(KEYS, cu_seqlens_k=ends(17, 23), cache_seqlens=ints(17, 23)),
+        "cu_seqlens_k beside cache_seqlens",
         "must come alone",
         "leave it out",
     ),
@@ -241,7 +271,9 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
     ),
     "a cache in the middle of 16 bytes": (
         both(
-            FIXED, lambda t: t.flatten()[1 : 1 + 2 * 2 * 39 * 64].view(2, 2, 39, 64), lengths=None
+            FIXED,
+            lambda t: t.flatten()[1 : 1 + 2 * 2 * 39 * 64].view(2, 2, 39, 64),
+            cache_seqlens=None,
         ),
         "k at 0x",
         "its address",
@@ -356,7 +388,7 @@ def test_a_call_like_one_that_ran_is_refused_all_the_same(case: str) -> None:
     one = paged((17, 40))
     one.run()
     bad: dict[str, Refused] = {
-        "lengths": of(one, lengths=ints(17, 49)),
+        "lengths": of(one, cache_seqlens=ints(17, 49)),
         "page_table": of(one, page_table=one.keywords["page_table"] + 100),
         "gradient": of(one, q=one.q.clone().requires_grad_()),
         "scale": of(one, scale=-1.0),
@@ -372,7 +404,12 @@ def test_a_gradient_is_no_matter_without_grad_mode() -> None:
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"softcap": 1.0}, {"sinks": torch.ones(4)}, {"batch_invariant": True}, {"lengths": None}],
+    [
+        {"softcap": 1.0},
+        {"sinks": torch.ones(4)},
+        {"batch_invariant": True},
+        {"cache_seqlens": None},
+    ],
     ids=str,
 )
 def test_a_spec_of_another_operation_is_refused(keywords: dict[str, Any]) -> None:

@@ -52,9 +52,9 @@ def test_a_bound_that_leaves_nothing_out_is_none(
 
 
 def test_an_operation_has_what_a_call_has_and_nothing_else() -> None:
-    assert operation(fixed((40,)).given(lengths=None)) == DecodeOperation("bf16", 64)
+    assert operation(fixed((40,)).given(cache_seqlens=None)) == DecodeOperation("bf16", 64)
     full = paged((17, 40), cache=E4M3, page=32).given(
-        starts=ints(0, 1),
+        cache_leftpad=ints(0, 1),
         scale_k=torch.ones(2),
         scale_v=torch.ones(2),
         softcap=2.0,
@@ -131,7 +131,7 @@ def test_a_fixed_cache_is_an_entry_for_each_sequence() -> None:
     assert (found.left, found.right) == (UNBOUNDED, 0)
     bounded = problem(case.given(max_seqlen_k=40, window=(5, 9)))
     assert (bounded.left, bounded.right, bounded.seq_k) == (5, 0, 40)
-    small = Case(case.q, case.k[:, :, :20], case.v, {**case.keywords, "lengths": ints(1, 2)})
+    small = Case(case.q, case.k[:, :, :20], case.v, {**case.keywords, "cache_seqlens": ints(1, 2)})
     small.v = small.v[:, :, :20]
     assert (problem(small).seq_k, problem(small).strides_k) == (20, (2 * 40 * 64, 40 * 64, 64))
 
@@ -150,10 +150,10 @@ def test_extents_of_1_have_strides_that_tma_takes() -> None:
     """Torch says anything of them: strides of 1, or of numbers that are no multiple of 16 bytes."""
     k = random(40, 64).as_strided((1, 1, 40, 64), (3, 7, 64, 1))
     q = random(4, 64).as_strided((1, 4, 1, 64), (5, 64, 9, 1))
-    found = problem(Case(q, k, k, {"lengths": ints(17)}))
+    found = problem(Case(q, k, k, {"cache_seqlens": ints(17)}))
     for steps in (found.strides_q, found.strides_k, found.strides_v, found.strides_o):
         assert [step % 8 for step in steps] == [0, 0, 0]
-    assert drafted(Case(q, k, k, {"lengths": ints(17)})).copies == ()
+    assert drafted(Case(q, k, k, {"cache_seqlens": ints(17)})).copies == ()
 
 
 def test_a_batch_does_not_choose_the_kernel_of_results_that_must_not_depend_on_it() -> None:
@@ -170,7 +170,7 @@ def test_a_batch_does_not_choose_the_kernel_of_results_that_must_not_depend_on_i
 def test_launches_are_given_the_addresses_of_what_they_name(case: str) -> None:
     """One address too many, or two in another order, and a kernel reads pages as lengths."""
     one = {
-        "fixed": fixed((17, 40)).given(starts=ints(0, 1), sinks=torch.ones(4)),
+        "fixed": fixed((17, 40)).given(cache_leftpad=ints(0, 1), sinks=torch.ones(4)),
         "paged": paged((17, 40), cache=E4M3).given(
             scale_k=torch.ones(2), scale_v=torch.ones(2), softcap=2.0, scale=0.5
         ),
@@ -184,11 +184,11 @@ def test_launches_are_given_the_addresses_of_what_they_name(case: str) -> None:
     found = call.draft(NO_GPU)
     results = call.results(found.details)
     addresses, scalars = call.arguments(found.details, results)
-    tensors: dict[str, Any] = {"q": one.q, "k": one.k, "v": one.v, **one.keywords}
-    tensors |= {"o": results[0], "lse": results[1]}
+    kernels = call.declaration.kernels  # names of tensors in kernels, by those of keywords
+    handed = {kernels[n]: x for n, x in one.keywords.items() if isinstance(x, torch.Tensor)}
+    tensors = {"q": one.q, "k": one.k, "v": one.v, "o": results[0], "lse": results[1], **handed}
     assert addresses == tuple(tensors[name].data_ptr() for name in found.tensors)
-    given = {name for name, value in one.keywords.items() if isinstance(value, torch.Tensor)}
-    assert set(found.tensors) == {"q", "k", "v", "o", "lse"} | given
+    assert set(found.tensors) == set(tensors)
     told = dict(zip(found.scalars, scalars, strict=True))
     assert told == {"scale": 64**-0.5} | {
         name: one.keywords[name] for name in ("scale", "softcap") if name in one.keywords

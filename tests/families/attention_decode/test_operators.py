@@ -60,7 +60,7 @@ def test_torch_compile_reads_lengths_and_tables_anew_each_time() -> None:
     lengths, table = ints(17, 40), case.keywords["page_table"].clone()
 
     def step(q: torch.Tensor) -> torch.Tensor:
-        return warploom.attention_decode(q, case.k, case.v, lengths=lengths, page_table=table)
+        return warploom.attention_decode(q, case.k, case.v, cache_seqlens=lengths, page_table=table)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for one in ((17, 40), (1, 33), (0, 16)):
@@ -103,8 +103,8 @@ def test_a_gradient_is_refused_inside_torch_compile() -> None:
 def test_torch_finds_no_fault_with_the_operators(name: str) -> None:
     case = CALLS[name]
     given = {
-        "lengths": None,
-        "starts": None,
+        "cache_seqlens": None,
+        "cache_leftpad": None,
         "page_table": None,
         "causal": True,
         "left": (case.keywords.get("window") or (None, None))[0],

@@ -50,7 +50,7 @@ CASES: dict[str, Case] = {
     "paged": paged((17, 0, 40), rows=2),
     "without causal": paged((17, 3), rows=2).given(causal=False),
     "window, softcap, scale": fixed((17, 40)).given(window=(3, None), softcap=2.0, scale=0.3),
-    "starts": fixed((17, 40)).given(starts=ints(3, 20)),
+    "starts": fixed((17, 40)).given(cache_leftpad=ints(3, 20)),
     "sinks": fixed((17, 40)).given(sinks=torch.randn(4)),
     "e4m3": paged((17, 40), cache=E4M3).given(**SCALES),
     "batch_invariant": paged((17, 40)).given(batch_invariant=True, max_seqlen_k=40),
@@ -104,9 +104,9 @@ def test_a_call_is_run_again_only_where_nothing_changed(launches: list[Plan[Any,
         one.given(softcap=2.0),
         one.given(sinks=None),
         one.given(sinks=one.keywords["sinks"].bfloat16()),
-        one.given(lengths=None),
-        one.given(starts=ints(1, 2)),
-        one.given(lengths=None, starts=ints(1, 2)),
+        one.given(cache_seqlens=None),
+        one.given(cache_leftpad=ints(1, 2)),
+        one.given(cache_seqlens=None, cache_leftpad=ints(1, 2)),
         one.given(max_seqlen_k=40),
         one.given(batch_invariant=True),
         one.given(page_table=one.keywords["page_table"][:, :3].clone().t().contiguous().t()),
@@ -149,9 +149,9 @@ def test_a_scale_tensor_for_both_is_taken() -> None:
 def test_bad_contents_are_refused_each_time() -> None:
     one = paged((17, 40))
     one.run()
-    one.keywords["lengths"].copy_(ints(17, 400))
+    one.keywords["cache_seqlens"].copy_(ints(17, 400))
     for _ in range(2):
-        with pytest.raises(ProblemError, match="lengths"):
+        with pytest.raises(ProblemError, match="cache_seqlens"):
             one.run()
 
 

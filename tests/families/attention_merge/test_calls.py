@@ -46,7 +46,7 @@ def test_parts_of_the_keys_merge_to_attention_over_all() -> None:
     merged, logs = merged.float(), logs.float()
     for begin, end in ((7, 20), (20, 21), (21, 50)):
         one, log = attention(q, k[:, :, begin:end], v[:, :, begin:end])
-        merged, logs = warploom.attention_merge(merged, logs, one.float(), log.float())
+        merged, logs = warploom.merge_state(merged, logs, one.float(), log.float())
     torch.testing.assert_close(merged, out.float(), rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(logs, lse.float(), rtol=2e-6, atol=2e-6)
 
@@ -67,7 +67,7 @@ def test_what_attended_to_nothing_has_no_weight_whatever_it_holds() -> None:
     lse_a[:4] = torch.tensor([-INF, INF, -INF, INF])
     lse_b[2:5] = torch.tensor([-INF, -INF, -INF])
     a[:4], b[2:5] = torch.nan, torch.nan
-    out, lse = warploom.attention_merge(a, lse_a, b, lse_b)
+    out, lse = warploom.merge_state(a, lse_a, b, lse_b)
     assert torch.equal(out[:2], b[:2]) and torch.equal(lse[:2], lse_b[:2])
     assert (out[2:4] == 0).all() and (lse[2:4] == -INF).all()
     assert torch.equal(out[4], a[4]) and lse[4] == lse_a[4]
@@ -77,7 +77,7 @@ def test_what_attended_to_nothing_has_no_weight_whatever_it_holds() -> None:
 def test_logarithms_that_are_far_apart_or_large_do_not_overflow() -> None:
     a, _, b, _ = parts(3)
     lse_a, lse_b = torch.tensor([1e4, -1e4, 3e38]), torch.tensor([-1e4, -1e4, -3e38])
-    out, lse = warploom.attention_merge(a, lse_a, b, lse_b)
+    out, lse = warploom.merge_state(a, lse_a, b, lse_b)
     assert torch.equal(out[0], a[0]) and torch.equal(out[2], a[2])
     torch.testing.assert_close(lse, torch.tensor([1e4, -1e4 + 0.6931, 3e38]))
     torch.testing.assert_close(
@@ -93,7 +93,7 @@ def test_parts_add_up_in_place() -> None:
     total, logs = given[0][0].float(), given[0][1].clone()
     exact, exact_logs = given[0][0].double(), given[0][1].double()
     for out, lse, *_ in given[1:]:
-        found = warploom.attention_merge(total, logs, out, lse, out=total, lse=logs)
+        found = warploom.merge_state(total, logs, out, lse, out=total, lse=logs)
         assert found[0] is total and found[1] is logs
         both = torch.logaddexp(exact_logs, lse.double())
         weights = (exact_logs - both).exp(), (lse.double() - both).exp()
@@ -107,9 +107,9 @@ def test_results_lie_as_a_does() -> None:
     a, lse_a, b, lse_b = parts(2, 3, 5, dim=16)
     a = a.transpose(1, 2)  # [batch, heads, seq, dim] of a model's memory
     b, lse_a, lse_b = (one.transpose(1, 2).contiguous() for one in (b, lse_a, lse_b))
-    out, lse = warploom.attention_merge(a, lse_a.mT.contiguous().mT, b, lse_b)
+    out, lse = warploom.merge_state(a, lse_a.mT.contiguous().mT, b, lse_b)
     assert out.stride() == a.stride() and lse.stride() == lse_a.mT.contiguous().mT.stride()
-    assert torch.equal(out, warploom.attention_merge(a.contiguous(), lse_a, b, lse_b)[0])
+    assert torch.equal(out, warploom.merge_state(a.contiguous(), lse_a, b, lse_b)[0])
 
 
 # ---- Plans ---------------------------------------------------------------------------------------
@@ -133,10 +133,10 @@ def test_only_rows_that_16_bytes_do_not_reach_are_copied(name: str) -> None:
     plan.forget()
     a = make()
     _, lse_a, b, lse_b = parts(4, 6, 5, dim=16)
-    out, lse = warploom.attention_merge(a, lse_a, b, lse_b)
+    out, lse = warploom.merge_state(a, lse_a, b, lse_b)
     (planned,) = plan.known.values()
     assert planned.copies == copied
-    expected = warploom.attention_merge(a.contiguous(), lse_a, b, lse_b)
+    expected = warploom.merge_state(a.contiguous(), lse_a, b, lse_b)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
     problem: Any = AttentionMergeCall(a, lse_a, b, lse_b).draft(plan.targets.at_hand(-1)).problem
     dense = (480, 80, 16)
@@ -149,22 +149,22 @@ def test_only_rows_that_16_bytes_do_not_reach_are_copied(name: str) -> None:
 def test_packed_results_have_their_logarithms_by_head() -> None:
     a, _, b, _ = parts(40, 3, dim=64)
     lse_a, lse_b = torch.randn(3, 40), torch.randn(3, 40)
-    out, lse = warploom.attention_merge(a, lse_a.t(), b, lse_b.t())
+    out, lse = warploom.merge_state(a, lse_a.t(), b, lse_b.t())
     assert lse.shape == (40, 3) and lse.t().is_contiguous()
     for head in range(3):
-        one, log = warploom.attention_merge(a[:, head], lse_a[head], b[:, head], lse_b[head])
+        one, log = warploom.merge_state(a[:, head], lse_a[head], b[:, head], lse_b[head])
         assert torch.equal(out[:, head], one) and torch.equal(lse[:, head], log)
 
 
 def test_nothing_merges_to_nothing() -> None:
     for rows in ((0,), (3, 0, 2)):
-        out, lse = warploom.attention_merge(*parts(*rows))
+        out, lse = warploom.merge_state(*parts(*rows))
         assert out.shape == (*rows, 32) and lse.shape == rows
 
 
 def test_a_call_is_explained_for_a_gpu_that_is_not_here() -> None:
     given = (one.to("meta") for one in parts(8, 4, 2, dim=128))
-    told = warploom.explain(warploom.attention_merge, *given, gpu="h200")
+    told = warploom.explain(warploom.merge_state, *given, gpu="h200")
     assert told.kernel.startswith("attention_merge_sm90a_bf16_d128_128x16_")
 
 
@@ -209,27 +209,27 @@ def test_a_trial_holds_both_results() -> None:
 def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str) -> None:
     given = dict(zip(("out_a", "lse_a", "out_b", "lse_b"), parts(6), strict=True))
     with pytest.raises(ProblemError, match=rule):
-        warploom.attention_merge(**{**given, **wrong})  # type: ignore[arg-type]
+        warploom.merge_state(**{**given, **wrong})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [(1, 1, 1, 1), ()])
 def test_rows_have_at_most_three_dimensions(rows: tuple[int, ...]) -> None:
     a = torch.zeros(*rows, 32) if rows else torch.zeros(())
     with pytest.raises(ProblemError, match="must be"):
-        warploom.attention_merge(a, a.sum(-1) if rows else a, a, a.sum(-1) if rows else a)
+        warploom.merge_state(a, a.sum(-1) if rows else a, a, a.sum(-1) if rows else a)
     with pytest.raises(ProblemError, match="a multiple of 8 elements, at most 512"):
-        warploom.attention_merge(*parts(3, dim=520))
+        warploom.merge_state(*parts(3, dim=520))
 
 
 def test_a_result_that_lies_across_an_operand_is_refused() -> None:
     a, lse_a, b, lse_b = parts(6)
     room, logs = torch.zeros(9, 32).bfloat16(), torch.zeros(9)
     with pytest.raises(ProblemError, match="do not overlap"):
-        warploom.attention_merge(room[:6], lse_a, b, lse_b, out=room[3:])
+        warploom.merge_state(room[:6], lse_a, b, lse_b, out=room[3:])
     with pytest.raises(ProblemError, match="do not overlap"):
-        warploom.attention_merge(a, logs[:6], b, lse_b, lse=logs[1:7])
+        warploom.merge_state(a, logs[:6], b, lse_b, lse=logs[1:7])
     with pytest.raises(ProblemError, match="do not overlap"):
-        warploom.attention_merge(a, lse_a, b, lse_b, out=b.view(torch.float16))
+        warploom.merge_state(a, lse_a, b, lse_b, out=b.view(torch.float16))
 
 
 def test_dual_tensors_are_refused() -> None:
@@ -237,7 +237,7 @@ def test_dual_tensors_are_refused() -> None:
 
     a, lse_a, b, lse_b = parts(4, dtype=torch.float32)
     with forward_ad.dual_level(), pytest.raises(ProblemError, match="no forward-mode derivative"):
-        warploom.attention_merge(forward_ad.make_dual(a, a), lse_a, b, lse_b)
+        warploom.merge_state(forward_ad.make_dual(a, a), lse_a, b, lse_b)
 
 
 # ---- The operator --------------------------------------------------------------------------------
@@ -253,8 +253,8 @@ def test_compiled_code_calls_the_operator_and_adds_up_in_place() -> None:
     def merged(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         a, lse_a, b, lse_b = given
         total, logs = a.float(), lse_a.clone()
-        warploom.attention_merge(total, logs, b, lse_b, out=total, lse=logs)
-        out, lse = warploom.attention_merge(total, logs, a, lse_b + 1)
+        warploom.merge_state(total, logs, b, lse_b, out=total, lse=logs)
+        out, lse = warploom.merge_state(total, logs, a, lse_b + 1)
         return out + 1, lse
 
     compiled = torch.compile(merged, fullgraph=True, backend="aot_eager")
@@ -268,7 +268,7 @@ def test_fake_tensors_get_what_calls_return() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     real = parts(2, 3, 5, dim=16)
-    expected = warploom.attention_merge(
+    expected = warploom.merge_state(
         real[0].transpose(0, 1),
         real[1].transpose(0, 1),
         real[2].transpose(0, 1),
@@ -276,7 +276,7 @@ def test_fake_tensors_get_what_calls_return() -> None:
     )
     with FakeTensorMode() as mode:
         given = [mode.from_tensor(one).transpose(0, 1) for one in real]
-        for found, wanted in zip(warploom.attention_merge(*given), expected, strict=True):
+        for found, wanted in zip(warploom.merge_state(*given), expected, strict=True):
             assert (found.shape, found.stride(), found.dtype) == (
                 wanted.shape,
                 wanted.stride(),

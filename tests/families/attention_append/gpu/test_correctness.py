@@ -88,7 +88,7 @@ def test_numbers_that_mean_nothing_lead_to_no_row_outside_of_caches(
                 low, high = (-(2**31), 2**31) if name != "lengths" else (-100, 100)
                 any_numbers = torch.randint(low, high, other[name].shape, generator=drawn)
                 other[name] = any_numbers.to(torch.int32).cuda()
-        warploom.attention_append(**other)
+        warploom.append_kv_cache(**other)
         for one in written(AttentionAppendCall(**other)).values():
             room = cases.room(one)
             assert (room[: cases.BESIDE] == room[0]).all()
@@ -110,7 +110,7 @@ def test_every_16_bit_number_is_rounded_as_torch_rounds_it(
             new, one = rows.to(device), torch.tensor(scale, device=device)
             start = torch.zeros(1, dtype=torch.int32, device=device)
             v_cache = k_cache.clone()
-            warploom.attention_append(k_cache, v_cache, new, new, start, scale_k=one, scale_v=one)
+            warploom.append_kv_cache(k_cache, v_cache, new, new, start, scale_k=one, scale_v=one)
             assert torch.equal(k_cache.view(torch.uint8), v_cache.view(torch.uint8))
             found.append(k_cache.cpu().float())
         torch.testing.assert_close(found[1], found[0], rtol=0, atol=0, equal_nan=True)
@@ -127,7 +127,7 @@ def test_rows_of_every_size_have_scales_that_they_can_be_divided_by(cache: torch
         scales = [torch.zeros(1, 1, 10, device=device) for _ in range(2)]
         start = torch.zeros(1, dtype=torch.int32, device=device)
         new = rows.to(device)
-        warploom.attention_append(*caches, new, new, start, scale_k=scales[0], scale_v=scales[1])
+        warploom.append_kv_cache(*caches, new, new, start, scale_k=scales[0], scale_v=scales[1])
         found.append((caches[0].cpu().float(), scales[0].cpu()))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -145,7 +145,7 @@ def test_past_2_to_the_31_elements_rows_are_found() -> None:
     k = torch.full((2, heads, 1, dim), 3.0, device="cuda").bfloat16()
     lengths = torch.tensor([2 * page - 1, page + 5], dtype=torch.int32, device="cuda")
     one = torch.ones((), device="cuda")
-    warploom.attention_append(
+    warploom.append_kv_cache(
         k_cache, v_cache, k, 2 * k, lengths, page_table=table, scale_k=one, scale_v=one
     )
     for cache, value in ((k_cache, 3), (v_cache, 6)):

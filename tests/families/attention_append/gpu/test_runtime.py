@@ -37,17 +37,17 @@ def test_a_captured_call_runs_again_at_other_lengths(
     operation: cases.AttentionAppendOperation,
 ) -> None:
     given, other = arguments(operation), arguments(operation)
-    warploom.attention_append(**given)  # planned
+    warploom.append_kv_cache(**given)  # planned
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        warploom.attention_append(**given)
-    warploom.attention_append(**other)
+        warploom.append_kv_cache(**given)
+    warploom.append_kv_cache(**other)
     for lengths in ((0, 0, 0, 0), (45, 46, 47, 48), (5, -1, 9, 13)):
         for one in (given, other):
             one["lengths"].copy_(torch.tensor(lengths))
             one["k"].mul_(1.5)
         graph.replay()
-        warploom.attention_append(**other)
+        warploom.append_kv_cache(**other)
         assert_equal(bits(given), bits(other))
 
 
@@ -55,17 +55,17 @@ def test_a_captured_step_moves_on_by_itself() -> None:
     """Lengths afterwards are the next step's: nothing comes from the host."""
     given, other = arguments(), arguments()
     given["lengths_after"] = torch.empty_like(given["lengths"])
-    warploom.attention_append(**given)
+    warploom.append_kv_cache(**given)
     start = given["lengths"].clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        warploom.attention_append(**given)
+        warploom.append_kv_cache(**given)
         given["lengths"].copy_(given["lengths_after"])
     other["lengths_after"] = torch.empty_like(start)
     for step in range(5):
         graph.replay()
         other["lengths"] = start + 2 * step
-        warploom.attention_append(**other)
+        warploom.append_kv_cache(**other)
         assert torch.equal(given["lengths"], start + 2 * (step + 1))
     for name in ("k_cache", "v_cache", "out"):
         assert torch.equal(cases.room(given[name]), cases.room(other[name]))
@@ -80,9 +80,9 @@ def test_a_call_runs_on_the_current_stream_behind_what_is_there() -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         other["k"].copy_(late)
-        warploom.attention_append(**other)
+        warploom.append_kv_cache(**other)
     stream.synchronize()
-    warploom.attention_append(**given)
+    warploom.append_kv_cache(**given)
     assert_equal(bits(given), bits(other))
 
 
@@ -92,9 +92,9 @@ def test_calls_of_layers_follow_each_other() -> None:
     for one in (given, other):
         one["lengths_after"] = torch.empty_like(one["lengths"])
     for _ in range(20):
-        warploom.attention_append(**given)
+        warploom.append_kv_cache(**given)
         given["q"], given["out"] = given["out"], given["q"]
-        warploom.attention_append(**other)
+        warploom.append_kv_cache(**other)
         torch.cuda.synchronize()
         other["q"], other["out"] = other["out"], other["q"]
     assert torch.equal(given["q"], other["q"]) and torch.equal(given["k_cache"], other["k_cache"])
@@ -102,9 +102,9 @@ def test_calls_of_layers_follow_each_other() -> None:
 
 def test_a_warm_call_plans_and_copies_nothing() -> None:
     given = arguments()
-    warploom.attention_append(**given)
+    warploom.append_kv_cache(**given)
     before = warploom.counters.as_dict()
-    warploom.attention_append(**given)
+    warploom.append_kv_cache(**given)
     after = warploom.counters.as_dict()
     assert after.pop("launches") - before.pop("launches") == 1
     assert after == before
@@ -112,10 +112,10 @@ def test_a_warm_call_plans_and_copies_nothing() -> None:
 
 def test_q_is_turned_in_its_place() -> None:
     given = arguments()
-    expected = warploom.attention_append(**given)
+    expected = warploom.append_kv_cache(**given)
     given["q"] = given["q"].contiguous()
     given["out"] = given["q"]
-    found = warploom.attention_append(**given)
+    found = warploom.append_kv_cache(**given)
     assert found is given["q"] and torch.equal(found, expected)
 
 
@@ -129,7 +129,7 @@ def test_compiled_code_writes_the_caches_that_it_was_given(
         one.pop("out")
 
     def step(given: dict[str, Any]) -> torch.Tensor:
-        q = warploom.attention_append(**given)
+        q = warploom.append_kv_cache(**given)
         return q * 2 + given["k_cache"].float().sum()
 
     compiled = torch.compile(step, fullgraph=True)

@@ -124,9 +124,9 @@ class Making:
         shape, operation = self.shape, self.operation
         found: dict[str, Any] = {}
         if operation.lengths:
-            found["lengths"] = _int32(self.lengths)
+            found["cache_seqlens"] = _int32(self.lengths)
         if operation.starts:
-            found["starts"] = _int32(self.starts)
+            found["cache_leftpad"] = _int32(self.starts)
         if operation.page:
             found["page_table"] = self._table()
         if operation.keys == "packed":

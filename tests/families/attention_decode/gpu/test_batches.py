@@ -39,7 +39,7 @@ def alone(made: arena.Call, index: int) -> arena.Pair:
     q, k, v = made.tensors
     one = slice(index, index + 1)
     keywords = dict(made.keywords)
-    for name in ("lengths", "starts", "page_table"):
+    for name in ("cache_seqlens", "cache_leftpad", "page_table"):
         if name in keywords:
             keywords[name] = keywords[name][one]
     if "page_table" not in keywords:

@@ -137,10 +137,10 @@ def test_views_of_caches_are_not_copied(
     told = torch.tensor([300, 1, 177], dtype=torch.int32, device=arena.DEVICE)
     kernel = SIMPLE["plain"]
     expected = warploom.attention_decode(
-        q, k.contiguous(), v.contiguous(), lengths=told, spec=kernel
+        q, k.contiguous(), v.contiguous(), cache_seqlens=told, spec=kernel
     )
     before = warploom.counters.copies
-    found = warploom.attention_decode(q, k, v, lengths=told, spec=kernel)
+    found = warploom.attention_decode(q, k, v, cache_seqlens=told, spec=kernel)
     assert warploom.counters.copies == before
     assert torch.equal(found, expected) and found.transpose(1, 2).is_contiguous()  # as q lies
 
@@ -211,24 +211,28 @@ def test_caches_past_2_to_the_31_elements_are_read_where_they_are(name: str, mem
         paged = cache.view(-1, 64, kv_heads, dim).transpose(1, 2)
         table = torch.arange(len(paged) - 8, len(paged)).int().to(arena.DEVICE)
         table = table.repeat(2, 1)
-        found = warploom.attention_decode(q, paged, paged, lengths=told, page_table=table)
+        found = warploom.attention_decode(q, paged, paged, cache_seqlens=told, page_table=table)
         rows = cache[-512:].transpose(0, 1)
         expected = warploom.attention_decode(
-            q, *[rows.expand(2, -1, -1, -1).contiguous()] * 2, lengths=told
+            q, *[rows.expand(2, -1, -1, -1).contiguous()] * 2, cache_seqlens=told
         )
     elif name == "plain":
         halves = cache.view(2, total // 2, kv_heads, dim).transpose(1, 2)
         full = torch.tensor([total // 2, 300], dtype=torch.int32, device=arena.DEVICE)
-        found = warploom.attention_decode(q, halves, halves, lengths=full)[1:]
+        found = warploom.attention_decode(q, halves, halves, cache_seqlens=full)[1:]
         rows = halves[1:, :, :300]
-        expected = warploom.attention_decode(q[1:], *[rows.contiguous()] * 2, lengths=told[:1])
+        expected = warploom.attention_decode(
+            q[1:], *[rows.contiguous()] * 2, cache_seqlens=told[:1]
+        )
     else:
         ends = torch.tensor([0, total - 300, total], dtype=torch.int32, device=arena.DEVICE)
         found = warploom.attention_decode(q, cache, cache, cu_seqlens_k=ends, max_seqlen_k=total)[
             1:
         ]
         rows = cache[-300:].transpose(0, 1)[None]
-        expected = warploom.attention_decode(q[1:], *[rows.contiguous()] * 2, lengths=told[:1])
+        expected = warploom.attention_decode(
+            q[1:], *[rows.contiguous()] * 2, cache_seqlens=told[:1]
+        )
     torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-7)
 
 

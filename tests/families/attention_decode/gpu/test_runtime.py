@@ -150,7 +150,7 @@ def test_a_launch_sees_keys_that_the_kernel_before_wrote(name: str) -> None:
     """A cache of a token more each step: written by a kernel, and read by the next launch."""
     made = make(name, lengths=[2000, 1000, 500], heads_first=False)
     q, k, v = made.tensors
-    lengths = made.keywords["lengths"]
+    lengths = made.keywords["cache_seqlens"]
     keywords = {**made.keywords, "spec": made.spec}
     full = [arena.bits(made)[0]]
     source = [one.clone() for one in (k, v)]
@@ -203,15 +203,15 @@ def test_torch_compile_takes_it_without_a_graph_break(backend: str) -> None:
     _, k, v = made.tensors
 
     def layer(q: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        given = {**made.keywords, "lengths": lengths}
+        given = {**made.keywords, "cache_seqlens": lengths}
         out, lse = warploom.attention_decode(q * 2, k, v, return_lse=True, **given)
         return out + 1, lse * 1
 
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     with torch.no_grad():
         for q in (made.q.view, -made.q.view):
-            found = compiled(q, made.keywords["lengths"])
-            wanted = layer(q, made.keywords["lengths"])
+            found = compiled(q, made.keywords["cache_seqlens"])
+            wanted = layer(q, made.keywords["cache_seqlens"])
             torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7)
 
 
@@ -223,12 +223,12 @@ def test_the_graphs_of_torch_compile_replay_at_other_lengths() -> None:
     v.normal_()
 
     def layer(q: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        return warploom.attention_decode(q + 0, k, v, lengths=lengths) * 1
+        return warploom.attention_decode(q + 0, k, v, cache_seqlens=lengths) * 1
 
     compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
     with torch.no_grad():
         for step in range(6):
-            lengths = made.keywords["lengths"].fill_(1 + 399 * step)
+            lengths = made.keywords["cache_seqlens"].fill_(1 + 399 * step)
             torch.compiler.cudagraph_mark_step_begin()
             assert torch.equal(compiled(q, lengths).clone(), layer(q, lengths))
 

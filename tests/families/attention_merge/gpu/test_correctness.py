@@ -83,7 +83,7 @@ def test_parts_of_attention_merge_to_attention() -> None:
     for begin, end in ((0, 130), (130, 300), (300, 500)):
         keys, values = k[:, :, begin:end], v[:, :, begin:end]
         part = warploom.attention(q, keys.contiguous(), values.contiguous(), return_lse=True)
-        merged = part if merged is None else warploom.attention_merge(*merged, *part)
+        merged = part if merged is None else warploom.merge_state(*merged, *part)
     assert merged is not None
     torch.testing.assert_close(merged[0], whole, rtol=2**-6, atol=2**-7)
     torch.testing.assert_close(merged[1], whole_lse, rtol=1e-5, atol=1e-5)
@@ -94,4 +94,4 @@ def test_the_gpu_computes_what_the_reference_does() -> None:
     call = made.call
     given = [one.cpu() for one in (call.out_a, call.lse_a, call.out_b, call.lse_b)]
     assert share([one.cpu() for one in made.run()], bounds(AttentionMergeCall(*given))) <= 1
-    assert share(warploom.attention_merge(*given), bounds(AttentionMergeCall(*given))) <= 1
+    assert share(warploom.merge_state(*given), bounds(AttentionMergeCall(*given))) <= 1

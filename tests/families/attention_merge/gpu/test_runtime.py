@@ -49,25 +49,25 @@ VIEWS: dict[str, tuple[Callable[[], torch.Tensor], int]] = {
 def test_a_view_is_copied_only_where_its_rows_cannot_be_read(name: str) -> None:
     make, copies = VIEWS[name]
     view, (_, lse_a, other, lse_b) = make(), parts(4, 6, 66, dim=64)
-    expected = warploom.attention_merge(view.contiguous(), lse_a, other, lse_b)
+    expected = warploom.merge_state(view.contiguous(), lse_a, other, lse_b)
     lse_a = lse_a.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     for _ in range(2):
         before = warploom.counters.copies
-        found = warploom.attention_merge(view, lse_a, other, lse_b)
+        found = warploom.merge_state(view, lse_a, other, lse_b)
         assert warploom.counters.copies - before == copies
         assert all(torch.equal(one, wanted) for one, wanted in zip(found, expected, strict=True))
 
 
 def test_a_call_runs_on_the_current_stream_behind_what_is_there() -> None:
     given = parts(2048, 8)
-    wanted = warploom.attention_merge(*given)
+    wanted = warploom.merge_state(*given)
     held = torch.zeros_like(given[0])
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         held.copy_(given[0])
-        found = warploom.attention_merge(held, *given[1:])
+        found = warploom.merge_state(held, *given[1:])
     torch.cuda.current_stream().wait_stream(stream)
     for one, other in zip(found, wanted, strict=True):
         one.record_stream(torch.cuda.current_stream())
@@ -77,23 +77,23 @@ def test_a_call_runs_on_the_current_stream_behind_what_is_there() -> None:
 def test_a_captured_call_runs_again_on_what_is_new() -> None:
     given = parts(100, 8)
     total, logs = given[0].float(), given[1].clone()
-    warploom.attention_merge(total, logs, *given[2:], out=total, lse=logs)  # planned
+    warploom.merge_state(total, logs, *given[2:], out=total, lse=logs)  # planned
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        warploom.attention_merge(total, logs, *given[2:], out=total, lse=logs)
+        warploom.merge_state(total, logs, *given[2:], out=total, lse=logs)
     for _ in range(3):
         given[2].normal_()
         total.normal_()
-        expected = warploom.attention_merge(total, logs, *given[2:])
+        expected = warploom.merge_state(total, logs, *given[2:])
         graph.replay()
         assert torch.equal(total, expected[0]) and torch.equal(logs, expected[1])
 
 
 def test_a_warm_call_plans_and_copies_nothing() -> None:
     given = parts(64)
-    warploom.attention_merge(*given)
+    warploom.merge_state(*given)
     before = warploom.counters.as_dict()
-    warploom.attention_merge(*given)
+    warploom.merge_state(*given)
     after = warploom.counters.as_dict()
     assert after.pop("launches") - before.pop("launches") == 1
     assert after == before
@@ -103,7 +103,7 @@ def test_compiled_code_calls_the_operator() -> None:
     def merged(*given: torch.Tensor) -> torch.Tensor:
         a, lse_a, b, lse_b = given
         total, logs = a.float(), lse_a.clone()
-        warploom.attention_merge(total, logs, b, lse_b, out=total, lse=logs)
+        warploom.merge_state(total, logs, b, lse_b, out=total, lse=logs)
         return total * 2 + logs[..., None]
 
     given = parts(12, 20)
@@ -113,12 +113,12 @@ def test_compiled_code_calls_the_operator() -> None:
 
 def test_torch_finds_no_fault_with_the_operator() -> None:
     operands = parts(7, 5)
-    warploom.attention_merge(*operands)  # the operator is registered when the runtime is first used
+    warploom.merge_state(*operands)  # the operator is registered when the runtime is first used
     operator = torch.ops.warploom.attention_merge.default
     torch.library.opcheck(operator, (*operands, torch.float32, None))
 
 
 def test_nothing_is_launched_for_no_rows() -> None:
     before = warploom.counters.launches
-    assert warploom.attention_merge(*parts(0, 3))[0].shape == (0, 3, 128)
+    assert warploom.merge_state(*parts(0, 3))[0].shape == (0, 3, 128)
     assert warploom.counters.launches == before
