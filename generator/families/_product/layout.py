@@ -28,7 +28,8 @@ REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of
 BASE_REGISTERS = {"tma": 40, "direct": 56}
 FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
 QUANTIZE_REGISTERS = 40  # of direct stores, whose addresses are kept from pass to pass
-ROUNDING_REGISTERS = 24  # a state, random words, and values as they were before
+# A state, random words, and values as they were before, by the bits of D.
+ROUNDING_REGISTERS = {16: 24, 8: 32}
 GATE_REGISTERS = 8  # what a gate is multiplied by, and where that lies in the product
 
 
@@ -177,7 +178,7 @@ def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments
     if schedule.store == "direct" and quantizes(steps):  # single elements of whole blocks
         gated += QUANTIZE_REGISTERS
     if rounds_stochastically(steps):
-        gated += ROUNDING_REGISTERS
+        gated += ROUNDING_REGISTERS[ELEMENTS[operation.d].bits]
     return fragments // columns * (operands + FRAGMENT_REGISTERS[way]) + BASE_REGISTERS[way] + gated
 
 
