@@ -289,12 +289,21 @@ struct StochasticRounding {
   // Chunks of an even number of fragments start at multiples of 16 rows of D.
   static constexpr int kTogether = kFragments % 2 == 0 ? 2 : 1;
 
-  // What stands outside of D is rounded too, and not stored.
+  // What stands outside of D is rounded too, and not stored. NaN, whose bits could become a number's, is put back after
+  // all values are rounded: nothing else branches, so that groups of values are rounded under each other's latency.
   __device__ __forceinline__ void round(Value (&x)[kFragments][2][2], const Place& at, int chunk) const {
+    uint32_t nan[(kFragments + 7) / 8] = {};  // a bit for each value
+    const bool unusual = any_nan(reinterpret_cast<const float(&)[2 * kFragments][2]>(x));
+    if (unusual) {
+      CUTE_UNROLL
+      for (int i = 0; i < 4 * kFragments; ++i) {
+        const float value = x[i / 4][i / 2 % 2][i % 2];
+        if (value != value) nan[i / 32] |= 1u << i % 32;
+      }
+    }
     CUTE_UNROLL
     for (int f = 0; f < kFragments; f += kTogether) {
       const Coordinates place = coordinates(at, chunk, f);
-      float result[kTogether][2][2];
       const int column = place.column[0];
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {  // the next row has words of its own, and half of them are of other columns
@@ -306,19 +315,16 @@ struct StochasticRounding {
           for (int j = 0; j < 2; ++j) {
             const bool right = j == 1;
             const uint32_t word = right ? (below ? four.w : four.z) : (below ? four.y : four.x);
-            result[g][i][j] = rounded(x[f + g][i][j], column & 1 ? word >> (32 - kDropped) : word & ((1u << kDropped) - 1));
+            float& value = x[f + g][i][j];
+            value = rounded(value, column & 1 ? word >> (32 - kDropped) : word & ((1u << kDropped) - 1));
           }
         }
       }
-      if (any_nan(reinterpret_cast<const float(&)[2 * kTogether][2]>(x[f]))) {  // whose bits could become a number's
-        CUTE_UNROLL
-        for (int i = 0; i < 4 * kTogether; ++i) {
-          const float value = x[f + i / 4][i / 2 % 2][i % 2];
-          if (value != value) result[i / 4][i / 2 % 2][i % 2] = __uint_as_float(0x7fc00000);
-        }
-      }
+    }
+    if (unusual) {
       CUTE_UNROLL
-      for (int i = 0; i < 4 * kTogether; ++i) x[f + i / 4][i / 2 % 2][i % 2] = result[i / 4][i / 2 % 2][i % 2];
+      for (int i = 0; i < 4 * kFragments; ++i)
+        if (nan[i / 32] >> i % 32 & 1) x[i / 4][i / 2 % 2][i % 2] = __uint_as_float(0x7fc00000);
     }
   }
 };
