@@ -120,7 +120,8 @@ def rounded_in_patches(
     values: torch.Tensor, state: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """fp32 values [m, n] as the neighbours that an epilogue rounds them to."""
-    numbers = patch_numbers(state, *values.shape, dtype)
+    rows, columns = values.shape
+    numbers = patch_numbers(state, rows, columns, dtype)
     return rounded(values, numbers, dtype, width=_TYPES[dtype][0])
 
 
