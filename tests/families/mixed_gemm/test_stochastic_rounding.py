@@ -1,4 +1,4 @@
-"""Stochastic rounding of products of quantized weights: the numbers are those of `warploom.gemm`."""
+"""Stochastic rounding of products of quantized weights, as `warploom.gemm` rounds."""
 
 from __future__ import annotations
 
