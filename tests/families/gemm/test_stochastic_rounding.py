@@ -211,3 +211,14 @@ def test_what_is_rendered_rounds_last_and_once() -> None:
         spec(one, d="fp32", tile=(128, 128, 64))
     with pytest.raises(SpecificationError, match="must be one of them"):
         spec(Quantize("exact"), one, d="e4m3", tile=(128, 128, 64))
+
+
+def test_a_sharded_call_is_computed_whole() -> None:
+    """Parts would repeat each other's numbers, which are of places in a tensor."""
+    from warploom.runtime.families.gemm import sharding  # which imports torch's
+    from warploom.runtime.families.gemm.operator_arguments import Call
+
+    a, b = torch.randn(4, 64).to(BF16), torch.randn(64, 256).to(BF16)
+    call = Call(a, b, ["stochastic_rounding"], [STATE], [], BF16, "fast", None)
+    assert len(list(sharding._splits(call, {}))) == 1
+    assert len(list(sharding._splits(call._replace(kinds=[], operands=[]), {}))) > 2
