@@ -28,8 +28,8 @@ REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of
 BASE_REGISTERS = {"tma": 40, "direct": 56}
 FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
 QUANTIZE_REGISTERS = 40  # of direct stores, whose addresses are kept from pass to pass
-# A state, random words, and values as they were before, by the bits of D.
-ROUNDING_REGISTERS = {16: 24, 8: 32}
+# A state, random words and what they are made of, by the bits of D (whose type may be refused).
+ROUNDING_REGISTERS = {32: 24, 16: 24, 8: 32}
 GATE_REGISTERS = 8  # what a gate is multiplied by, and where that lies in the product
 
 
