@@ -327,6 +327,23 @@ class Quantize(Step):
         )
 
 
+@frozen
+class StochasticRounding(Step):
+    """Round to one of the two neighbours in D's type, at random, the value being the mean: last.
+
+    Random numbers are a function of a state in device memory and of the place in D.
+    """
+
+    step: Literal["stochastic_rounding"] = "stochastic_rounding"
+    arguments: ClassVar[tuple[str, ...]] = ("stochastic_rounding",)
+    results: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "e4m3", "e5m2")
+    parts: ClassVar[tuple[str, ...]] = ("stochastic_rounding.cuh.jinja",)
+    cpp: ClassVar[str] = "StochasticRounding"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        return (pointer(f"rounding_{index}", "const uint2", "[2]: seeds random numbers"),)
+
+
 EpilogueStep = (
     Scale
     | Bias
@@ -338,6 +355,7 @@ EpilogueStep = (
     | ColumnSum
     | Gate
     | Quantize
+    | StochasticRounding
 )
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
@@ -376,6 +394,12 @@ def quantizes(steps: tuple[Step, ...]) -> bool:
     return bool(steps) and isinstance(steps[-1], Quantize)
 
 
+@lru_cache(maxsize=1024)
+def rounds_stochastically(steps: tuple[Step, ...]) -> bool:
+    """Whether D is rounded at random."""
+    return bool(steps) and isinstance(steps[-1], StochasticRounding)
+
+
 def factors(steps: tuple[Step, ...], index: int) -> int:
     """How many columns of a step's there are for each column of D."""
     return 2 if any(isinstance(step, Gate) for step in steps[index:]) else 1
@@ -393,7 +417,13 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
         return f"epilogue with {gates[0].token} and {gates[1].token}: at most one gate"
     if gates and any(step.partial for step in steps):
         return f"epilogue with {gates[0].token} and column_sum: a gated epilogue sums no columns"
-    early = [step for step in steps[:-1] if isinstance(step, Quantize)]
+    scaled = [step for step in steps if isinstance(step, Quantize)]
+    if scaled and rounds_stochastically(steps):
+        return (
+            f"epilogue with {scaled[0].token} and stochastic_rounding: must be one of them; "
+            "warploom.cast rounds blocks with scales stochastically"
+        )
+    early = [step for step in steps[:-1] if isinstance(step, Quantize | StochasticRounding)]
     if early:
         return f"epilogue with {early[0].token} before other steps: must be the last"
     written = "_".join(step.token for step in steps)

@@ -19,6 +19,7 @@ from benchmarks.peers._gated import gated
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._operations import fused, operations
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
+from benchmarks.peers._rounding import rounded
 from benchmarks.samplers import hosted
 from warploom.generator.configurations import cells
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Layout
@@ -183,6 +184,7 @@ FAMILY = Products(
             "GEMM, bf16, with scale, bias, gelu and residual in the kernel", fused, listed=True
         ),
         "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
+        "rounding": Group("GEMM, rounded stochastically and to nearest", rounded, listed=True),
         "host": Group("GEMM, bf16, host time of a warm call", host, listed=True),
         "compile": Group(
             "Compilation of a shipped kernel by NVRTC, in a fresh process",

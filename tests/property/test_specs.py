@@ -32,6 +32,7 @@ from warploom.generator.epilogue import (
     Preactivation,
     Quantize,
     Scale,
+    StochasticRounding,
     legal,
 )
 from warploom.generator.families import family
@@ -91,6 +92,7 @@ def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> No
     most = max(count for count in range(1, MOST_STEPS + 1) if legal((step,) * count) is None)
     steps = (step,) * most
     others: dict[str, Any] = {} if is_quantized else {"accumulation": "promoted", "batched": True}
+    others |= {"batched": False} if isinstance(step, StochasticRounding) else {}
     operation = GemmOperation(*types, epilogue=steps, **others)
     wordy: dict[str, Any] = {
         "swizzle_size": 1024,

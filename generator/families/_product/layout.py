@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import EpilogueStep, factors, gate_of, quantizes
+from warploom.generator.epilogue import (
+    EpilogueStep,
+    factors,
+    gate_of,
+    quantizes,
+    rounds_stochastically,
+)
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
 from warploom.generator.wgmma import WGMMA_M
@@ -22,6 +28,8 @@ REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of
 BASE_REGISTERS = {"tma": 40, "direct": 56}
 FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
 QUANTIZE_REGISTERS = 40  # of direct stores, whose addresses are kept from pass to pass
+# A state, random words and what they are made of, by the bits of D (whose type may be refused).
+ROUNDING_REGISTERS = {32: 24, 16: 24, 8: 32}
 GATE_REGISTERS = 8  # what a gate is multiplied by, and where that lies in the product
 
 
@@ -169,6 +177,8 @@ def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments
     gated = GATE_REGISTERS if columns > 1 else 0
     if schedule.store == "direct" and quantizes(steps):  # single elements of whole blocks
         gated += QUANTIZE_REGISTERS
+    if rounds_stochastically(steps):
+        gated += ROUNDING_REGISTERS[ELEMENTS[operation.d].bits]
     return fragments // columns * (operands + FRAGMENT_REGISTERS[way]) + BASE_REGISTERS[way] + gated
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Gate, factors, gate_of, quantizes
+from warploom.generator.epilogue import (
+    Gate,
+    factors,
+    gate_of,
+    quantizes,
+    rounds_stochastically,
+)
 from warploom.generator.families._product import launch
 from warploom.generator.families._product.launch import partial_name, rows_of_partial
 from warploom.generator.families._product.layout import ProductLayout, halved, held, in_pairs
@@ -27,6 +33,9 @@ def context(
         "total_threads": launch.PARTIAL_THREADS,
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
         "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
+        "rounding": len(operation.epilogue) - 1
+        if rounds_stochastically(operation.epilogue)
+        else None,
         "gate": gate_of(operation.epilogue),
         "factors": halved(operation, schedule)[1],
         "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
@@ -83,6 +92,8 @@ def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
     d = element(operation.d)
     kind = "integer" if d.is_integer else "packed"
     convert = f"_product/convert_{kind}.cuh.jinja" if d.bits < 32 else "_product/convert_none.cuh"
+    if d.name == "bf16" and rounds_stochastically(operation.epilogue):
+        convert = "_product/convert_truncated.cuh"
     last = ("_product/pair.cuh", convert)
     if not operation.epilogue:
         return ["_product/epilogue_none.cuh", *last]

@@ -9,7 +9,14 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import BLOCK, factors, gate_of, legal, quantizes
+from warploom.generator.epilogue import (
+    BLOCK,
+    factors,
+    gate_of,
+    legal,
+    quantizes,
+    rounds_stochastically,
+)
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import blocks_reason
@@ -45,6 +52,10 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
                 if step.results
             ),
             *(_quantized(operation) if quantizes(operation.epilogue) else ()),
+            "batched with stochastic_rounding: must be false, as random numbers are of rows and "
+            "columns of one matrix; give B without batches, or round the result by warploom.cast"
+            if operation.batched and rounds_stochastically(operation.epilogue)
+            else None,
             None
             if operation.accumulation == "fast" or a.is_fp8
             else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "

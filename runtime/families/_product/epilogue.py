@@ -20,6 +20,7 @@ from warploom.runtime.families._product.steps.gate import LAYOUTS, kind_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.rounding import check_rounding
 from warploom.runtime.tensors import shown
 
 
@@ -37,6 +38,8 @@ class Keywords(TypedDict, total=False):
     amax: torch.Tensor | None
     scale_d: float | torch.Tensor | None
     epilogue: Sequence[Item] | None
+    rounding: str
+    rounding_state: torch.Tensor | None
 
 
 def items(
@@ -52,8 +55,13 @@ def items(
     amax: torch.Tensor | None = None,
     scale_d: float | torch.Tensor | None = None,
     epilogue: Sequence[Item] | None = None,
+    rounding: str = "nearest",
+    rounding_state: torch.Tensor | None = None,
 ) -> Sequence[Item]:
-    """Spell the keywords out as a list, in the order of `warploom.gemm`; or return the list."""
+    """Spell the keywords out as a list, in the order of `warploom.gemm`; or return the list.
+
+    Stochastic rounding comes last in either.
+    """
     listed: list[Item] = []
     if scale_a is not None:
         listed.append(("scale_a", scale_a))
@@ -92,6 +100,9 @@ def items(
             rule="the keywords mean one fixed order, the list means its own",
             fix="put everything into the list",
         )
+    if rounding != "nearest" or rounding_state is not None:
+        check_rounding(rounding, rounding_state)
+        return [*(listed or epilogue or ()), ("stochastic_rounding", rounding_state)]
     return listed or epilogue or ()
 
 

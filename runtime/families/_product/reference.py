@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from warploom.generator.epilogue import StochasticRounding
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
@@ -34,8 +35,13 @@ def write_outputs(x: torch.Tensor, listed: Sequence[Item]) -> None:
             one.write(apply(x, listed[:index]), item)
 
 
-def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round to nearest even as the kernels do: 8-bit types saturate; NaN is kept, in int8 is 0."""
+def rounded(x: torch.Tensor, dtype: torch.dtype, listed: Sequence[Item] = ()) -> torch.Tensor:
+    """Round as the kernels do: 8-bit types saturate; NaN is kept, in int8 is 0.
+
+    To nearest even, unless the items end with a rounding of their own.
+    """
+    if listed:
+        x = step_of(listed[-1]).rounded(x, listed[-1], dtype)
     if dtype == torch.int8:
         return x.nan_to_num(nan=0.0).round().clamp(-128, 127).to(dtype)
     if dtype.itemsize == 1:
@@ -61,6 +67,8 @@ def bound(
     if out_dtype == torch.int8:
         return x.nan_to_num(nan=0.0).clamp(-128, 127), error + 0.5
     unit = unit_roundoff(out_dtype)
+    if listed and step_of(listed[-1]).step is StochasticRounding:
+        unit *= 2  # either neighbour
     smallest = torch.finfo(out_dtype).tiny if unit else 0.0  # below it, spacing is constant
     if out_dtype.itemsize == 1:
         x = x.clamp(-torch.finfo(out_dtype).max, torch.finfo(out_dtype).max)

@@ -7,7 +7,7 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.cast import rounding as random
+from warploom.runtime import rounding as random
 from warploom.runtime.families.cast.call import WRITTEN, CastCall
 from warploom.runtime.function import Function
 

@@ -9,8 +9,8 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.families.cast.schedule import COLUMNS, Block, Rounding
-from warploom.runtime.families.cast.rounding import check_state
 from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.rounding import check_rounding, check_state
 from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
@@ -58,18 +58,7 @@ def check(call: CastCall) -> None:
         )
     _check_options(call)
     _check_scale(call)
-    if call.rounding == "stochastic" and call.rounding_state is None:
-        raise ProblemError(
-            "rounding stochastic without rounding_state",
-            rule="must come with the state that its random numbers are drawn from",
-            fix="torch.randint(2**62, (2,), device=x.device) makes one",
-        )
-    if call.rounding == "nearest" and call.rounding_state is not None:
-        raise ProblemError(
-            "rounding_state with rounding nearest",
-            rule="must be left out, as nothing is drawn",
-            fix='pass rounding="stochastic", or leave it out',
-        )
+    check_rounding(call.rounding, call.rounding_state)
     if call.rounding_state is not None:
         check_state(call.rounding_state)
     amax = call.amax

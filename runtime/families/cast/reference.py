@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from warploom.generator.families.cast.schedule import Block
-from warploom.runtime.families.cast.rounding import numbers, rounded
+from warploom.runtime.rounding import numbers, rounded
 
 Results = tuple[
     torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None

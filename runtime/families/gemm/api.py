@@ -20,6 +20,7 @@ from warploom.runtime.families.gemm.call import GemmCall, check_gradient_options
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.plan import make
+from warploom.runtime.rounding import drawn
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
 
@@ -41,6 +42,8 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     accumulation: Accumulation = "fast",
     epilogue: Sequence[Item] | None = None,
+    rounding: str = "nearest",
+    rounding_state: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
     preactivation: Preactivation = "save",
     accumulate_into: torch.Tensor | None = None,
@@ -65,6 +68,10 @@ def gemm(
     an fp32 tensor of one element, is raised to the largest magnitude before scale_d, a number or a
     one-element fp32 tensor. `epilogue` gives any other order, as a list of items (see
     `runtime/families/_product/steps`). `out` may be exactly the residual. `spec` names the kernel.
+    rounding of the result, in 16 or 8 bits, is "nearest" or "stochastic": one of the two
+    neighbours, at random, with the value as its mean. rounding_state, int64 [2] on the device of a,
+    is what the random numbers are a function of, with the place in the result; None: drawn from
+    torch's generator. Gradients pass straight through it.
 
     The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with
     `out`. preactivation says where the backward pass has from what the activation is given: kept by
@@ -77,6 +84,8 @@ def gemm(
     Raises ProblemError before anything is launched.
     """
     listed: Sequence[Item] = ()
+    if rounding == "stochastic" and rounding_state is None and isinstance(a, torch.Tensor):
+        rounding_state = drawn(a.device)
     if (
         scale_a is not None
         or scale_b is not None
@@ -87,6 +96,8 @@ def gemm(
         or amax is not None
         or scale_d is not None
         or epilogue is not None
+        or rounding != "nearest"
+        or rounding_state is not None
         or type(beta) is not float  # a tensor would be waited for
         or beta != 1
         or gate_layout != "halves"
@@ -103,6 +114,8 @@ def gemm(
             amax=amax,
             scale_d=scale_d,
             epilogue=epilogue,
+            rounding=rounding,
+            rounding_state=rounding_state,
         )
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)

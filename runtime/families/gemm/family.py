@@ -101,7 +101,7 @@ def _with_epilogue(
         return x if x.dtype == one.out.dtype else rounded(x, one.out.dtype)
     x = x.float() if x.dtype == torch.int32 else x
     write_outputs(x, rest)
-    return rounded(apply(x, rest), one.out.dtype)
+    return rounded(apply(x, rest), one.out.dtype, rest)
 
 
 def _by_cublaslt(whole: Callable[[Operands], Results], one: Operands) -> Results:

@@ -14,7 +14,14 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from warploom.generator.epilogue import MOST_STEPS, Activation, Bias, Residual, Scale
+from warploom.generator.epilogue import (
+    MOST_STEPS,
+    Activation,
+    Bias,
+    Residual,
+    Scale,
+    StochasticRounding,
+)
 from warploom.generator.families.gemm import Accumulation
 from warploom.runtime.families._product.steps import OUTPUTS, step_of
 from warploom.runtime.families._product.steps.step import Item
@@ -141,7 +148,7 @@ def way_of(
         elif kind is Bias or kind is Residual:
             wanted = wanted or needs
             inner = inner or (needs and index < first)
-        else:
+        elif kind is not StochasticRounding:  # whose gradient passes straight through
             return "composite"
     if not passed:
         return "linear"

@@ -37,7 +37,7 @@ def gemm(
     if listed:
         write_outputs(x.to(torch.float32), listed)
         x = apply(x.to(torch.float32), listed)
-    return rounded(x, out_dtype)
+    return rounded(x, out_dtype, listed)
 
 
 def operands(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate
 
-from warploom.generator.epilogue import Bias, Gate, Residual, Scale
+from warploom.generator.epilogue import Bias, Gate, Residual, Scale, StochasticRounding
 from warploom.generator.step import Reads
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.operand import Extents
@@ -145,6 +145,8 @@ def _splits(call: Call, written: Mapping[str, torch.Tensor]) -> Iterator[_Split]
     stored = [item for kind in written for item in listed if item[0] == kind]
     yield _Split((whole,) * (2 + len(read)), (whole,) * len(stored), whole)
     if block_scales(call.a, call.b, listed) is not None:  # which no split of 128 follows
+        return
+    if listed and step_of(listed[-1]).step is StochasticRounding:  # parts would repeat numbers
         return
     asked = (map(_asked, group) for group in (read, stored))
     axes = _Axes.of(call.a.shape, call.b.shape, *map(list, asked))

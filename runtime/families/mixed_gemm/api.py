@@ -14,6 +14,7 @@ from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.mixed_gemm import gradient, operators
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.rounding import drawn
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
 
@@ -31,6 +32,8 @@ def mixed_gemm(
     amax: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     epilogue: Sequence[Item] | None = None,
+    rounding: str = "nearest",
+    rounding_state: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
 ) -> torch.Tensor:
     """Return scale_d (activation(scale_a (a W') + bias) + beta residual), W of 4 or 8 bits.
@@ -43,9 +46,9 @@ def mixed_gemm(
     round weights, and scales of another type before, to the type of a.
 
     scale_a is a number, a one-element tensor, [M] or [M, 1]; bias is [N], residual [.., M, N],
-    scale_d a number or a one-element tensor, amax a tensor of one element. These, `epilogue` and
-    `out` are those of `warploom.gemm`; but batches are rows of one product, and what the epilogue
-    reads must lie so too.
+    scale_d a number or a one-element tensor, amax a tensor of one element. These, `epilogue`,
+    `rounding` and `out` are those of `warploom.gemm`; but batches are rows of one product, and what
+    the epilogue reads must lie so too.
 
     The result is differentiable, once, in a, bias, residual and tensors of scales, but not with
     `out`, and not in the weight: a gradient of a is a product with the weight in 16 bits.
@@ -55,6 +58,8 @@ def mixed_gemm(
     Raises ProblemError before anything is launched.
     """
     listed: Sequence[Item] = ()
+    if rounding == "stochastic" and rounding_state is None and isinstance(a, torch.Tensor):
+        rounding_state = drawn(a.device)
     if (
         scale_a is not None
         or bias is not None
@@ -63,6 +68,8 @@ def mixed_gemm(
         or amax is not None
         or scale_d is not None
         or epilogue is not None
+        or rounding != "nearest"
+        or rounding_state is not None
         or type(beta) is not float  # a tensor would be waited for
         or beta != 1
     ):
@@ -75,6 +82,8 @@ def mixed_gemm(
             amax=amax,
             scale_d=scale_d,
             epilogue=epilogue,
+            rounding=rounding,
+            rounding_state=rounding_state,
         )
     if torch._C._is_any_autocast_enabled():
         a = lowered(a)

@@ -43,7 +43,7 @@ def baselines(sets: Sequence[MixedGemmCall]) -> list[Baseline]:
 def _product(one: MixedGemmCall, a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     x = torch.mm(a, weight)
     dtype = x.dtype if one.out is None else one.out.dtype
-    return rounded(apply(x, one.listed), dtype)
+    return rounded(apply(x, one.listed), dtype, one.listed)
 
 
 def _each(one: MixedGemmCall, wide: torch.dtype) -> torch.Tensor:

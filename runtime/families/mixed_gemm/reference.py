@@ -32,7 +32,7 @@ def mixed_gemm(
     """Return epilogue(a w') [.., m, n]: float64 sums, fp32 steps, one rounding to `out_dtype`."""
     x = product(a.double(), weight).to(torch.float32)
     reference.write_outputs(x, listed)
-    return reference.rounded(reference.apply(x, listed), out_dtype)
+    return reference.rounded(reference.apply(x, listed), out_dtype, listed)
 
 
 def product(

@@ -12,7 +12,7 @@ from samplers import constant
 import warploom
 from benchmarks import runner
 from benchmarks.families import Asked, Case
-from benchmarks.peers import _gated, _operations, gemm
+from benchmarks.peers import _gated, _operations, _rounding, gemm
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._products import TYPES, floor, ours, sets
 from warploom.generator.specification import parse_name
@@ -161,6 +161,17 @@ def test_a_gate_is_checked_beside_a_product_and_what_follows_it(
             found
         )
         assert ("quack" in found) == case.name.startswith("gated bf16")
+
+
+def test_stochastic_rounding_is_measured_beside_rounding_to_nearest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"types": [["bf16", "e4m3"], ["e4m3_row_column", "bf16"]], "shapes": [(5, 32, 64)]}
+    monkeypatch.setattr(_rounding, "cells", lambda: {"gemm": {"rounding": listed}})
+    for case in _rounding.rounded(Asked()):
+        found = {entry.contender: entry for entry in measured(case).entries}
+        assert list(found) == ["warploom, stochastic", "warploom, to nearest"]
+        assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
 
 
 def test_what_quack_is_given_has_gate_and_up_in_turn() -> None:

@@ -23,9 +23,11 @@ from warploom.generator.epilogue import (
     Gate,
     Quantize,
     Residual,
+    StochasticRounding,
     gate_of,
     legal,
     quantizes,
+    rounds_stochastically,
 )
 from warploom.generator.families import family
 from warploom.generator.families._product import tiles
@@ -59,13 +61,15 @@ def operations(draw: st.DrawFn) -> GemmOperation:
     assume(legal(steps) is None)
     assume(gate_of(steps) is None or layout_b == "col")
     assume(not quantizes(steps))  # a schedule of its own: see below
+    rounds = rounds_stochastically(steps)
+    assume(not rounds or d in steps[-1].results)
     fp8 = a in ("e4m3", "e5m2")
     return GemmOperation(
         *(a, draw(st.sampled_from(("e4m3", "e5m2"))) if fp8 else a, d),  # type: ignore[arg-type]
         *(layout_a, layout_b),  # type: ignore[arg-type]
         epilogue=steps,
         accumulation=draw(st.sampled_from(("fast", "promoted"))) if fp8 else "fast",
-        batched=draw(st.booleans()),
+        batched=draw(st.booleans()) and not rounds,
     )
 
 
@@ -278,7 +282,7 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
         ("e4m3", "fp32", ("row", "col"), "promoted"),
     ]
     steps = most_of(step)
-    if isinstance(step, Quantize):
+    if isinstance(step, Quantize | StochasticRounding):
         return  # it is of other types, and the last: see below
     gated = isinstance(step, Gate)  # which sums no columns
     mixed = (*steps[:3], *most_of(Residual("fp32") if gated else ColumnSum())[:5])
@@ -290,6 +294,9 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
             operation = of_kind(kind, epilogue)
             for m, store in itertools.product((8, 128, 129, 4096), ("tma", "direct")):
                 served(operation, GemmShape(m, 640, 4096), store)
+
+
+ROUNDED = StochasticRounding()
 
 
 @st.composite
@@ -305,7 +312,10 @@ def crowded(draw: st.DrawFn) -> GemmOperation:
     steps = tuple(draw(st.lists(costly, min_size=5, max_size=MOST_STEPS)))
     while legal(steps) is not None:
         steps = steps[:-1]
-    return of_kind(draw(st.sampled_from(KINDS)), steps, batched=draw(st.booleans()))
+    kind, rounds = draw(st.sampled_from(KINDS)), draw(st.booleans())
+    if rounds and kind[1] in StochasticRounding.results and legal((*steps[:7], ROUNDED)) is None:
+        return of_kind(kind, (*steps[:7], ROUNDED))
+    return of_kind(kind, steps, batched=draw(st.booleans()))
 
 
 @settings(deadline=None, max_examples=400)

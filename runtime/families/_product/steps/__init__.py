@@ -22,6 +22,8 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("quantize", s)         last, of a D in e4m3: divides 128 columns of a row by the scale that
                             brings their largest magnitude to 448, and fills s, fp32 [m, n / 128]
                             with rows next to each other; ("quantize_pow2", s): by powers of two
+    ("stochastic_rounding", t)  last: D is one of the two neighbours at random, by Philox of t,
+                            int64 [2]
 
 The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` and
 `("scale_d", x)`. A step that joins has a class in the generator, a line in STEPS, and a C++ part.
@@ -47,6 +49,9 @@ from warploom.runtime.families._product.steps.quantize import TorchQuantize
 from warploom.runtime.families._product.steps.residual import TorchResidual
 from warploom.runtime.families._product.steps.scale import TorchScale
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
+from warploom.runtime.families._product.steps.stochastic_rounding import (
+    TorchStochasticRounding,
+)
 from warploom.runtime.tensors import shown
 
 STEPS: dict[str, TorchStep[Any]] = {
@@ -60,6 +65,7 @@ STEPS: dict[str, TorchStep[Any]] = {
     "column_sum": TorchColumnSum(),
     "gate": TorchGate(),
     "quantize": TorchQuantize(),
+    "stochastic_rounding": TorchStochasticRounding(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 

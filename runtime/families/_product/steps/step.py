@@ -103,6 +103,10 @@ class TorchStep(Generic[StepT]):
         """Fill the output of an auxiliary step, which is given x [.., m, n] in fp32."""
         raise NotImplementedError
 
+    def rounded(self, x: torch.Tensor, item: Item, dtype: torch.dtype) -> torch.Tensor:
+        """The numbers of `dtype` that D has in place of x, where rounding is the step's own."""
+        return x
+
     def sample(self, step: StepT, draws: Draws, at: Extents) -> Item:
         """A random item that asks for `step` where D is `at`."""
         raise NotImplementedError

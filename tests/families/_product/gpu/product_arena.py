@@ -26,6 +26,7 @@ from warploom.generator.epilogue import (
     Quantize,
     Residual,
     Scale,
+    StochasticRounding,
 )
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps.gate import kind_of
@@ -96,6 +97,8 @@ def item(
         operand = guarded(-(-n // BLOCK), rows, torch.float32, odd=odd)
         kind = "quantize_pow2" if step.scale == "pow2" else "quantize"
         return operand, (kind, operand.view.mT)
+    if isinstance(step, StochasticRounding):
+        return None, ("stochastic_rounding", torch.tensor([17, 2**61 + 3], device="cuda"))
     if isinstance(step, Gate):
         return None, (kind_of(step.layout), step.function)
     if isinstance(step, Activation):

@@ -14,6 +14,7 @@ import gemm_arena as arena
 import gemm_cases as cases
 import gemm_wider as wider
 import torch
+from gemm_rounded import assert_rounded_as_the_reference
 
 from warploom.errors import DeviceError
 from warploom.generator import nvrtc
@@ -143,6 +144,21 @@ MUTANTS = {
     "a scale is of the row eight further on": Mutant(
         wider.QUANTIZED[0], r"inverse\.row\[i / 2\]", (257, 272, 193), "inverse.row[1 - i / 2]"
     ),
+    "both values of a pair are rounded by one number": Mutant(
+        wider.ROUNDED[0], r"i % 2 \? word\[i / 2\] >> \(32 - kDropped\) : ", (257, 272, 193)
+    ),
+    "rows of a patch are rounded by one word": Mutant(
+        wider.ROUNDED[0], r"right \? four\.w : four\.y", (257, 272, 193), "right ? four.z : four.x"
+    ),
+    "a swapped row is rounded by the words of its neighbour": Mutant(
+        wider.ROUNDED[11], r"words\(place\.row\[i\]", (61, 272, 193), "words(place.row[1 - i]"
+    ),
+    "numbers are of the place in a tile": Mutant(
+        wider.ROUNDED[0],
+        r"words\(place\.row\[0\], place\.column\[0\]\)",
+        (257, 272, 193),
+        "words(place.row[0] % 128, place.column[0] % 128)",
+    ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),
         r"\*flag\(other\) = 0;[^\n]*",
@@ -162,7 +178,10 @@ def caught(mutant: Mutant) -> str | None:
     """Run the mutant on fresh data until a check fails; return how, or None."""
     for seed in range(TRIES):
         try:
-            arena.verify(arena.call(mutant.kernel, *mutant.shape, seed=seed))
+            if mutant.kernel in wider.ROUNDED:  # either neighbour is within the bound
+                assert_rounded_as_the_reference(mutant.kernel, *mutant.shape, seed=seed)
+            else:
+                arena.verify(arena.call(mutant.kernel, *mutant.shape, seed=seed))
         except AssertionError:
             return f"caught in run {seed + 1}"
         except torch.OutOfMemoryError:  # which says nothing about the mutant

@@ -30,6 +30,7 @@ from warploom.generator.epilogue import (
     Quantize,
     Residual,
     Scale,
+    StochasticRounding,
 )
 
 TRAINED = [
@@ -328,7 +329,35 @@ QUANTIZED = [
     )
 ]
 
+# D that is rounded at random: exact operations before, so that bits are those of the reference.
+# (tile, d, steps, others)
+ROUNDED = [
+    spec(tile, d=d, epilogue=(*steps, StochasticRounding()), **others)
+    for tile, d, steps, others in (
+        ((128, 128), "bf16", (), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
+        ((128, 256), "bf16", (Bias("bf16"),), {"cluster": (2, 1)}),
+        ((128, 256), "e4m3", (Scale("host"),), {"cluster": (2, 1)}),
+        ((128, 128), "e5m2", (Scale("host"),), {"kernel_schedule": "pingpong"}),
+        ((128, 96), "fp16", (Scale("host"),), {"a": "fp16"}),
+        ((64, 128), "bf16", (Preactivation("fp32"), Activation("relu")), {"consumers": 1}),
+        ((64, 128), "e4m3", (Scale("host"),), {"consumers": 1, "store": "direct"}),
+        ((128, 24), "bf16", (Scale("host"),), {"store": "direct"}),
+        ((64, 64), "bf16", (Scale("host"),), {"consumers": 1, "cluster_split_k": 4}),
+        ((128, 128), "bf16", (Scale("host"),), {"stream_k": True}),
+        ((128, 128), "e4m3", (Scale("host"),), {"split_k": 3}),
+        ((32, 64), "bf16", (Scale("host"),), {"swap_ab": True, "consumers": 1}),
+        ((24, 64), "fp16", (), {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((32, 64), "e5m2", (), {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((96, 128), "bf16", (Scale("host"),), {"swap_ab": True, "split_k": 4}),
+        ((128, 256), "bf16", (Gate("relu"),), {"cluster": (2, 1)}),
+        ((128, 48), "bf16", (Gate("relu", "interleaved"),), {"store": "direct"}),
+        ((16, 64), "bf16", (Gate("relu"),), {"swap_ab": True, "consumers": 1}),
+        ((8, 128), "e4m3", (Gate("relu"),), {"swap_ab": True, "store": "direct"}),
+    )
+]
+
 WIDER = (
+    *ROUNDED,
     *GATED,
     *QUANTIZED,
     *SCALED,

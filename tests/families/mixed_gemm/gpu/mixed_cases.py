@@ -16,7 +16,13 @@ from gemm_cases import BACKWARD, FORWARD, ORDERS, QUANTISED, TWICE
 
 from warploom.errors import SpecificationError
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Activation, Bias, EpilogueStep, Residual
+from warploom.generator.epilogue import (
+    Activation,
+    Bias,
+    EpilogueStep,
+    Residual,
+    StochasticRounding,
+)
 from warploom.generator.families.mixed_gemm import (
     FAMILY,
     MixedGemmOperation,
@@ -190,7 +196,8 @@ FINISHED: list[Choice] = [
     ((24, 128, 128), "mma", "weights", {"consumers": 2, "cluster_split_k": 4}),
     ((40, 128, 128), "wgmma", "weights", {"stream_k": True}),
 ]
-STEPS = (*ORDERS.values(), FORWARD, BACKWARD, TWICE, QUANTISED)
+ROUNDED = (Bias("fp32"), StochasticRounding())
+STEPS = (*ORDERS.values(), FORWARD, BACKWARD, TWICE, QUANTISED, ROUNDED)
 EPILOGUES = [
     spec(tile, multiply, scaled, of=operation(a=a, epilogue=steps), **others)
     for i, steps in enumerate(STEPS)
