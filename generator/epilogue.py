@@ -294,6 +294,60 @@ class Gate(Step):
 
 
 @frozen
+class GateGradient(Step):
+    """Take the gradient of a gate's result to that of gate and up, and compute the result again.
+
+    z, a row-major [m, 2n] matrix, is what the gate was given, and dz of its shape and strides is
+    stored: that of gate and up, where those of D [m, n] are multiplied by what passes here. What
+    passes on is the result of the gate.
+    """
+
+    function: GateFunction = knob(name="{}_gate_gradient_{}_{}", doc="of the gate")
+    element: Literal["fp16", "bf16"] = knob(name="", doc="the element type of z and dz")
+    layout: GateLayout = knob(
+        default="halves",
+        name="",
+        doc="halves: all columns of the gate, then all of up; interleaved: gate and up in turn",
+    )
+    step: Literal["gate_gradient"] = "gate_gradient"
+    arguments: ClassVar[tuple[str, ...]] = tuple(
+        f"{function}_gate_gradient{layout}"
+        for layout in ("", "_interleaved")
+        for function in get_args(GateFunction)
+    )
+    auxiliary: ClassVar[bool] = True
+    loads: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "fragment"
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return 2 * 2 * rows * columns * element(self.element).bytes
+
+    def registers(self, *, paired: bool) -> int:
+        return (4 if paired else 8) + 8 * (self.layout == "interleaved")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        own = f"{self.function}.cuh", f"_activation/{self.function}_gradient.cuh"
+        gradient = "up_factor.cuh", f"gate_gradient_{self.layout}.cuh"
+        return (*_logistic(self.function), *own, *gradient)
+
+    @property
+    def cpp(self) -> str:
+        factor = "SwigluOaiFactor" if self.function == "swiglu_oai" else "UpFactor"
+        names = (_class_name(self.function), _class_name(f"{self.function}_gradient"), factor)
+        layout = _class_name(self.layout)
+        return f"GateGradient{layout}<{', '.join(names)}, {element(self.element).cpp}>"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name, cpp = f"gate_gradient_{index}", element(self.element).cpp
+        return (
+            pointer(name, cpp, "z[m][pitch]"),
+            pointer(f"{name}_dz", cpp, "dz[m][pitch]"),
+            int64(f"{name}_pitch", "elements between rows of both", lambda at: at.pitch(index)),
+        )
+
+
+@frozen
 class Quantize(Step):
     """Divide 128 columns of a row by one scale each, stored in fp32: last, before a D of e4m3.
 
@@ -354,6 +408,7 @@ EpilogueStep = (
     | ActivationGradient
     | ColumnSum
     | Gate
+    | GateGradient
     | Quantize
     | StochasticRounding
 )
@@ -422,6 +477,13 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
         return (
             f"epilogue with {scaled[0].token} and stochastic_rounding: must be one of them; "
             "warploom.cast rounds blocks with scales stochastically"
+        )
+    backward = [step for step in steps if isinstance(step, GateGradient)]
+    if backward and (gates or quantizes(steps)):
+        other = (*gates, steps[-1])[0]
+        return (
+            f"epilogue with {backward[0].token} and {other.token}: must be without the other, as "
+            "D is of all columns, in 16 bits or more"
         )
     early = [step for step in steps[:-1] if isinstance(step, Quantize | StochasticRounding)]
     if early:

@@ -31,6 +31,7 @@ class Step:
     arguments   the words by which a call's items ask for it, see runtime/families/_product/steps
     auxiliary   its tensor is an output of its own: its C++ part is told the place in D of what it
                 is given, and finishes after the last tile
+    loads       it is auxiliary and has another tensor of the same shape and strides, which it reads
     partial     its C++ part stores sums over a few rows, which a launch of its own adds up
     results     the element types that D may have where it is among the steps; none: any
     """
@@ -38,6 +39,7 @@ class Step:
     step: str
     arguments: ClassVar[tuple[str, ...]]
     auxiliary: ClassVar[bool] = False
+    loads: ClassVar[bool] = False
     partial: ClassVar[bool] = False
     results: ClassVar[tuple[str, ...]] = ()
 

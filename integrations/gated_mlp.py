@@ -15,12 +15,17 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import GateFunction
 from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS
 from warploom.integrations.linear_rules import PRODUCTS, refusal
+from warploom.integrations.main_grad import main_grad
 from warploom.runtime.families.gemm.api import gemm
-from warploom.runtime.tensors import shown
+from warploom.runtime.families.gemm.gated_layer import MainGrads, gated_layer, joined
+from warploom.runtime.families.gemm.gradient_rule import Preactivation
+from warploom.runtime.operator import is_distributed
+from warploom.runtime.tensors import launchable, lowered, shown
 
 GATES = tuple(name for name in ACTIVATIONS if name is not None)
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -47,12 +52,18 @@ class GatedMLP(torch.nn.Module):
     of either load into the other.
 
     gate    f: relu, gelu, gelu_tanh or silu
+    preactivation  where the backward pass has gate_proj(x) and up_proj(x) from: "save" keeps them
+            in memory, "recompute" computes them again
 
-    Where no gradient is wanted, f(gate_proj(x)) * up_proj(x) is one kernel: bf16 and fp16 on GPUs
-    with kernels, `inner` a multiple of 8. Everything else is computed by the
-    layers one by one, with the same meaning: where a gradient is wanted, in compiled functions,
-    where a layer has hooks or was replaced, and where the weights' memory was separated.
+    f(gate_proj(x)) * up_proj(x) is one kernel: bf16 and fp16 on GPUs with kernels, `inner` a
+    multiple of 8. Where a gradient is wanted, the layer is one function of autograd, in compiled
+    functions too: its backward pass takes the gradient past the gate in the kernel that computes
+    it, and the layers' weights may have a main_grad. Everything else is computed by the layers one
+    by one, with the same meaning: with an fp8 recipe, in compiled functions where no gradient is
+    wanted, where a layer has hooks or was replaced, and where the weights' memory was separated.
     """
+
+    preactivation: Preactivation = "save"
 
     def __init__(
         self,
@@ -63,20 +74,27 @@ class GatedMLP(torch.nn.Module):
         dtype: torch.dtype | None = None,
         *,
         gate: str = "silu",
+        preactivation: Preactivation = "save",
     ) -> None:
         _check_gate(gate)
+        _check_preactivation(preactivation)
         require_boolean("bias", bias)
         super().__init__()
         self.gate_proj = Linear(hidden, inner, bias, device, dtype)
         self.up_proj = Linear(hidden, inner, bias, device, dtype)
         self.down_proj = Linear(inner, hidden, bias, device, dtype)
         self.gate = gate
+        self.preactivation = preactivation
         self._both = Both()
         self._join()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output [.., hidden] for x [.., hidden]."""
         gate, up, down = (self._modules[name] for name in PROJECTIONS)
+        if x.dim() > 1 and torch.is_grad_enabled():
+            trained = self._trained(x, gate, up, down)
+            if trained is not None:
+                return trained
         if not torch.compiler.is_compiling() and x.dim() > 1:
             hidden = self._gated(x, gate, up)
             if hidden is not None:
@@ -125,6 +143,47 @@ class GatedMLP(torch.nn.Module):
             one, other = (layer._parameters.get(name) for layer in (gate, up))  # type: ignore[union-attr]
             if one is not None and other is not None and joinable(one, other):
                 join(one, other)
+
+    def _trained(
+        self,
+        x: torch.Tensor,
+        gate: torch.nn.Module | None,
+        up: torch.nn.Module | None,
+        down: torch.nn.Module | None,
+    ) -> torch.Tensor | None:
+        """The layer as one function of autograd; None where that is not for it."""
+        compiling = torch.compiler.is_compiling()
+        if not all(_plain(one, training=not compiling) for one in (gate, up, down)):
+            return None
+        layers = cast("tuple[torch.nn.Linear, ...]", (gate, up, down))
+        weights = tuple(one._parameters["weight"] for one in layers)
+        biases = tuple(one._parameters["bias"] for one in layers)
+        read = (x, *weights, *biases)
+        if not any(one is not None and one.requires_grad for one in read):
+            return None
+        if any(one is None or is_distributed(one) for one in (x, *weights)):
+            return None
+        first, second, last = cast("tuple[torch.Tensor, ...]", weights)
+        if torch._C._is_any_autocast_enabled():
+            x = lowered(x)
+        types = {one.dtype for one in (x, *read[1:]) if one is not None}
+        if len(types) > 1 or refusal(x, first) or refusal(x, last):
+            return None
+        if first.shape != second.shape or first.shape[0] % MULTIPLE:
+            return None
+        if last.shape[1:] != first.shape[:1] or (biases[0] is None) != (biases[1] is None):
+            return None
+        main_grads = None
+        if not compiling:  # whose operator reads them where they are by then
+            if self._both.view("weight", first, second) is None:
+                return None
+            into = [main_grad(one.weight) if _accumulates(one) else None for one in layers]
+            main_grads = MainGrads(*into) if any(one is not None for one in into) else None
+            if main_grads is not None and not launchable(x, first, second, last):
+                return None
+        function, of_gate, of_up, of_down = cast("GateFunction", self.gate), *biases
+        given = x, (first, second, last), (of_gate, of_up, of_down)
+        return gated_layer(*given, function, self.preactivation, main_grads)
 
     def _gated(
         self, x: torch.Tensor, gate: torch.nn.Module | None, up: torch.nn.Module | None
@@ -181,19 +240,6 @@ class Both:
         return type(self), ()
 
 
-def joined(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a tensor's memory follows that of another in one storage, with no gap."""
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    storage = one.untyped_storage()
-    return (
-        alike
-        and one.is_contiguous()
-        and other.is_contiguous()
-        and storage.data_ptr() == other.untyped_storage().data_ptr()
-        and other.data_ptr() == one.data_ptr() + one.numel() * one.element_size()
-    )
-
-
 def joinable(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the memory of two parameters can be joined: each has all of its storage."""
     if type(one) not in _PLAIN or type(other) not in _PLAIN or one.device != other.device:
@@ -242,15 +288,34 @@ def _reads_alike(kind: type[torch.nn.Module]) -> bool:
     )
 
 
-def _plain(layer: torch.nn.Module | None) -> bool:
-    """Whether a layer is a product and a bias, and nobody is told of its calls."""
+def _plain(layer: torch.nn.Module | None, *, training: bool = False) -> bool:
+    """Whether a layer is a product and a bias, and nobody is told of its calls.
+
+    Where it trains, its weight may have its gradients added up elsewhere.
+    """
     if type(layer) is Linear:
-        if layer.activation or layer.recipe or layer.accumulate_into_main_grad:
+        if layer.activation or layer.recipe:
+            return False
+        if layer.accumulate_into_main_grad and not training:
             return False
     elif type(layer) is not torch.nn.Linear:
         return False
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks)
-    return not any(hooks) and "forward" not in vars(layer)
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks)
+    behind = (layer._backward_hooks, layer._backward_pre_hooks)
+    return not any((*hooks, *behind)) and "forward" not in vars(layer)
+
+
+def _accumulates(layer: torch.nn.Module) -> bool:
+    return type(layer) is Linear and layer.accumulate_into_main_grad
+
+
+def _check_preactivation(preactivation: object) -> None:
+    if preactivation not in ("save", "recompute"):
+        raise ProblemError(
+            f"preactivation {shown(preactivation)}",
+            rule="must be save or recompute",
+            fix="leave it out: what the gate is given is then kept for the backward pass",
+        )
 
 
 def _check_gate(gate: object) -> None:

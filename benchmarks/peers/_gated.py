@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 import warploom
 from benchmarks.families import Asked, Case
+from benchmarks.peers._gated_layer import gated_layers
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
 from benchmarks.peers.libraries.liger import silu_mul
 from benchmarks.peers.libraries.quack import gated_gemm
@@ -38,7 +39,9 @@ ROUNDED = 2.0**-6
 
 
 def gated(asked: Asked) -> Iterator[Case]:
-    """The listed layers at each M, in bf16 and in e4m3 with a scale per row and column."""
+    """The listed layers at each M, in bf16 and in e4m3 with a scale per row and column; then whole
+    layers that train.
+    """
     listed = cells()["gemm"]["gated"]
     for kind in listed["types"]:
         plain = TYPES[kind]
@@ -54,6 +57,7 @@ def gated(asked: Asked) -> Iterator[Case]:
                     floor(plain, shape),
                     partial(_contenders, plain, operation, shape),
                 )
+    yield from gated_layers(asked)
 
 
 def _contenders(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCABULARY, model
+from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.integrations import gated_mlp
 from warploom.nn import GatedMLP, Linear
+from warploom.runtime.families.gemm.gradient_rule import Preactivation
 
 BF16 = torch.bfloat16
 IDS = torch.randint(2, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -181,3 +185,192 @@ def test_a_layer_that_computes_something_else_is_refused() -> None:
         GatedMLP.from_torch(Other())
     with pytest.raises(ProblemError, match="gate 'swish': must be one of relu"):
         GatedMLP(8, 8, gate="swish")
+
+
+# ---- Layers that train ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What functions of autograd were given, which run as they would on a GPU."""
+    seen: list[dict[str, Any]] = []
+    run = gated_mlp.gated_layer
+
+    def recorded(*given: Any) -> torch.Tensor:
+        seen.append(
+            dict(zip(("x", "weights", "biases", "function", "way", "into"), given, strict=True))
+        )
+        return run(*given)
+
+    monkeypatch.setattr(gated_mlp, "refusal", lambda *_, **__: None)
+    monkeypatch.setattr(gated_mlp, "gated_layer", recorded)
+    return seen
+
+
+def assert_trains(
+    mlp: GatedMLP,
+    x: torch.Tensor,
+    run: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    *,
+    of_x: bool = True,
+) -> None:
+    """One step's result and gradients beside those of float64."""
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_(of_x)
+    y = (mlp if run is None else run)(x)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype)
+    y.backward(dy)
+    twin = copy.deepcopy(mlp).double()
+    twin.zero_grad(set_to_none=True)
+    exact_x = x.detach().double().requires_grad_(of_x)
+    exact = by_hand(twin, exact_x)
+    exact.backward(dy.double())
+    pairs = [(y.detach(), exact.detach()), (x.grad, exact_x.grad)]
+    parameters = zip(mlp.parameters(), twin.parameters(), strict=True)
+    pairs += [(one.grad, other.grad) for one, other in parameters]
+    for found, right in pairs:
+        assert (found is None) == (right is None)
+        if found is not None and right is not None:
+            assert found.shape == right.shape
+            assert (found.double() - right).abs().max() <= 2**-5 * right.abs().max()
+
+
+@pytest.mark.parametrize("preactivation", ["save", "recompute"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gate", ["silu", "gelu", "relu"])
+def test_a_layer_trains_by_one_function(
+    gate: str, preactivation: Preactivation, trained: list[dict[str, Any]], *, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    mlp = GatedMLP(64, 96, bias, dtype=BF16, gate=gate, preactivation=preactivation)
+    assert_trains(mlp, torch.randn(2, 5, 64).to(BF16))
+    assert [(one["function"], one["way"]) for one in trained] == [(gate, preactivation)]
+
+
+@pytest.mark.parametrize("frozen", range(1, 8))
+@pytest.mark.parametrize("of_x", [False, True])
+def test_what_is_frozen_has_no_gradient(
+    frozen: int, trained: list[dict[str, Any]], *, of_x: bool
+) -> None:
+    mlp = layer()
+    for bit, name in enumerate(gated_mlp.PROJECTIONS):
+        mlp.get_submodule(name).requires_grad_(not frozen >> bit & 1)
+    if frozen == 7 and not of_x:
+        return
+    assert_trains(mlp, torch.randn(7, 64).to(BF16), of_x=of_x)
+    assert len(trained) == 1
+
+
+def test_what_is_kept_for_the_backward_pass(trained: list[dict[str, Any]]) -> None:
+    """x, gate and up, but not their product; x alone; where only down trains, the product."""
+    x = torch.randn(7, 64).to(BF16)
+    kept: list[int] = []
+
+    def pack(one: torch.Tensor) -> torch.Tensor:
+        kept.append(one.shape[-1])
+        return one
+
+    for preactivation, inner in (("save", 192), ("recompute", 0)):
+        mlp = layer(bias=False)
+        mlp.preactivation = preactivation  # type: ignore[assignment]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+            mlp(x)
+        assert sorted(kept) == sorted([inner, 64, 64, 64, 96])  # z, x and three weights
+        kept.clear()
+    for name in ("gate_proj", "up_proj"):
+        mlp.get_submodule(name).requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        mlp(x)
+    assert sorted(kept) == sorted([96, 64, 64, 64, 96])
+
+
+def test_compiled_checkpointed_and_odd_inputs_train_alike(trained: list[dict[str, Any]]) -> None:
+    mlp, x = layer(), torch.randn(7, 64).to(BF16)
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(graph.code)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    assert_trains(mlp, x, torch.compile(mlp, fullgraph=True, backend=backend))
+    assert "warploom.gated_layer" in graphs[0]
+    mlp.zero_grad()
+    for reentrant in (False, True):
+        mlp.zero_grad()
+        assert_trains(mlp, x, partial(checkpoint, mlp, use_reentrant=reentrant))
+    for other in (torch.randn(64, 7).to(BF16).t(), torch.randn(3, 9, 64).to(BF16)[:, ::2]):
+        mlp.zero_grad()
+        assert_trains(mlp, other)
+    mlp.zero_grad()
+    with torch.autocast("cpu", dtype=BF16):
+        assert_trains(mlp, x)
+
+
+def test_a_gradient_may_be_asked_for_again_but_not_differentiated(
+    trained: list[dict[str, Any]],
+) -> None:
+    mlp, x = layer(), torch.randn(7, 64).to(BF16).requires_grad_()
+    y = mlp(x)
+    first, again = (torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, again)
+    (once,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(ProblemError, match="a second derivative"):
+        once.sum().backward()
+    y = mlp(x)
+    with torch.no_grad():
+        mlp.up_proj.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_gradients_are_added_up_in_main_grad(
+    trained: list[dict[str, Any]], *, together: bool
+) -> None:
+    mlp, x = layer(bias=False), torch.randn(7, 64).to(BF16)
+    layers = [mlp.get_submodule(name) for name in gated_mlp.PROJECTIONS]
+    room = torch.zeros(192, 64)
+    for one in layers:
+        one.accumulate_into_main_grad = True
+        one.weight.main_grad = torch.zeros(one.weight.shape)
+    if together:
+        layers[0].weight.main_grad, layers[1].weight.main_grad = room[:96], room[96:]
+    dy = torch.randn(7, 64).to(BF16)
+    for _ in range(2):
+        mlp(x).backward(dy)
+    assert len(trained) == 2 and all(one["into"] is not None for one in trained)
+    twin = copy.deepcopy(mlp).double()
+    by_hand(twin, x.double()).backward(dy.double())
+    for one, name in zip(layers, gated_mlp.PROJECTIONS, strict=True):
+        right = 2 * twin.get_submodule(name).weight.grad
+        assert one.weight.grad is None
+        assert (one.weight.main_grad - right).abs().max() <= 2**-5 * right.abs().max()
+    layers[1].accumulate_into_main_grad = False  # the others' gradients go there still
+    mlp(x).backward(dy)
+    assert layers[0].weight.grad is None and layers[1].weight.grad is not None
+
+
+def test_the_layers_train_where_one_function_would_not_serve(
+    trained: list[dict[str, Any]],
+) -> None:
+    x = torch.randn(5, 64).to(BF16)
+    mlp = layer()
+    mlp.down_proj.register_full_backward_hook(lambda *_: None)
+    mlp(x)
+    mlp = copy.deepcopy(layer())
+    mlp.up_proj.weight = torch.nn.Parameter(mlp.up_proj.weight.clone())  # apart
+    mlp(x)
+    mlp = layer()
+    mlp.gate_proj.recipe = "tensorwise"
+    mlp(x)
+    mlp = layer()
+    mlp(x[0])
+    with torch.autocast("cpu", dtype=torch.float16):
+        mlp(x)
+    assert trained == []
+    mlp(x)
+    assert len(trained) == 1
+
+
+def test_a_way_to_keep_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ProblemError, match="preactivation 'keep': must be save or recompute"):
+        GatedMLP(8, 8, preactivation="keep")  # type: ignore[arg-type]

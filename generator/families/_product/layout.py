@@ -30,7 +30,11 @@ FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
 QUANTIZE_REGISTERS = 40  # of direct stores, whose addresses are kept from pass to pass
 # A state, random words and what they are made of, by the bits of D (whose type may be refused).
 ROUNDING_REGISTERS = {32: 24, 16: 24, 8: 32}
+# What the gradient of a gate is made of, and where it is stored: pairs of elements, or single ones.
+GATE_GRADIENT_REGISTERS = {True: 24, False: 84}
 GATE_REGISTERS = 8  # what a gate is multiplied by, and where that lies in the product
+PLACE_REGISTERS = 8  # where a step before a gate stores both halves, beside a D of 32 bits
+CUT_REGISTERS = 4  # of a gated tile whose k is cut; twice where a step stores both halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +179,17 @@ def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments
     )
     way = "tma" if pairs else "direct"
     gated = GATE_REGISTERS if columns > 1 else 0
+    if gated:
+        stored = [step for index, step in enumerate(steps) if factors(steps, index) > 1]
+        if ELEMENTS[operation.d].bits == 32:
+            gated += PLACE_REGISTERS * sum(step.auxiliary for step in stored)
+        gated += CUT_REGISTERS * schedule.stream_k * (1 + any(step.auxiliary for step in stored))
     if schedule.store == "direct" and quantizes(steps):  # single elements of whole blocks
         gated += QUANTIZE_REGISTERS
     if rounds_stochastically(steps):
         gated += ROUNDING_REGISTERS[ELEMENTS[operation.d].bits]
+    if any(step.loads for step in steps):
+        gated += GATE_GRADIENT_REGISTERS[pairs] + 2 * CUT_REGISTERS * schedule.stream_k
     return fragments // columns * (operands + FRAGMENT_REGISTERS[way]) + BASE_REGISTERS[way] + gated
 
 
@@ -186,6 +197,8 @@ def held(step: EpilogueStep, schedule: ProductSchedule) -> str:
     """For how long a thread holds what a step reads: one `block` of 64 rows of wgmma, in which its
     rows stay the same, or one `fragment`; or `nothing`. A step with an output gets the `place`.
     """
+    if step.loads:
+        return "fragment"
     if step.auxiliary or step.reads == "nothing":
         return "place" if step.auxiliary else "nothing"
     return "block" if step.reads == ("column" if schedule.swap_ab else "row") else "fragment"

@@ -16,6 +16,7 @@ from warploom.generator.families._product import launch
 from warploom.generator.families._product.launch import partial_name, rows_of_partial
 from warploom.generator.families._product.layout import ProductLayout, halved, held, in_pairs
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
+from warploom.generator.parameters import Kind
 from warploom.generator.wgmma import WARPGROUP
 
 
@@ -57,7 +58,9 @@ def _step(operation: ProductOperation, schedule: ProductSchedule, index: int) ->
         batch = f" + batch * p.{partial}_partial_batch" if operation.batched else ""
         arguments = [f"p.{partial}_partial{batch}"]
     elif operation.batched and (apart := step.batch_field(index)):
-        arguments[0] += f" + batch * p.{apart.name}"
+        tensors = [field for field in step.fields(index) if field.kind is Kind.POINTER]
+        for place in range(len(tensors)):
+            arguments[place] += f" + batch * p.{apart.name}"
     return {
         "index": index,
         "cpp": step.cpp,

@@ -145,6 +145,20 @@ def schedule_reasons(
             f"{schedule.cluster}, {schedule.consumers} consumers: must be 40, unless there are two "
             "consumers and no cluster, whose multicast takes more",
             None
+            if schedule.producer_registers == 40
+            or not schedule.stream_k
+            or (gate is None and not any(step.loads for step in operation.epilogue))
+            else f"producer_registers {schedule.producer_registers} with stream_k and a gate: must "
+            "be 40, as the producer counts the parts of tiles",
+            None
+            if gate is None
+            or not operation.batched
+            or schedule.consumers == 1
+            or schedule.cluster_size == 1
+            else f"cluster {schedule.cluster} with batched, {gate.token}, {schedule.consumers} "
+            f"consumers: must be (1, 1), as {schedule.producer_registers} registers do not hold "
+            "five coordinates beside a multicast; or use 1 consumer",
+            None
             if schedule.cluster_split_k == 1
             or (schedule.cluster == (1, 1) and schedule.kernel_schedule == "cooperative")
             else f"cluster_split_k {schedule.cluster_split_k} with cluster {schedule.cluster}, "

@@ -41,6 +41,11 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             "halves of the result"
             if gate
             else None,
+            *(
+                f"epilogue with {step.token}: is for gemm; multiply by plain torch operations"
+                for step in operation.epilogue
+                if step.loads
+            ),
             f"epilogue with {operation.epilogue[-1].token}: is for gemm; quantize the result"
             if quantizes(operation.epilogue)
             else None,

@@ -15,7 +15,13 @@ from warploom.arguments import require_number
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import EpilogueStep, GateLayout
 from warploom.generator.parameters import Kind
-from warploom.runtime.families._product.steps import KINDS, OUTPUTS, operand, step_of
+from warploom.runtime.families._product.steps import (
+    KINDS,
+    LOADING,
+    OUTPUTS,
+    operand,
+    step_of,
+)
 from warploom.runtime.families._product.steps.gate import LAYOUTS, kind_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item as Item
@@ -130,7 +136,10 @@ def _check_gate(gate: object, layout: object, activation: str | None) -> None:
 
 def signature(listed: Sequence[Item]) -> tuple[object, ...]:
     """What of the items decides kernel and launch: all but scalars' values and addresses."""
-    return tuple((len(item), *item[:1], *map(_decisive, item[1:2])) for item in listed)
+    return tuple(
+        (len(item), *item[:1], *map(_decisive, item[1 : 3 if item[0] in LOADING else 2]))
+        for item in listed
+    )
 
 
 def _decisive(value: object) -> object:
@@ -143,12 +152,19 @@ def _decisive(value: object) -> object:
 
 def addresses(listed: Sequence[Item]) -> tuple[int, ...]:
     """The addresses of the items' tensors, in order."""
-    return tuple([item[1].data_ptr() for item in listed if isinstance(item[1], torch.Tensor)])
+    return tuple([value.data_ptr() for _, value in tensors(listed)])
+
+
+def tensors(listed: Sequence[Item]) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of the items, in order, each with its item's kind."""
+    return [
+        (item[0], value) for item in listed for value in item[1:] if isinstance(value, torch.Tensor)
+    ]
 
 
 def outputs(listed: Sequence[Item]) -> list[Item]:
     """The kinds of the items whose tensor is an output of its step, each with the tensor."""
-    return [item[:2] for item in listed if item[0] in OUTPUTS]
+    return [(item[0], item[-1]) for item in listed if item[0] in OUTPUTS]
 
 
 def scalars(listed: Sequence[Item]) -> tuple[float, ...]:
@@ -158,7 +174,7 @@ def scalars(listed: Sequence[Item]) -> tuple[float, ...]:
         value = item[1]
         if not isinstance(value, str) and not isinstance(value, torch.Tensor):
             values.append(float(value))
-        if len(item) > 2:
+        if len(item) > 2 and not isinstance(item[2], torch.Tensor):
             values.append(float(item[2]))
     return tuple(values)
 
@@ -216,7 +232,9 @@ def bind(
             batch_pitches.append(operand.batch_pitch(item, step.reads, value, batches))
             apart.append(batch_pitches[-1])
         if step.paired:
-            paired &= value.data_ptr() % (2 * value.element_size()) == 0
+            aligned = 2 * value.element_size()
+            paired &= value.data_ptr() % aligned == 0
+            paired &= not step.loads or item[-1].data_ptr() % aligned == 0
             paired &= all(pitch % 2 == 0 for pitch in apart)
     steps = tuple(step for _, step, _ in bound)
     fields = [field for index, step in enumerate(steps) for field in step.fields(index)]
@@ -252,10 +270,10 @@ def unseen(name: str) -> ProblemError:
             rule="autograd differentiates results that it has not seen before",
             fix="leave out=None, or call under torch.no_grad()",
         )
-    if not KINDS[name].differentiable:
+    if KINDS[name].no_gradient:
         return ProblemError(
             f"{name} with a tensor that requires grad",
-            rule="must be of a call that is not differentiated: its result is rounded to 8 bits",
+            rule=f"must be of a call that is not differentiated: {KINDS[name].no_gradient}",
             fix="call under torch.no_grad()",
         )
     return ProblemError(
@@ -273,10 +291,11 @@ def check_apart(
     """
     read, stored = [*operands], list[tuple[str, torch.Tensor]]()
     for item in listed:
-        if isinstance(item[1], torch.Tensor):
-            step = step_of(item)
-            beside = stored if step.overwrites else read
-            beside += [item[:2]] * (not (step.in_place and _same(item[1], out)))
+        for value in item[1:]:
+            if isinstance(value, torch.Tensor):
+                step = step_of(item)
+                beside = stored if step.overwrites and value is item[-1] else read
+                beside += [(item[0], value)] * (not (step.in_place and _same(value, out)))
     refuse_overlap(out, (*read, *stored), "do not overlap; out may be exactly the residual")
     for index, (kind, value) in enumerate(stored):
         refuse_overlap(value, (*read, *stored[:index]), "do not overlap: one is stored", kind)

@@ -73,10 +73,10 @@ def written_unseen(
     if out is not None and requiring_grad(a, b, out, listed) is not None:
         return "out"
     for item in listed:
-        if item[0] in OUTPUTS and item[1].requires_grad:
+        if item[0] in OUTPUTS and item[-1].requires_grad:
             return str(item[0])
         step = KINDS.get(item[0])  # None: refused where steps are bound
-        if step and not step.differentiable and requiring_grad(a, b, None, listed) is not None:
+        if step and step.no_gradient and requiring_grad(a, b, None, listed) is not None:
             return str(item[0])
     return None
 
@@ -399,7 +399,7 @@ class GemmCall:
 
     def named(self) -> Named:
         """The tensors of the call, by the names that messages have for them."""
-        read = [(item[0], item[1]) for item in self.listed if isinstance(item[1], torch.Tensor)]
+        read = epilogue.tensors(self.listed)
         return [("a", self.a), ("b", self.b), ("out", self.out), *read]
 
     def written(self) -> Named:
@@ -422,7 +422,7 @@ class GemmCall:
     def refuse_tangents(self) -> None:
         """Raise ProblemError for tensors that carry a forward-mode derivative."""
         epilogue.check_items(self.listed)
-        values = (item[1] for item in self.listed)
+        values = (value for item in self.listed for value in item[1:])
         refuse_dual("warploom.gemm", (self.a, self.b, self.out, *values))
 
     def draft(self, target: DeviceLimits) -> Draft[CheckedCall]:

@@ -9,7 +9,7 @@ How a call is differentiated, and what is kept for that, says gradient_rule.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NoReturn, TypeVar, cast
 
@@ -17,12 +17,14 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import Activation, Bias, Residual, Scale
+from warploom.generator.epilogue import Activation, Bias, Gate, Residual, Scale
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.step import Reads
 from warploom.runtime.families._product.operands import broadcast, matrix, result_type
 from warploom.runtime.families._product.reference import apply
 from warploom.runtime.families._product.steps import flatten, step_of
+from warploom.runtime.families._product.steps.gate import layout_of
+from warploom.runtime.families._product.steps.gate_gradient import of_both
 from warploom.runtime.families._product.steps.operand import Extents, natural
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.activation_backward.api import activation_backward
@@ -191,6 +193,9 @@ def passed(
             _scale(x.scales, item, at)
         elif kind is Activation and rule.way != "linear":
             _activate(x, rule, tensors, listed[:index], item[1], kept, accumulation)
+        elif kind is Gate and rule.way != "linear":
+            _pass_gate(x, rule, tensors, listed[: index + 1], kept, accumulation)
+            at = replace(at, n=x.of.shape[-1])
         elif kind is Bias and rule.needed[asked[1]]:
             found[asked[1]] = _of_bias(x, rule.metadata[asked[1]], at)
         elif kind is Residual and rule.needed[asked[1]]:
@@ -223,6 +228,24 @@ def _activate(
         return
     dz, x.sums = activation_backward(x.of, kept, function, sums=sums, out_dtype=dtype)
     x.of = cast("torch.Tensor", dz)
+
+
+def _pass_gate(
+    x: Passing,
+    rule: Rule,
+    tensors: Sequence[torch.Tensor | None],
+    listed: Sequence[Item],
+    kept: torch.Tensor | None,
+    accumulation: Accumulation,
+) -> None:
+    """Take a gradient past a gate, the last of the items: to both halves of its columns."""
+    *before, gate = listed
+    a, b = tensors[A], tensors[B]
+    dtype = factor_type(rule.metadata[A].dtype)
+    if kept is None and a is not None and b is not None:
+        kept = product(a, b, before, dtype, accumulation)
+    z = cast("torch.Tensor", kept)
+    x.of = of_both(x.of.float(), z.float(), gate[1], layout_of(gate)).to(dtype)
 
 
 def _of_bias(x: Passing, like: Metadata, at: Extents) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """How a kind of call is differentiated: what is kept for that, and which way the gradient goes.
 
 Of D = after(activation(before(A B))), where the steps before and after are linear, the gradient of
-the products is dD times the scales and the activation's derivative. Any other order of steps is
-differentiated by torch, step by step, on products that are computed anew.
+the products is dD times the scales and the activation's derivative. A gate is an activation here,
+of two columns for each of D's. Any other order of steps is differentiated by torch, step by step,
+on products that are computed anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from warploom.generator.epilogue import (
     MOST_STEPS,
     Activation,
     Bias,
+    Gate,
     Residual,
     Scale,
     StochasticRounding,
@@ -37,6 +39,7 @@ Place = int  # of a tensor among a, b and those of the items
 
 A, B = 0, 1  # the places of the operands
 VECTORS = ("row", "column")
+_ACTIVATIONS = frozenset((*Activation.arguments, *Gate.arguments))
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -131,7 +134,7 @@ def way_of(
     items = read_by(listed)
     first = activation_at(items)
     place = B
-    passed = wanted = False  # by a gradient: the activation, and a bias or a residual
+    passed = wanted = gated = False  # by a gradient: the activation, and a bias or a residual
     inner = needed[A] or needed[B]
     for index, item in enumerate(items):
         kind, needs = step_of(item).step, False
@@ -139,12 +142,13 @@ def way_of(
             place += 1
             needs = needed[place]
         if kind is Scale:
-            if needs or (wanted and step_of(item).reads(item) in VECTORS):
+            reads = step_of(item).reads(item)
+            if needs or (wanted and reads in VECTORS) or (gated and reads == "column"):
                 return "composite"
-        elif kind is Activation:
+        elif kind is Activation or kind is Gate:
             if passed:
                 return "composite"
-            passed, wanted = inner, wanted and inner
+            passed, wanted, gated = inner, wanted and inner, kind is Gate
         elif kind is Bias or kind is Residual:
             wanted = wanted or needs
             inner = inner or (needs and index < first)
@@ -152,7 +156,7 @@ def way_of(
             return "composite"
     if not passed:
         return "linear"
-    if items[first][1] == "relu" and stored and first == len(items) - 1:
+    if items[first] == ("activation", "relu") and stored and first == len(items) - 1:
         return "output"
     kinds = [item[0] for item in listed]
     if preactivation == "save" and len(kinds) < MOST_STEPS and "preactivation" not in kinds:
@@ -166,9 +170,9 @@ def read_by(listed: Sequence[Item]) -> list[Item]:
 
 
 def activation_at(items: Sequence[Item]) -> int:
-    """The place of the first activation; past the last where there is none."""
+    """The place of the first activation or gate; past the last where there is none."""
     for index, item in enumerate(items):
-        if item[0] == "activation":
+        if item[0] in _ACTIVATIONS:
             return index
     return len(items)
 

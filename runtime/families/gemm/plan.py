@@ -246,7 +246,8 @@ def _rule(
 def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
     """D, and what its activation was given, by a plan of its own that is found once."""
     details, listed = plan.details, call.listed
-    z = call.a.new_empty(details.out_shape, dtype=kept_type(details.out_dtype, call.a.dtype))
+    shape = (*details.out_shape[:-1], call.b.shape[-1])  # a gate is given twice as many columns
+    z = call.a.new_empty(shape, dtype=kept_type(details.out_dtype, call.a.dtype))
     storing = GemmCall(
         call.a, call.b, storing_items(listed, z), None, call.out_dtype, call.accumulation
     )

@@ -81,7 +81,8 @@ def _read(listed: Sequence[Item]) -> list[Item]:
     return [
         item
         for item in listed
-        if isinstance(item[1], torch.Tensor) and not step_of(item).step.auxiliary
+        if isinstance(item[1], torch.Tensor)
+        and (step_of(item).step.loads or not step_of(item).step.auxiliary)
     ]
 
 

@@ -12,7 +12,7 @@ from samplers import constant
 import warploom
 from benchmarks import runner
 from benchmarks.families import Asked, Case
-from benchmarks.peers import _gated, _operations, _rounding, gemm
+from benchmarks.peers import _gated, _gated_layer, _operations, _rounding, gemm
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._products import TYPES, floor, ours, sets
 from warploom.generator.specification import parse_name
@@ -154,6 +154,7 @@ def test_a_gate_is_checked_beside_a_product_and_what_follows_it(
 ) -> None:
     listed = {"types": ["bf16", "e4m3_row_column"], "weights": [(32, 64)], "m": [5]}
     monkeypatch.setattr(_gated, "cells", lambda: {"gemm": {"gated": listed}})
+    monkeypatch.setattr(_gated, "gated_layers", lambda _: ())
     for case in _gated.gated(Asked()):
         found = {entry.contender: entry for entry in measured(case).entries}
         assert 0 < (found["warploom"].error_share or 0) <= 1
@@ -172,6 +173,19 @@ def test_stochastic_rounding_is_measured_beside_rounding_to_nearest(
         found = {entry.contender: entry for entry in measured(case).entries}
         assert list(found) == ["warploom, stochastic", "warploom, to nearest"]
         assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
+
+
+def test_a_layer_that_trains_is_checked_in_every_way_that_computes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"layers": {"sizes": [(64, 96)], "tokens": [5]}}
+    monkeypatch.setattr(_gated_layer, "cells", lambda: {"gemm": {"gated": listed}})
+    (case,) = _gated_layer.gated_layers(Asked())
+    found = {entry.contender: entry for entry in measured(case).entries}
+    ways = {"warploom", "warploom, compiled", "warploom, layer by layer", "torch.compile"}
+    assert set(found) == ways
+    for name in ("warploom", "warploom, layer by layer"):
+        assert 0 < (found[name].error_share or 0) <= 1
 
 
 def test_what_quack_is_given_has_gate_and_up_in_turn() -> None:

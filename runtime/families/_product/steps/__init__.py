@@ -16,6 +16,11 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("preactivation", z)    stores values there in z, of D's shape; fp16, bf16 or fp32
     ("relu_gradient", dy)   dy times relu's derivative, dy of D's shape; fp16, bf16 or fp32;
                             likewise gelu_gradient, gelu_tanh_gradient and silu_gradient
+    ("silu_gate_gradient", z, dz)  with values dh there, the gradient of what ("gate", "silu")
+                            returns of z: fills dz with that of z and passes the gate's result on.
+                            z and dz have twice D's columns, one type, fp16 or bf16, and the same
+                            strides; likewise relu, gelu, gelu_tanh and swiglu_oai, and
+                            silu_gate_gradient_interleaved of ("gate_interleaved", "silu")
     ("column_sum", s)       fills s, fp32, with the sums over the rows of values there: those of all
                             rows where s is [n], those of each batch where it has D's batches
 
@@ -43,6 +48,7 @@ from warploom.runtime.families._product.steps.amax import TorchAmax
 from warploom.runtime.families._product.steps.bias import TorchBias
 from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
 from warploom.runtime.families._product.steps.gate import TorchGate
+from warploom.runtime.families._product.steps.gate_gradient import TorchGateGradient
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
 from warploom.runtime.families._product.steps.quantize import TorchQuantize
@@ -64,6 +70,7 @@ STEPS: dict[str, TorchStep[Any]] = {
     "activation_gradient": TorchActivationGradient(),
     "column_sum": TorchColumnSum(),
     "gate": TorchGate(),
+    "gate_gradient": TorchGateGradient(),
     "quantize": TorchQuantize(),
     "stochastic_rounding": TorchStochasticRounding(),
 }
@@ -75,7 +82,9 @@ KINDS: dict[str, TorchStep[Any]] = {
 }
 """The step of each kind of item."""
 OUTPUTS = frozenset(kind for kind, one in KINDS.items() if one.step.auxiliary)
-"""The kinds of items whose tensor is an output of its step."""
+"""The kinds of items whose last tensor is an output of its step."""
+LOADING = frozenset(kind for kind, one in KINDS.items() if one.step.loads)
+"""Those of them that have another tensor, which is read."""
 
 
 def flatten(listed: Sequence[Item]) -> Flat:

@@ -41,6 +41,11 @@ def kind_of(layout: GateLayout) -> str:
     return next(kind for kind, one in _KINDS.items() if one == layout)
 
 
+def layout_of(item: Item) -> GateLayout:
+    """How the columns of gate and up are laid out that an item gates."""
+    return _KINDS[item[0]]
+
+
 def split(x: torch.Tensor, layout: GateLayout) -> tuple[torch.Tensor, torch.Tensor]:
     """Return views of the gate's columns and up's."""
     if layout == "interleaved":
@@ -88,13 +93,13 @@ class TorchGate(TorchStep[Gate]):
         return Gate(cast("GateFunction", function), _KINDS[kind]), None
 
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        gate, up = split(x, _KINDS[item[0]])
+        gate, up = split(x, layout_of(item))
         return activated(item[1], gate) * factor(item[1], up)
 
     def error(
         self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
     ) -> torch.Tensor:
-        layout, function = _KINDS[item[0]], cast("GateFunction", item[1])
+        layout, function = layout_of(item), cast("GateFunction", item[1])
         gate, up = split(before, layout)
         of_gate, of_up = split(error, layout)
         value, other = activated(function, gate).abs(), factor(function, up).abs()

@@ -44,7 +44,7 @@ class TorchQuantize(TorchStep[Quantize]):
     step = Quantize
     example = '("quantize", scales)'
     overwrites = True
-    differentiable = False
+    no_gradient = "its result is rounded to 8 bits"
 
     def bind(self, item: Item, at: Extents, device: int) -> tuple[Quantize, torch.Tensor]:
         kind, value = item

@@ -35,12 +35,13 @@ class TorchStep(Generic[StepT]):
     """A step, as items ask for it; it holds nothing of any.
 
     step       its class in the generator, whose `arguments` are the kinds of its items
-    number     what an item has behind its value; nothing: it ends there
+    number     what an item has behind its value, a number or, where its step loads z, the tensor
+               that is filled; nothing: it ends there
     example    an item, where errors are to show it
     fp32       a tensor must be fp32
     in_place   D may be exactly the tensor
     overwrites it fills the tensor, whatever that had: it must lie apart from all others
-    differentiable  autograd may differentiate calls that have it
+    no_gradient  why autograd may not differentiate calls that have it; nothing: it may
     """
 
     step: ClassVar[type[Step]]
@@ -49,7 +50,7 @@ class TorchStep(Generic[StepT]):
     fp32: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
     overwrites: ClassVar[bool] = False
-    differentiable: ClassVar[bool] = True
+    no_gradient: ClassVar[str] = ""
 
     def columns(self, n: int) -> int:
         """Columns that are left of the n that it is given."""
@@ -115,10 +116,11 @@ class TorchStep(Generic[StepT]):
         """Add the item to what an operator is given."""
         into.words.append(item[0])
         if self.step.auxiliary:
-            into.written.append((item[0], item[1]))
-        else:
+            into.written.append((item[0], item[-1]))
+        if not self.step.auxiliary or self.step.loads:
             into.tensors.append(item[1])
-        into.numbers.extend(map(float, item[2:]))
+        if not self.step.loads:
+            into.numbers.extend(map(float, item[2:]))
 
     def owns(self, word: str) -> bool:
         """True for what `flatten` writes first."""
@@ -126,6 +128,8 @@ class TorchStep(Generic[StepT]):
 
     def unflatten(self, word: str, given: Given) -> Item:
         """The item again, taking of what is given what `flatten` had added."""
+        if self.step.loads:
+            return (word, next(given.tensors), given.written.get(word))
         tensor = given.written.get(word) if self.step.auxiliary else next(given.tensors)
         return (word, tensor, next(given.numbers)) if self.number else (word, tensor)
 

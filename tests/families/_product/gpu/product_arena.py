@@ -22,14 +22,19 @@ from warploom.generator.epilogue import (
     ColumnSum,
     EpilogueStep,
     Gate,
+    GateGradient,
     Preactivation,
     Quantize,
     Residual,
     Scale,
     StochasticRounding,
 )
-from warploom.runtime.elements import TORCH
+from warploom.runtime.elements import TORCH, unit_roundoff
 from warploom.runtime.families._product.steps.gate import kind_of
+from warploom.runtime.families._product.steps.gate_gradient import (
+    TorchGateGradient,
+    gradient_kind,
+)
 from warploom.runtime.families._product.steps.quantize import inverses
 
 Shape = tuple[int, ...]
@@ -126,6 +131,22 @@ def item(
     return operand, item
 
 
+def gate_gradient(
+    step: GateGradient,
+    m: int,
+    n: int,
+    *,
+    odd: bool,
+    generator: torch.Generator,
+    batches: Shape = (),
+) -> tuple[Guarded, Guarded, tuple[Any, ...]]:
+    """Return z and dz of such a step of the epilogue of D [*batches, m, n], and its item."""
+    z, dz = (guarded(m, 2 * n, TORCH[step.element], odd=odd, batches=batches) for _ in range(2))
+    fill(z.view, generator)
+    z.view.mul_(4)  # to where functions are 0 or z itself, and swiglu_oai's limits
+    return z, dz, (gradient_kind(step.function, step.layout), z.view, dz.view)
+
+
 def assert_within(d: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> None:
     """Assert that D is within the bound everywhere; say where it is not."""
     wrong = ~((d.double() - exact).abs() <= bound)
@@ -155,7 +176,15 @@ def assert_outputs(
         if not step.auxiliary:
             continue
         assert next(found).untouched_outside()
-        stored = given[1]
+        stored = given[-1]
+        if isinstance(step, GateGradient):  # the gradient that it is given is no result
+            exact, error = bound(listed[:index], torch.float32)
+            exact, error = TorchGateGradient().written_bound(exact, error, given)
+            error = error + unit_roundoff(stored.dtype) * (
+                exact.abs() + error + torch.finfo(stored.dtype).tiny
+            )
+            assert_within(stored, exact.reshape(stored.shape), error.reshape(stored.shape))
+            continue
         exact, error = bound(listed[:index], stored.dtype)
         if isinstance(step, Preactivation):
             assert_within(stored, exact.reshape(stored.shape), error.reshape(stored.shape))

@@ -14,10 +14,11 @@ from product_arena import Bound, Shape, assert_within, fill, guarded, item
 from rooms import Guarded
 
 import warploom
-from warploom.generator.epilogue import Preactivation, columns
+from warploom.generator.epilogue import Gate, GateGradient, Preactivation, columns
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._product.steps.gate_gradient import TorchGateGradient
 from warploom.runtime.families.gemm import reference
 
 
@@ -63,7 +64,8 @@ def call(
     odd = not cases.stored_by_tma(spec)
     a = guarded(m, k, TORCH[operation.a], operation.layout_a, batches=batches[0])
     b = guarded(k, n, TORCH[operation.b], operation.layout_b, batches=batches[1])
-    stored = {step.element for step in operation.epilogue if isinstance(step, Preactivation)}
+    storing = (Preactivation, GateGradient)
+    stored = {step.element for step in operation.epilogue if isinstance(step, storing)}
     small = {operation.d, *stored} & {"fp16", "int8", "e4m3", "e5m2"}  # int8 must stay in range
     for operand in (a, b):
         fill(operand.view, generator, limit=8 if small else 128)
@@ -78,12 +80,52 @@ def call(
             made.scales.append((f"scale_{operand}", scale.view))
     for index, step in enumerate(operation.epilogue):
         own = shared if index % 2 == 0 or isinstance(step, Preactivation) else ()
+        if isinstance(step, GateGradient):
+            z, dz, given = product_arena.gate_gradient(
+                step, m, n, odd=odd, generator=generator, batches=shared
+            )
+            made.operands.append(z)
+            made.outputs.append(dz)
+            made.listed.append(given)
+            continue
         operand, given = item(step, m, n, odd=odd, generator=generator, batches=own)
         made.listed.append(given)
         if operand is not None:
             (made.outputs if step.auxiliary else made.operands).append(operand)
         n = step.columns(n)
+    _keep_in_range(made)
     return made
+
+
+def _keep_in_range(made: Call) -> None:
+    """Make columns of A 0 until all that is stored in fp16 fits: a gate multiplies two sums."""
+    operation = cast("GemmOperation", made.spec.operation)
+    steps = operation.epilogue
+    first = next((i for i, one in enumerate(steps) if isinstance(one, Gate | GateGradient)), None)
+    if first is None:
+        return
+    stored = [made.listed] if operation.d == "fp16" else []
+    stored += [
+        made.listed[: index + 1 if isinstance(one, GateGradient) else index]
+        for index, one in enumerate(steps)
+        if isinstance(one, Preactivation | GateGradient) and one.element == "fp16"
+    ]
+    left = made.a.view.shape[-1]
+    while stored and left > 1 and not all(_fits_fp16(made, listed) for listed in stored):
+        left //= 2
+        made.a.view[..., left:].zero_()
+
+
+def _fits_fp16(made: Call, listed: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether what passes behind some items is in fp16's range, and what the last stores of it."""
+    most = torch.finfo(torch.float16).max / 2
+    if listed and "_gate_gradient" in listed[-1][0]:
+        before, error = bound(made, listed[:-1], torch.float32)
+        dz, _ = TorchGateGradient().written_bound(before, error, listed[-1])
+        if dz.numel() and not bool(dz.abs().max() < most):
+            return False
+    exact, _ = bound(made, listed, torch.float32)
+    return not exact.numel() or bool(exact.abs().max() < most)
 
 
 def block_scale(

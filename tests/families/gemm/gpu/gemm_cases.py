@@ -18,6 +18,7 @@ from warploom.generator.epilogue import (
     Bias,
     ColumnSum,
     EpilogueStep,
+    GateGradient,
     Preactivation,
     Quantize,
     Residual,
@@ -91,6 +92,8 @@ def fitting(shape: tuple[int, int, int], kernel: KernelSpec) -> tuple[int, int, 
     unit = 16 // element(operation.d).bytes if stored_by_tma(kernel) else 1
     if gate_of(operation.epilogue):  # 8 columns of the gate and 8 of up
         unit = max(16, 2 * unit)
+    if any(step.loads for step in operation.epilogue):
+        unit = max(8, unit)
     return m, n + -n % unit, k
 
 
@@ -197,7 +200,7 @@ EPILOGUES = [
     *(
         spec((128, 96), epilogue=(step,), store=store)
         for step in STEPS
-        if not isinstance(step, Quantize)  # which has tiles of its own
+        if not isinstance(step, Quantize | GateGradient)  # which have tiles of their own
         for store in STORES
     ),
     *(

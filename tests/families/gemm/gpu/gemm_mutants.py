@@ -136,6 +136,21 @@ MUTANTS = {
         (257, 272, 193),
         "k, 0, 0, (n + first) / 16 + 1",
     ),
+    "up has the gradient of the gate": Mutant(
+        wider.UNGATED[0], r"up, 2 \* n, of_up\)", (257, 272, 193), "up, 2 * n, of_gate)"
+    ),
+    "the gradient of a gate lacks its derivative": Mutant(
+        wider.UNGATED[0], r" \* Derivative::slope\(gate\)", (257, 272, 193)
+    ),
+    "d is the gradient that the gate's result has": Mutant(
+        wider.UNGATED[0], r"x\[i\]\[j\] = value \* factor;", (257, 272, 193)
+    ),
+    "the gradients of gate and up change places": Mutant(
+        wider.UNGATED[2],
+        r"gradients\[2\] = \{(.*), (.*)\};",
+        (257, 272, 193),
+        r"gradients[2] = {\2, \1};",
+    ),
     "a lane knows only its own columns of a block": Mutant(
         wider.QUANTIZED[0],
         r"most = fmaxf\(most, __shfl_xor_sync\(~0u, most, 2\)\);",

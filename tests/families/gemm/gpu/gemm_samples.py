@@ -22,6 +22,7 @@ from warploom.generator.families.gemm.rules import CLUSTERS
 from warploom.generator.specification import KernelSpec
 
 COUNT = 300
+KINDS = list(dict.fromkeys(map(type, STEPS)))
 SEED = int(os.environ.get("WARPLOOM_SAMPLES_SEED", "1"))
 
 
@@ -62,7 +63,8 @@ def _kernel(random: Random) -> KernelSpec | None:
     a = _choice(random, GemmOperation, "a")
     b = random.choice(("e4m3", "e5m2")) if element(a).is_fp8 else a
     layouts = ("row", "col") if element(a).bits == 8 else random.choices(("row", "col"), k=2)
-    steps = tuple(random.sample(STEPS, random.choice((0, 0, 1, 2, 3))))
+    drawn = random.sample(KINDS, random.choice((0, 0, 1, 2, 3)))
+    steps = tuple(random.choice([one for one in STEPS if type(one) is kind]) for kind in drawn)
     swap = random.random() < 0.4
     rows, columns = random.choice((64, 128, 256)), 8 * random.randint(1, 32)
     fields: dict[str, Any] = {

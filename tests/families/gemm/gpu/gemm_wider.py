@@ -25,7 +25,9 @@ from warploom.generator.epilogue import (
     Activation,
     Amax,
     Bias,
+    ColumnSum,
     Gate,
+    GateGradient,
     Preactivation,
     Quantize,
     Residual,
@@ -311,6 +313,40 @@ GATED = [
     )
 ]
 
+# The gradient of a gate, each function and layout; what stands before and behind it.
+BOTH = (Scale("host"), GateGradient("swiglu_oai", "bf16", "interleaved"), Residual("bf16"))
+UNGATED = [
+    spec(tile, epilogue=steps, **others)
+    for tile, steps, others in (
+        (
+            (128, 128),
+            (GateGradient("silu", "bf16"),),
+            {"kernel_schedule": "pingpong", "cluster": (2, 1), "layouts": "row row"},
+        ),
+        (
+            (128, 256),
+            (GateGradient("silu", "bf16"),),
+            {"cluster": (2, 1), "layouts": "row row"},
+        ),
+        ((128, 96), BOTH, {"layouts": "row row"}),
+        ((128, 96), (GateGradient("gelu", "fp16"), ColumnSum()), {"a": "fp16", "d": "fp16"}),
+        ((64, 96), (GateGradient("gelu_tanh", "bf16"),), {"consumers": 1, "d": "fp32"}),
+        ((64, 64), (GateGradient("relu", "fp16", "interleaved"),), {"consumers": 1, "a": "fp16"}),
+        ((64, 64), (GateGradient("swiglu_oai", "bf16"),), {"consumers": 1, "store": "direct"}),
+        ((64, 64), (GateGradient("silu", "bf16", "interleaved"),), {"consumers": 1, "split_k": 4}),
+        ((64, 64), (GateGradient("silu", "bf16"),), {"consumers": 1, "cluster_split_k": 4}),
+        ((128, 96), (GateGradient("gelu", "bf16"),), {"stream_k": True}),
+        ((64, 96), (GateGradient("silu", "bf16"),), {"batched": True, "consumers": 1}),
+        ((16, 64), (GateGradient("silu", "bf16"),), {"swap_ab": True, "consumers": 1}),
+        ((32, 64), BOTH, {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        (
+            (32, 64),
+            (GateGradient("gelu", "bf16"),),
+            {"swap_ab": True, "batched": True, "consumers": 1},
+        ),
+    )
+]
+
 # Blocks of 128 columns of D that have scales: whole in a tile, or cut by the end of D.
 QUANTIZED = [
     spec(tile, d="e4m3", epilogue=steps, **others)
@@ -359,6 +395,7 @@ ROUNDED = [
 WIDER = (
     *ROUNDED,
     *GATED,
+    *UNGATED,
     *QUANTIZED,
     *SCALED,
     *SCALED_BATCHED,

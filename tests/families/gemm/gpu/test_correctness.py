@@ -108,6 +108,14 @@ def test_no_gate_multiplies_columns_that_are_not_its_own(
 
 
 @over_shapes
+@pytest.mark.parametrize("kernel", wider.UNGATED, ids=short)
+def test_no_gradient_of_a_gate_is_of_another_place(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
 @pytest.mark.parametrize("kernel", wider.QUANTIZED, ids=short)
 def test_no_block_of_d_has_the_scale_of_another(
     kernel: KernelSpec, shape: tuple[int, int, int]

@@ -133,3 +133,46 @@ def test_gradients_are_those_of_torch(gate: str, layout: str, *, compiled: bool)
         assert one.grad is not None and like.grad is not None
         off = (one.grad.double() - like.grad).abs().max() / like.grad.abs().max()
         assert off < 2**-6, off
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("m", [1, 16, 61, 257, 4096])
+def test_the_chosen_kernel_takes_a_gradient_past_a_gate(m: int, gate: str, layout: str) -> None:
+    torch.manual_seed(m)
+    dy, weight = drawn(m, 1032), drawn(1032, 712, limit=0.1)
+    z = drawn(m, 1424, limit=4)
+    dz = torch.full_like(z, torch.nan)
+    kind = f"{gate}_gate_gradient" + "_interleaved" * (layout == "interleaved")
+    verify(dy, weight, [(kind, z, dz)])
+    leaf = z.double().requires_grad_()
+    dh = dy.double() @ weight.double()
+    reference.apply(leaf, items(gate, layout)).backward(dh)
+    assert leaf.grad is not None
+    off = (dz.double() - leaf.grad).abs() / (leaf.grad.abs() + 2**-6)
+    assert off.max() < 2**-6
+
+
+def test_the_gradient_past_a_gate_is_replayed_in_a_graph() -> None:
+    dy, weight, z = drawn(129, 264), drawn(264, 320), drawn(129, 640)
+    dz, h = torch.empty_like(z), torch.empty(129, 320, dtype=BF16, device="cuda")
+
+    def run() -> None:
+        warploom.gemm(dy, weight, out=h, epilogue=[("silu_gate_gradient", z, dz)])
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(3):
+        dy.copy_(drawn(129, 264))
+        z.copy_(drawn(129, 640))
+        dz.fill_(torch.nan)
+        h.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        replayed = dz.clone(), h.clone()
+        run()
+        assert torch.equal(dz, replayed[0]) and torch.equal(h, replayed[1])
+        assert dz.isfinite().all() and h.isfinite().all()

@@ -1,10 +1,9 @@
-// gemm_sm90a_bf16_bias_bf16_gate_swiglu_oai_interleaved_16x64x64_consumers1_stages22_swap_2a68c362
+// gemm_sm90a_fp16_silu_gate_gradient_fp16_interleaved_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_d1671771
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, gate_swiglu_oai_interleaved
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
-//   tile 16x64x64, cluster 1x1, 1 consumer, 22 stages, along_m, group 8, store tma
-//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
-// Digest 2a68c36204e3d19ae50d619e9e550f8450104e93f87d64b23168e0cbb719b5e2; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): silu_gate_gradient_fp16_interleaved, swiglu_oai_gate_gradient_fp16_interleaved
+//   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
+//   tile 64x64x64, cluster 1x1, 1 consumer, 13 stages, along_m, group 8, store tma
+// Digest d1671771b774ecca24382bd4e4ad0b8f78cbd559c50a54ed64b03e26e868e46a; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -26,20 +25,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 16, kTileN = 64, kTileK = 64;
+constexpr int kTileM = 64, kTileN = 64, kTileK = 64;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 22;
+constexpr int kStages = 13;
 constexpr int kGroup = 8;
-constexpr int kRows = 64, kColumns = 16;  // of wgmma in a tile
+constexpr int kRows = 64, kColumns = 64;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 16;  // a block is finished by chunks
+constexpr int kChunkColumns = 32;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -52,30 +51,37 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  cutlass::bfloat16_t* bias_0;  // bias[n]
+  cutlass::half_t* gate_gradient_0;  // z[m][pitch]
+  cutlass::half_t* gate_gradient_0_dz;  // dz[m][pitch]
+  cutlass::half_t* gate_gradient_1;  // z[m][pitch]
+  cutlass::half_t* gate_gradient_1_dz;  // dz[m][pitch]
+  int64_t gate_gradient_0_pitch;  // elements between rows of both
+  int64_t gate_gradient_1_pitch;  // elements between rows of both
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
-  int32_t n;  // columns of gate and up, twice those of D
+  int32_t n;  // columns of D
   int32_t k;  // products summed
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, a_tail_rows) == 520);
-static_assert(OFFSET(Parameters, m) == 524 && OFFSET(Parameters, n) == 528);
-static_assert(OFFSET(Parameters, k) == 532);
+static_assert(OFFSET(Parameters, gate_gradient_0) == 512 && OFFSET(Parameters, gate_gradient_0_dz) == 520);
+static_assert(OFFSET(Parameters, gate_gradient_1) == 528 && OFFSET(Parameters, gate_gradient_1_dz) == 536);
+static_assert(OFFSET(Parameters, gate_gradient_0_pitch) == 544 && OFFSET(Parameters, gate_gradient_1_pitch) == 552);
+static_assert(OFFSET(Parameters, a_tail_rows) == 560 && OFFSET(Parameters, m) == 564);
+static_assert(OFFSET(Parameters, n) == 568 && OFFSET(Parameters, k) == 572);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 16] += A[64 x 16] * B[16 x 16]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[8], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -95,7 +101,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 2048;  // of one stage
+  static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -106,10 +112,9 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n. 8 rows of the gate, then the 8 of up
-// that they are multiplied with: dimensions of the map, between which no row of memory moves.
+// B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_4D;
+  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
@@ -117,7 +122,7 @@ struct OperandB {
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, 0, 0, n / 16);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
   }
 };
 
@@ -175,55 +180,48 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// 8 rows of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
-// what it multiplies. Places in a tile count both; coordinates in D do not.
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return (at.n + chunk / kChunks * kWgmmaM) / 2;
-}
+// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk % kChunks * kChunkColumns;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+// columns 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
+  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {row, row + 8}, {column, column + 1} };
 }
 
-// The columns of the product, of n, that a fragment of D is made of: of gate and of up.
-// Past the end where D is.
-__device__ __forceinline__ Coordinates product_columns(const Coordinates& at, int n) {
-  return { {at.row[0], at.row[1]}, {2 * at.column[0], 2 * at.column[0] + 1} };
-}
-
-// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
+// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
+// at the load, every load would be waited for before the next is issued.
 template <class Element> struct Columns {
-  Element value[2];
+  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
+  Word word;
 
   Columns() = default;
   __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
 
-  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
-};
-
-// Adds a vector over the columns of D.
-template <class Element> struct Bias {
-  const Element* bias;
-  using Operand = Columns<Element>;
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {bias, at.column, n};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  __device__ __forceinline__ float operator[](int j) const {
+    const Word bits = word >> (j * 8 * sizeof(Element));
+    return float(reinterpret_cast<const Element&>(bits));
   }
 };
+
+// Stores a fragment's two columns of a row as one word, none past the last column: n is even here and rows
+// start at even elements.
+template <class Element>
+__device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
+  struct alignas(2 * sizeof(Element)) Word {
+    Element value[2];
+  };
+  if (column[0] < n) *reinterpret_cast<Word*>(row + column[0]) = {Element(x[0]), Element(x[1])};
+}
 
 // 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
 __device__ __forceinline__ float logistic2(float x) {
@@ -232,6 +230,71 @@ __device__ __forceinline__ float logistic2(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
   return inverse;
 }
+
+// x / (1 + exp(-x)).
+struct Silu {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+  }
+
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
+};
+
+// s (1 + x (1 - s)) with s = 1 / (1 + exp(-x)), the derivative of x s. The smaller of s and 1 - s is
+// computed, the other is its difference from 1: no cancellation in either tail.
+struct SiluGradient {
+  __device__ __forceinline__ static float slope(float x) {
+    const float small = logistic2(-1.44269504f * fabsf(x)), large = 1.f - small;
+    const float limit = x < 0.f ? small : large;
+    return small == 0.f ? limit : fmaf(x * small, large, limit);  // x may be infinite there
+  }
+};
+
+// What most gates multiply by, and its derivative.
+struct UpFactor {
+  __device__ __forceinline__ static float function(float x) { return x; }
+  __device__ __forceinline__ static float slope(float) { return 1.f; }
+};
+
+// Takes the gradient of a gate's result to that of gate and up, which dz gets and z has, in turn; the result
+// itself passes on.
+template <class Function, class Derivative, class Factor, class Element> struct GateGradientInterleaved {
+  const Element* z;
+  Element* dz;
+  int64_t pitch;
+  struct Operand {
+    Columns<Element> both[2][2];  // of a row and a column of D
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    Operand loaded;
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      int column = 2 * at.column[i % 2], row = at.row[i / 2];
+      asm volatile("" : "+r"(row), "+r"(column));  // else addresses are kept for all chunks, and spill
+      loaded.both[i / 2][i % 2] = Columns<Element>(z + row * pitch, {column, column + 1}, row < m ? 2 * n : 0);
+    }
+    return loaded;
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand, const Coordinates& at, int m,
+                                        int n) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float& passing = x[i / 2][i % 2];
+      const float gate = operand.both[i / 2][i % 2][0], up = operand.both[i / 2][i % 2][1];
+      const float value = Function::function(gate), factor = Factor::function(up);
+      const float gradients[2] = {passing * factor * Derivative::slope(gate), passing * value * Factor::slope(up)};
+      passing = value * factor;
+      int row = at.row[i / 2], column = 2 * at.column[i % 2];
+      asm volatile("" : "+r"(row), "+r"(column));
+      if (row < m) write(dz + row * pitch, {column, column + 1}, 2 * n, gradients);
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
 
 // g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
 struct SwigluOai {
@@ -246,20 +309,22 @@ struct SwigluOaiUp {
   }
 };
 
-// The other factor of most gates.
-struct Up {
-  __device__ __forceinline__ static float function(float x) { return x; }
-};
-
-// Multiplies a function of the gate by up, which a thread has for the same columns of D.
-template <class Function, class Factor> struct Gate {
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      x[i][0] = Function::function(x[i][0]) * Factor::function(x[i][1]);
-      x[i][1] = 0.f;
-    }
+// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's of another scale, and 0 past
+// 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
+struct SwigluOaiGradient {
+  __device__ __forceinline__ static float slope(float x) {
+    const float scaled = 1.702f * x;
+    const float small = logistic2(-1.44269504f * fabsf(scaled)), large = 1.f - small;
+    const float limit = x < 0.f ? small : large;
+    const float slope = small == 0.f ? limit : fmaf(scaled * small, large, limit);  // x may be infinite there
+    return x > 7.f ? 0.f : slope;
   }
+};
+struct SwigluOaiFactor {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+  __device__ __forceinline__ static float slope(float x) { return x > 7.f || x < -7.f ? 0.f : 1.f; }
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -267,33 +332,40 @@ template <class Function, class Factor> struct Gate {
 // the chunk before.
 struct Epilogue {
   struct Block {
-    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   struct Operands {
+    GateGradientInterleaved<Silu, SiluGradient, UpFactor, cutlass::half_t>::Operand step_0;
+    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t>::Operand step_1;
   };
   int m, n;
-  Bias<cutlass::bfloat16_t> step_0;
-  Gate<SwigluOai, SwigluOaiUp> step_1;
+  GateGradientInterleaved<Silu, SiluGradient, UpFactor, cutlass::half_t> step_0;
+  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t> step_1;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.bias_0},
-        step_1{} {}
+        step_0{p.gate_gradient_0, p.gate_gradient_0_dz, p.gate_gradient_0_pitch},
+        step_1{p.gate_gradient_1, p.gate_gradient_1_dz, p.gate_gradient_1_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {
-        step_0.load(product_columns(at, n), m, n)};
-  }
-
-  __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {};
   }
 
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n),
+        step_1.load(at, m, n)};
+  }
+
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
-    step_0.apply(x, block.step_0);
-    step_1.apply(x);
+                                        const Operands& operands, const Coordinates& at) {
+    step_0.apply(x, operands.step_0, at, m, n);
+    step_1.apply(x, operands.step_1, at, m, n);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    step_0.finish();
+    step_1.finish();
   }
 };
 
@@ -305,14 +377,14 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
   static constexpr int kSpan = 64;  // bytes of a staging row
-  static constexpr int kBytes = 16 * kSpan;
+  static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
   int first = 0;        // the buffer that the tile begins with
@@ -342,16 +414,17 @@ struct Store {
     }
   }
 
-  // 16 rows by 8 columns of 16-bit elements at a time, transposed on the way: wgmma's columns are rows of D.
+  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, column = thread / 32 * 8;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     CUTE_UNROLL
     for (int f = 0; f < kFragments; f += 2) {
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(f * 8 + lane % 16, column * 2);
-      const Pair pairs[2] = {converted({x[f][0][0], x[f][1][0]}), converted({x[f + 1][0][0], x[f + 1][1][0]})};
-      const auto& words = reinterpret_cast<const uint32_t(&)[2]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2};"
-                   ::"r"(address), "r"(words[0]), "r"(words[1]));
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
     }
   }
 
@@ -364,11 +437,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[2048];
+  alignas(1024) uint8_t staging[8192];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 228352);
+static_assert(sizeof(SharedStorage) <= 222208);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -394,7 +467,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-using RowOperand = OperandB; using ColumnOperand = OperandA;
+using RowOperand = OperandA; using ColumnOperand = OperandB;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -452,8 +525,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
@@ -462,7 +535,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     Place at = tiles.at(tile, rank);
-    at.n += part * kBlocks * kWgmmaM;
+    at.m += part * kBlocks * kWgmmaM;
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
@@ -494,20 +567,21 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
   }
+  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bias_bf16_gate_swiglu_oai_interleaved_16x64x64_consumers1_stages22_swap_2a68c362(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_silu_gate_gradient_fp16_interleaved_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_d1671771(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform

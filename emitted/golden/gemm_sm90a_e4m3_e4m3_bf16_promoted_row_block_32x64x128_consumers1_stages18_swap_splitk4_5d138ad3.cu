@@ -1,0 +1,670 @@
+// gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3
+//
+// D[m, n] = A[m, k] B[k, n]
+//   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
+//   tile 32x64x128, cluster 1x1, 1 consumer, 18 stages, along_m, group 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+//   k in 4 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
+// Digest 5d138ad3de04ceb29b23d5909ec10d33e42fa786e05a3843ccd8a1506c4fb1f5; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 32, kTileN = 64, kTileK = 128;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kStages = 18;
+constexpr int kGroup = 8;
+constexpr int kRows = 64, kColumns = 32;  // of wgmma in a tile
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
+constexpr int kChunkColumns = 16;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  cute::TmaDescriptor b_map;  // B, in operand boxes
+  cute::TmaDescriptor d_map;  // D, in staging boxes
+  float* partial_tiles;  // sums of each part of k, by tiles
+  const float* a_scales;  // a scale for each 1 m x 128 k of A
+  const float* b_scales;  // a scale for each 128 n x 128 k of B
+  int64_t a_scales_row;  // elements between those along m
+  int64_t a_scales_k;  // elements between those along k
+  int64_t b_scales_row;  // elements between those along n
+  int64_t b_scales_k;  // elements between those along k
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+  int32_t k_parts;  // parts of k
+};
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, partial_tiles) == 512 && OFFSET(Parameters, a_scales) == 520);
+static_assert(OFFSET(Parameters, b_scales) == 528 && OFFSET(Parameters, a_scales_row) == 536);
+static_assert(OFFSET(Parameters, a_scales_k) == 544 && OFFSET(Parameters, b_scales_row) == 552);
+static_assert(OFFSET(Parameters, b_scales_k) == 560 && OFFSET(Parameters, a_tail_rows) == 568);
+static_assert(OFFSET(Parameters, m) == 572 && OFFSET(Parameters, n) == 576);
+static_assert(OFFSET(Parameters, k) == 580 && OFFSET(Parameters, k_parts) == 584);
+
+// ---- Parts ----------------------------------------------------------------------------------
+// D[64 x 32] += A[64 x 32] * B[32 x 32]; A and B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 32;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A is K-major: a row of 128 bytes is tile k of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 4096;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+  }
+};
+
+// B is K-major: a row of 128 bytes is tile k of one n.
+struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (n, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+  }
+};
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The consumers share each tile: there are no turns to take.
+struct Order {
+  __device__ __forceinline__ Order(int, int, Position&) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
+  __device__ __forceinline__ void pass(Position&) const {}
+  __device__ __forceinline__ void finish(int) const {}
+};
+
+// Where a tile of D starts.
+struct Place {
+  int m, n;
+};
+
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
+// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+struct Tiles {
+  int along, across;  // extents in clusters
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int band = index / (kGroup * across);
+    const int height = min(along - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * across;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM,
+            (j * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
+struct Unit {
+  int tile, part, begin, end;
+  __device__ __forceinline__ int k_tiles() const { return end - begin; }
+};
+
+// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
+// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
+// rows of A and columns of B at the same k.
+struct Walk {
+  int tiles, k_tiles, parts, clusters;
+  int following;  // the next unit
+
+  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
+      : tiles(tiles), k_tiles(k_tiles), parts(p.k_parts), clusters(clusters), following(cluster) {}
+
+  // The first k tile of a part.
+  __device__ __forceinline__ int start(int part) const {
+    return part * (k_tiles / parts) + min(part, k_tiles % parts);
+  }
+
+  __device__ __forceinline__ bool next(Unit& unit) {
+    if (following >= tiles * parts) return false;
+    const int part = following / tiles;
+    unit = {following - part * tiles, part, start(part), start(part + 1)};
+    following += clusters;
+    return true;
+  }
+};
+
+// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
+// only through its logical coordinates in D, never through wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
+}
+
+// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
+}
+
+// No steps: the accumulators are D.
+struct Epilogue {
+  struct Block {};
+  struct Operands {};
+  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
+  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+};
+
+// Two neighbours in a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
+// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+struct Store {
+  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kBytes = 16 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
+
+  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::tma_store_arrive();
+    }
+  }
+
+  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
+  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += 2) {
+      const int row = f * 8 + lane / 16 * 8 + lane % 8;
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
+      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    }
+  }
+
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(16) uint8_t scales[2304];  // of blocks, on their way: each consumer's warp has its own
+  FullBarrier full[kStages];    // the producers' bytes have arrived
+  EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
+};
+static_assert(sizeof(SharedStorage) <= 224256);
+
+// The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
+// side. What lies outside of D is neither written nor read.
+struct PartialTile {
+  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
+  static constexpr int kThreads = 128;
+  Fragment* const fragments;
+
+  // Of a part of k, and of a block's tile among all `tiles` of D.
+  __device__ __forceinline__ PartialTile(const Parameters& p, int part, int tile, int tiles)
+      : fragments(reinterpret_cast<Fragment*>(p.partial_tiles) +
+                  (int64_t(part) * tiles + tile) * (kRows / kWgmmaM * kOfRows * kThreads)) {}
+
+  __device__ __forceinline__ Fragment* place(int row_block, int fragment) const {
+    return fragments + (row_block * kOfRows + fragment) * kThreads + threadIdx.x % kThreads;
+  }
+
+  // Whether a thread has an element of D in a fragment: the first of its four, if any.
+  __device__ __forceinline__ static bool inside(const Parameters& p, const Coordinates& at) {
+    return at.row[0] < p.m && at.column[0] < p.n;
+  }
+
+  // Leaves the sums of 64 rows, those of `block` of the consumer whose part of the tile starts at `at`.
+  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount], const Place& at,
+                                        int row_block, int block) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kOfRows; ++i) {
+      const Coordinates there = coordinates(at, block * kChunks + i / kFragments, i % kFragments);
+      const Accumulator* const sum = sums + i * 4;
+      if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+  }
+
+  // From L2, where the first launch has left it; zeros where the thread has nothing `inside` of D.
+  __device__ __forceinline__ Fragment read(int row_block, int fragment, bool inside) const {
+    Fragment found{};
+    asm volatile("{\n.reg .pred inside;\nsetp.ne.b32 inside, %5, 0;\n"
+                 "@inside ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n}"
+                 : "+f"(found.value[0]), "+f"(found.value[1]), "+f"(found.value[2]), "+f"(found.value[3])
+                 : "l"(place(row_block, fragment)), "r"(int(inside))
+                 : "memory");
+    return found;
+  }
+};
+
+// ---- Producer: one thread keeps the ring of stages full ----------------------------------------
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    const Place at = tiles.at(unit.tile, rank);
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
+    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+      FullBarrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.phase);
+      // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      position.advance();
+    }
+  }
+}
+
+// ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
+using RowOperand = OperandB; using ColumnOperand = OperandA;
+// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
+constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
+
+// Keeps the compiler from moving the sums of a block across asynchronous products.
+__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// A stage is free once every block that its producer multicasts to has let go of it.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  const uint32_t block = threadIdx.x % 128;
+  empty.arrive(block, block < kClusterSize);
+}
+
+// A block scale as fp32. One of e8m0 is an exponent: 0 is 2^-127, which is denormal, and 255 is NaN.
+__device__ __forceinline__ float as_float(float scale) { return scale; }
+__device__ __forceinline__ float as_float(uint8_t scale) {
+  return __uint_as_float(scale == 255 ? 0x7fffffffu : max(uint32_t(scale) << 23, 0x00400000u));
+}
+// The sums of one tile's products, in two levels: the tensor core adds up one tile k, of which each element has
+// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
+// Each warp copies the scales of its rows, and of all columns, into shared memory of its own, kAhead k tiles
+// before it multiplies by them: loads into registers are counted together, and the latest would be waited for.
+struct Products {
+  static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
+  static constexpr int kWarpRows = 1, kColumnScales = 32;
+  static constexpr int kAhead = 3, kSlots = kAhead + 1;
+  struct alignas(16) Scales {
+    float columns[kColumnScales];
+    float rows[kBlocks][kWarpRows];
+  };
+  static_assert(sizeof(Scales) * kSlots * kConsumers * 4 == 2304);
+
+  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
+  Scales* const slots;  // of the warp
+  int slot;             // that has the scales of the next k tile
+  int k_tiles;          // whose scales are left to copy; what may be multiplied behind them is zeros
+  // Where a lane copies from: the scales of the k tile after the last that was copied.
+  const float* row_scales[kBlocks];
+  const float* column_scales;
+  int at_column, last_column;
+  bool together;  // the scales of columns lie side by side, as 16 bytes are copied
+
+  // Starts to copy the scales of the first k tiles, of `k_tiles` from `k_tile` on, of the tile at `at`, the
+  // consumer's first row. `scales` are the slots of all warps, and `warp` is one of them.
+  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int k_tile, int k_tiles,
+                                      uint8_t* scales, int warp)
+      : slots(reinterpret_cast<Scales*>(scales) + warp * kSlots), slot(0), k_tiles(k_tiles) {
+    const int lane = threadIdx.x % 32;
+    // Past the end of an operand the last scales serve: what they multiply is not stored.
+    const float* row_start = p.b_scales + k_tile * p.b_scales_k;
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) {
+      const int row = at.n + i * kWgmmaM;
+      row_scales[i] = row_start + min(row, p.n - 1) / 128 * p.b_scales_row;
+    }
+    column_scales = p.a_scales + k_tile * p.a_scales_k;
+    at_column = at.m;
+    last_column = p.m - 1;
+    together = p.a_scales_row == 1 && p.a_scales_k % 4 == 0 && at_column + kColumnScales <= p.m &&
+               reinterpret_cast<uint64_t>(column_scales + at_column) % 16 == 0;
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();  // all lanes are done with the tile before
+    CUTE_UNROLL
+    for (int i = 0; i < kAhead; ++i) copy(p, slots[i]);
+  }
+
+  __device__ __forceinline__ static void copy(const float* from, float* to) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                 ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from)
+                 : "memory");
+  }
+  __device__ __forceinline__ static void copy(const uint8_t* from, uint8_t* to) { *to = *from; }
+
+  // Starts to copy the scales of one more k tile, if there is one.
+  __device__ __forceinline__ void copy(const Parameters& p, Scales& to) {
+    if (k_tiles-- > 0) {
+      const int lane = threadIdx.x % 32;
+      CUTE_UNROLL
+      for (int i = 0; i < kBlocks; ++i) {
+        if (lane < kWarpRows) copy(row_scales[i], &to.rows[i][lane]);
+        row_scales[i] += p.b_scales_k;
+      }
+      if (together) {
+        if (lane < kColumnScales / 4)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                       ::"r"(cute::cast_smem_ptr_to_uint(&to.columns[lane * 4])),
+                       "l"(column_scales + at_column + lane * 4)
+                       : "memory");
+      } else {
+      CUTE_UNROLL
+      for (int i = 0; i < kColumnScales; i += 32)
+        if (i + 32 <= kColumnScales || i + lane < kColumnScales)
+          copy(column_scales + min(at_column + i + lane, last_column) * p.a_scales_row, &to.columns[i + lane]);
+      }
+      column_scales += p.a_scales_k;
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  // Issues the products of one stage, a block at a time.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      fence(partial[block]);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   partial[block], step > 0);
+      cute::warpgroup_commit_batch();
+    }
+  }
+
+  // Adds the scaled products of the next stage, which is released before they are: sums need registers alone.
+  __device__ __forceinline__ void next(const Parameters& p, uint64_t rows, uint64_t columns,
+                                       EmptyBarrier& empty) {
+    issue(rows, columns);
+    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+    __syncwarp();  // what other lanes have copied is there, and the scales of the k tile before were read
+    const Scales& scales = slots[slot];
+    const int lane = threadIdx.x % 32;
+    float of_rows[kBlocks][kRowScales];
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kRowScales; ++i)
+      of_rows[i / kRowScales][i % kRowScales] = as_float(scales.rows[i / kRowScales][0]);
+    float factors[kBlocks][kCount];
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kCount; ++i) {
+      const int j = i % kCount;
+      const float of_column = as_float(scales.columns[j / 4 * 8 + lane % 4 * 2 + j % 2]);
+      factors[i / kCount][j] = of_rows[i / kCount][j / 2 % 2 % kRowScales] * of_column;
+      asm volatile("" : "+f"(factors[i / kCount][j]));  // now, under the products, not when these are there
+    }
+    copy(p, slots[(slot + kAhead) % kSlots]);
+    slot = (slot + 1) % kSlots;
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block + 1 < kBlocks) {
+        cute::warpgroup_wait<1>();
+      } else {
+        cute::warpgroup_wait<0>();
+        release(empty);
+      }
+      fence(partial[block]);
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        const float factor = factors[block][i];
+        sums[block][i] += partial[block][i] * factor;
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int part = consumer;
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
+  Position position{0, 0};
+  const Order order(consumer, k_tiles, position);
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    Place at = tiles.at(unit.tile, rank);
+    at.n += part * kBlocks * kWgmmaM;
+    // The scales of the first k tiles are on their way before operands are waited for.
+    Products products(p, at, unit.begin, unit.k_tiles(),
+                      shared.scales, consumer * 4 + threadIdx.x / 32 % 4);
+    order.begin();
+    CUTE_NO_UNROLL
+    for (int k_tile = 0; k_tile < unit.k_tiles(); ++k_tile) {
+      shared.full[position.stage].wait(position.phase);
+      products.next(p, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[position.stage]);
+      order.multiplied(k_tile, unit.k_tiles());
+      position.advance();
+    }
+    order.pass(position);
+    const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+  }
+  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int rank = cute::block_rank_in_cluster();
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(1);
+      shared.empty[stage].init(kSharing * kClusterSize);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
+  cute::cluster_wait();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+  } else {
+    consume(p, shared, warpgroup - 1, rank, cluster, clusters);
+  }
+  if (kClusterSize > 1) {  // nor after it has gone
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  }
+}
+
+// ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
+extern "C" __global__ void __launch_bounds__(128)
+    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3_reduction(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
+  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
+  constexpr int kParts = 4, kAtOnce = 8;
+  const Tiles tiles(p);
+  const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
+  const int row_block = piece / kChunks, chunk = piece % kChunks;
+  Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
+  at.n += row_block * kWgmmaM;
+  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
+  if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
+  // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  Store store(dynamic_shared, 0);
+  Epilogue epilogue(p);
+  const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
+  Epilogue::Operands operands[kFragments];
+  Accumulator sums[kFragments][4] = {};
+  bool inside[kFragments];
+  CUTE_UNROLL
+  for (int f = 0; f < kFragments; ++f) {
+    inside[f] = PartialTile::inside(p, coordinates(at, chunk, f));
+    operands[f] = epilogue.load(coordinates(at, chunk, f));
+  }
+  CUTE_UNROLL
+  for (int first = 0; first < kParts; first += kAtOnce) {
+    PartialTile::Fragment found[kAtOnce][kFragments];
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= kParts || first + i >= p.k_parts) break;
+      const PartialTile partial(p, first + i, tile, tiles.count() * kClusterSize);
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f)
+        found[i][f] = partial.read(row_block, chunk * kFragments + f, inside[f]);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= kParts || first + i >= p.k_parts) break;
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
+      }
+    }
+  }
+  Value x[kFragments][2][2];
+  CUTE_UNROLL
+  for (int f = 0; f < kFragments; ++f) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(sums[f][i]);
+    epilogue.apply(x[f], block, operands[f]);
+  }
+  store(p, x, at, chunk);
+  store.finish();
+}
