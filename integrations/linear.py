@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
-from warploom.integrations import float8
+from warploom.integrations import float8, fp4
 from warploom.integrations.linear_options import (
     ACTIVATIONS,
     Options,
@@ -38,8 +38,8 @@ class Linear(torch.nn.Linear):
     activation       relu, gelu, gelu_tanh or silu
     preactivation    where the backward pass has what the activation was given from: "save" keeps it
                      in memory, "recompute" computes it again
-    recipe           compute in fp8: tensorwise, rowwise, rowwise_with_gw_hp, blockwise or delayed
-                     (see recipes.py)
+    recipe           compute in fp8: tensorwise, rowwise, rowwise_with_gw_hp, blockwise or delayed;
+                     or as fp4 would: fp4_qat (see recipes.py)
     gradient_dtype   with the first three, what the gradient is multiplied in, beside the operands
                      of the forward product: bf16, or float8_e5m2; None: as the recipe says
     accumulate_into_main_grad  the weight's gradient is added to weight.main_grad, an fp32 tensor of
@@ -138,7 +138,10 @@ class Linear(torch.nn.Linear):
             keywords |= {"residual": residual, "out_dtype": sum_type(input, residual)}
         if self.recipe is not None and input.numel() and weight.numel():
             rows = input.detach().reshape(-1, self.in_features)
-            x, w = float8.operands(rows, weight.detach(), self.recipe)
+            if self.recipe == "fp4_qat":
+                x, w = fp4.operands(rows, weight.detach())
+            else:
+                x, w = float8.operands(rows, weight.detach(), self.recipe)
             keywords |= {"scale_a": x.scale, "scale_b": w.scale}
             keywords.setdefault("out_dtype", product_type(input.dtype, input.device.type))
             return explain(x.values, w.values.t(), **keywords)
@@ -188,7 +191,8 @@ class Linear(torch.nn.Linear):
         weight, bias, shape = self.weight, self.bias, (*input.shape[:-1], self.out_features)
         rows = input.reshape(-1, self.in_features)
         kind = product_type(input.dtype, input.device.type)
-        if self.scaling is None and SCHEMES[cast("Recipe", self.recipe)].delayed:
+        is_fp4 = self.recipe == "fp4_qat"
+        if self.scaling is None and not is_fp4 and SCHEMES[cast("Recipe", self.recipe)].delayed:
             limits = (torch.finfo(one).max for one in (E4M3, E4M3, E5M2))
             with torch.inference_mode(False):  # a step of training changes them
                 self.scaling = DelayedScaling(*limits, device=weight.device)
@@ -200,6 +204,9 @@ class Linear(torch.nn.Linear):
             main_grad=main_grad(weight) if self.accumulate_into_main_grad else None,
             scaling=self.scaling,
         )
+        if is_fp4:
+            result = fp4.product(rows, weight, bias, options, self._quantised).view(shape)
+            return result if residual is None else result + residual
         read = (input, weight, bias, residual)
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
             if self.scaling is not None and self.training:
