@@ -113,9 +113,7 @@ class _Product(torch.autograd.Function):
         inner = clamped(x)
         outliers = x.float() - inner
         of_x = quantised(inner)
-        of_outliers = gemm(
-            outliers.to(kind), wide(of_weight, kind).t(), out_dtype=torch.float32
-        )
+        of_outliers = gemm(outliers.to(kind), wide(of_weight, kind).t(), out_dtype=torch.float32)
         items: list[Item] = [("residual", of_outliers, 1.0)]
         if bias is not None:
             items.append(("bias", bias))
