@@ -21,7 +21,7 @@ from warploom.integrations.linear_rules import check_residual, product_type, ref
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
 from warploom.integrations.recipes import E4M3, E5M2, SCHEMES, Recipe
-from warploom.integrations.scaling import DelayedScaling, ParameterCache
+from warploom.integrations.scaling import DelayedScaling, ParameterCache, in_backward
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.gemm.api import gemm
@@ -100,6 +100,8 @@ class Linear(torch.nn.Linear):
         if residual is not None:
             check_residual(input, residual, self.out_features)
         if self.recipe is not None and input.numel() and weight.numel():
+            if self.recipe == "delayed" and torch.compiler.is_dynamo_compiling():
+                return _outside_graphs(self, input, residual)
             return self._in_float8(input, residual)
         if refusal(input, weight, residual):
             return self._by_torch(input, residual)
@@ -208,9 +210,10 @@ class Linear(torch.nn.Linear):
             result = fp4.product(rows, weight, bias, options, self._quantised).view(shape)
             return result if residual is None else result + residual
         read = (input, weight, bias, residual)
+        # A checkpoint's first call may be without gradients, and its second is in a backward pass.
+        if self.scaling is not None and self.training and not in_backward():
+            self.scaling.advance()
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
-            if self.scaling is not None and self.training:
-                self.scaling.advance()
             result = float8.product(rows, weight, bias, options, self._quantised).view(shape)
             return result if residual is None else result + residual
         items: list[Item] = [("bias", bias)] if bias is not None else []
@@ -219,6 +222,17 @@ class Linear(torch.nn.Linear):
             items.append(("residual", residual.reshape(-1, self.out_features), 1.0))
             options = options._replace(out_dtype=sum_type(input, residual))
         return float8.inferred(rows, weight, items, options, self._quantised).view(shape)
+
+
+@torch.compiler.disable(
+    reason="recipe 'delayed' keeps the largest magnitude of a gradient in the backward pass, where "
+    "torch.compile traces no such write: leave fullgraph out, or take recipe 'tensorwise'"
+)
+def _outside_graphs(
+    layer: Linear, input: torch.Tensor, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """A call between two graphs of torch.compile."""
+    return layer._in_float8(input, residual)
 
 
 def _own(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
