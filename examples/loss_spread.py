@@ -140,9 +140,7 @@ def main(
         shown = recipe_table(result)
     else:
         implementations: tuple[Implementation, ...] = ("torch", "warploom")
-        runs = {
-            name: [train(name, seed) for seed in range(seeds)] for name in implementations
-        }
+        runs = {name: [train(name, seed) for seed in range(seeds)] for name in implementations}
         found = verdicts(runs["torch"], runs["warploom"])
         result, shown = document(runs, found), "\n".join(map(told, found))
     if picture is not None:
@@ -186,8 +184,10 @@ def recipe_table(result: Mapping[str, Any]) -> str:
     """The same for a person."""
     lines = [f"{'':<20}{'loss':>9}{'validation':>12}  beside {len(result['runs']['bf16'])} seeds"]
     (_, end), (_, validation) = result["bf16"].items()
-    for bound in ("least", "greatest"):
-        lines.append(f"{'bf16, ' + bound:<20}{end[bound]:>9.4f}{validation[bound]:>12.4f}")
+    lines += [
+        f"{'bf16, ' + bound:<20}{end[bound]:>9.4f}{validation[bound]:>12.4f}"
+        for bound in ("least", "greatest")
+    ]
     for recipe, row in result["recipes"].items():
         said = "within" if row["within"] else f"{row['beyond']:.4f} beyond, {row['where']}"
         lines.append(f"{recipe:<20}{row['loss']:>9.4f}{row['validation']:>12.4f}  {said}")
