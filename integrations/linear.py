@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self, Unpack, cast
 
 import torch
@@ -193,7 +194,10 @@ class Linear(torch.nn.Linear):
         weight, bias, shape = self.weight, self.bias, (*input.shape[:-1], self.out_features)
         rows = input.reshape(-1, self.in_features)
         kind = product_type(input.dtype, input.device.type)
-        is_fp4 = self.recipe == "fp4_qat"
+        is_fp4, cache = self.recipe == "fp4_qat", self._quantised
+        # fully_shard gathers into the memory of before, and has no version count it.
+        if getattr(self, "_is_fsdp_managed_module", False):
+            cache = ParameterCache()
         if self.scaling is None and not is_fp4 and SCHEMES[cast("Recipe", self.recipe)].delayed:
             limits = (torch.finfo(one).max for one in (E4M3, E4M3, E5M2))
             with torch.inference_mode(False):  # a step of training changes them
@@ -207,32 +211,30 @@ class Linear(torch.nn.Linear):
             scaling=self.scaling,
         )
         if is_fp4:
-            result = fp4.product(rows, weight, bias, options, self._quantised).view(shape)
+            result = fp4.product(rows, weight, bias, options, cache).view(shape)
             return result if residual is None else result + residual
         read = (input, weight, bias, residual)
         # A checkpoint's first call may be without gradients, and its second is in a backward pass.
         if self.scaling is not None and self.training and not in_backward():
             self.scaling.advance()
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
-            result = float8.product(rows, weight, bias, options, self._quantised).view(shape)
+            result = float8.product(rows, weight, bias, options, cache).view(shape)
             return result if residual is None else result + residual
         items: list[Item] = [("bias", bias)] if bias is not None else []
         items += [("activation", self.activation)] if self.activation is not None else []
         if residual is not None:
             items.append(("residual", residual.reshape(-1, self.out_features), 1.0))
             options = options._replace(out_dtype=sum_type(input, residual))
-        return float8.inferred(rows, weight, items, options, self._quantised).view(shape)
+        return float8.inferred(rows, weight, items, options, cache).view(shape)
 
 
-@torch.compiler.disable(
+# A call between two graphs of torch.compile.
+_Call = Callable[[Linear, torch.Tensor, torch.Tensor | None], torch.Tensor]
+_outside_graphs: _Call = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    Linear._in_float8,
     reason="recipe 'delayed' keeps the largest magnitude of a gradient in the backward pass, where "
-    "torch.compile traces no such write: leave fullgraph out, or take recipe 'tensorwise'"
+    "torch.compile traces no such write: leave fullgraph out, or take recipe 'tensorwise'",
 )
-def _outside_graphs(
-    layer: Linear, input: torch.Tensor, residual: torch.Tensor | None
-) -> torch.Tensor:
-    """A call between two graphs of torch.compile."""
-    return layer._in_float8(input, residual)
 
 
 def _own(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -77,8 +77,9 @@ class ParameterCache(Generic[CachedT]):
     """What is computed of a parameter, until the parameter changes.
 
     It changes where torch counts a version, where any optimizer of torch makes a step, and where
-    its memory is another, be it at the address of memory that was freed. A copy of this is empty. Nothing is cached while a compiler traces or a
-    CUDA graph is captured, which replays what computes it, nor of a parameter without versions.
+    its memory is another, be it at the address of memory that was freed. A copy of this is empty.
+    Nothing is cached while a compiler traces or a CUDA graph is captured, which replays what
+    computes it, nor of a parameter without versions.
     """
 
     __slots__ = ("_entry",)

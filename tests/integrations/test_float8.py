@@ -25,7 +25,6 @@ REUSING = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CURRENT = [recipe for recipe, scheme in SCHEMES.items() if not scheme.delayed]
 
 
-
 def layer(recipe: str, **options: Any) -> warploom.nn.Linear:
     torch.manual_seed(0)
     given = {"dtype": torch.bfloat16, "recipe": recipe, **options}
