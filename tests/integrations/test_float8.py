@@ -245,6 +245,7 @@ def test_torch_compile_trains_it(recipe: str) -> None:
 
 
 def test_one_graph_with_scales_of_earlier_steps_is_refused_by_name() -> None:
+    torch.compiler.reset()
     compiled = torch.compile(layer("delayed"), fullgraph=True, backend="aot_eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="recipe 'delayed'"):
         compiled(torch.randn(ROWS, IN).bfloat16())
