@@ -37,13 +37,15 @@ TINY: dict[str, Any] = {
 TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # that begin, end and fill texts
 
 
-def random_llama(device: torch.device, *, tiny: bool) -> Any:  # noqa: ANN401 (transformers' models are called with anything)
+def random_llama(device: torch.device, *, tiny: bool, vocabulary: int | None = None) -> Any:  # noqa: ANN401 (transformers' models are called with anything)
     """A Llama in bf16, of the same random weights each time, that attends by torch's sdpa.
 
     It knows no token that ends a text, so that it generates as many as it is asked for.
     """
     torch.manual_seed(0)
     fields = (TINY if tiny else WHOLE) | dict.fromkeys(TEXT_TOKENS)
+    if vocabulary is not None:
+        fields["vocab_size"] = vocabulary
     config = LlamaConfig(**fields | {"attn_implementation": "sdpa", "dtype": torch.bfloat16})
     with device:
         return LlamaForCausalLM(config).bfloat16()

@@ -3,6 +3,8 @@
     python examples/llama_step.py                  # on a Hopper GPU: 4 layers of Llama 3 8B
     python examples/llama_step.py --mode reduce-overhead    # compiled into CUDA graphs
     python examples/llama_step.py --profile        # and which kernels take the time
+    python examples/llama_step.py --recipe ALL     # bf16 and every recipe, 8192 tokens, compiled
+    python examples/llama_step.py --recipe ALL --vocabulary 128256 --optimizer
     python examples/llama_step.py --tiny --no-compile
 
 Forward and backward pass of one sequence, in bf16. Before anything is timed, losses and gradients
@@ -17,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from typing import Any
+from typing import Any, Literal
 
 import click
 import torch
@@ -26,12 +28,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+import recipe_steps
 import timing
 import warploom
 from llama import device_name, random_llama
 from warploom.float8 import RECIPES, Recipe
 
+ALL = "ALL"  # recipes
 WRONG = 3  # the exit code
+ROUNDS = 12
 LAPS = 3  # steps in a row, so that the GPU does not wait for the host to begin
 ALLOWED = 1.5  # times the error without the patch
 ROUNDING, ROUNDING_FP8 = 2**-8, 2**-2  # beside it: one of bf16; of e5m2
@@ -64,8 +69,10 @@ class Contender:
 
 @click.command()
 @click.option("--tiny", is_flag=True, help="2 layers of width 64, for a CPU.")
-@click.option("--tokens", type=click.IntRange(2), help="2048, tiny 32.")
-@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
+@click.option("--tokens", type=click.IntRange(2), help="2048, of ALL 8192, tiny 32.")
+@click.option("--rounds", type=click.IntRange(1), help="12, of ALL 5.")
+@click.option("--vocabulary", type=click.IntRange(1), help="32000, tiny 128: of ALL alone.")
+@click.option("--optimizer", is_flag=True, help="Time AdamW too: of ALL alone.")
 @click.option("--compile/--no-compile", "compiled", default=True, help="Also by torch.compile.")
 @click.option(
     "--mode",
@@ -74,24 +81,45 @@ class Contender:
     show_default=True,
     help="Of torch.compile; reduce-overhead captures CUDA graphs.",
 )
-@click.option("--recipe", type=click.Choice(RECIPES), help="Linear layers in fp8.")
+@click.option(
+    "--recipe",
+    type=click.Choice([*RECIPES, ALL]),
+    help=f"Linear layers in fp8; {ALL}: bf16 and every recipe in turns.",
+)
 @click.option("--profile", is_flag=True, help="Show the kernels that take most of the time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
     *,
     tiny: bool,
     tokens: int | None,
-    rounds: int,
+    rounds: int | None,
+    vocabulary: int | None,
+    optimizer: bool,
     compiled: bool,
     mode: str,
-    recipe: Recipe | None,
+    recipe: Recipe | Literal["ALL"] | None,
     profile: bool,
     as_json: bool,
 ) -> None:
     """Time a training step of a Llama on Warploom's kernels beside torch's."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokens = tokens or (32 if tiny else 2048)
-    model = random_llama(device, tiny=tiny).train()
+    if recipe != ALL and (vocabulary or optimizer):
+        raise click.UsageError("--vocabulary, --optimizer: must come with --recipe ALL")
+    tokens = tokens or (32 if tiny else 8192 if recipe == ALL else 2048)
+    model = random_llama(device, tiny=tiny, vocabulary=vocabulary).train()
+    if recipe == ALL:
+        text = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
+        rounds = rounds or recipe_steps.ROUNDS
+        options: dict[str, Any] = {"compiled": compiled, "optimizer": optimizer, "rounds": rounds}
+        found = {
+            "device": device_name(device),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "tokens": tokens,
+            "vocabulary": model.config.vocab_size,
+            **recipe_steps.measure(model, text, **options),
+        }
+        click.echo(json.dumps(found, indent=2) if as_json else recipe_steps.table(found))
+        return
     patched = copy.deepcopy(model)
     patch = warploom.patch(patched, recipe=recipe)
     text = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
@@ -105,7 +133,7 @@ def main(
         **check(contenders, ROUNDING_FP8 if recipe else ROUNDING),
     }
     if not result["wrong"]:
-        result |= measure(contenders, device, rounds)
+        result |= measure(contenders, device, rounds or ROUNDS)
         if profile:
             result["kernels"] = {name: kernels(one, device) for name, one in contenders.items()}
     if as_json:

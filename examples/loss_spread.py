@@ -1,19 +1,24 @@
 """Whether a GPT trained on Warploom's kernels learns as on torch's: losses beside those of seeds.
 
     python examples/loss_spread.py --json > spread.json
+    python examples/loss_spread.py --recipes       # fp8 and fp4, beside bf16 on Warploom's kernels
 
 train_gpt is run with five seeds on torch's modules and with the same on Warploom's. What another
 seed changes is the measure: every 20 steps, the mean loss of the last 20 of every Warploom run must
 lie between the least and the greatest of torch's runs, widened by a margin. The margin is how far
 torch's outermost run lies from the next one: within so much of the range of the other four lies
 each run of torch. Validation losses at the end are held the same way. Exit code 3: one is outside.
+
+With --recipes, the seeds are of Warploom's layers in bf16, and each recipe is trained with the
+first one: a smaller model and fewer steps, one table. A recipe is "within", or so much is said by
+how many nats it is beyond the margin, where it is furthest out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +27,13 @@ import torch
 
 import loss_picture
 import python_texts
-from gpt import Implementation
+from gpt import Implementation, Size
 from train_gpt import FILE, chosen, run
 from trainer import Trainer, deterministic
+from warploom.float8 import RECIPES, Recipe
 
+SMALL = Size(layers=4, width=512, heads=8, context=512)  # for recipes: 11 runs in two minutes
+SMALL_STEPS, SMALL_BATCH = 200, 16
 WINDOW = 20  # steps from one checkpoint to the next, and of the mean
 WRONG = 3  # the exit code
 
@@ -61,6 +69,12 @@ class Verdict:
         low, high = self.least - self.margin, self.greatest + self.margin
         return all(low <= loss <= high for loss in self.losses)
 
+    @property
+    def beyond(self) -> float:
+        """How far the furthest is out of the range and its margin; 0 where none is."""
+        low, high = self.least - self.margin, self.greatest + self.margin
+        return max(0.0, *(max(low - loss, loss - high) for loss in self.losses))
+
 
 def verdict(what: str, peers: Sequence[float], losses: Sequence[float]) -> Verdict:
     """Hold `losses` against those of at least three peers."""
@@ -84,39 +98,100 @@ def verdicts(peers: Sequence[Run], runs: Sequence[Run]) -> list[Verdict]:
 
 @click.command()
 @click.option("--tiny", is_flag=True, help="The tiny model, for a CPU.")
-@click.option("--steps", type=click.IntRange(WINDOW), default=300, show_default=True)
+@click.option("--steps", type=click.IntRange(WINDOW), help="300, with --recipes 200.")
 @click.option("--seeds", type=click.IntRange(3), default=5, show_default=True)
-@click.option("--batch", type=click.IntRange(1), help="Rows a step: 32, tiny 4.")
+@click.option("--batch", type=click.IntRange(1), help="Rows a step: 32, tiny 4, with --recipes 16.")
+@click.option("--recipes", is_flag=True, help="Hold each recipe against bf16 on Warploom.")
 @click.option("--picture", type=FILE, help="Draw all losses, as .svg or .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
-    *, tiny: bool, steps: int, seeds: int, batch: int | None, picture: Path | None, as_json: bool
+    *,
+    tiny: bool,
+    steps: int | None,
+    seeds: int,
+    batch: int | None,
+    recipes: bool,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     """Compare the losses of training on Warploom's kernels with those of seeds on torch's."""
     if picture is not None:
         loss_picture.require()
     texts = python_texts.load(docstrings=not tiny)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    runs: dict[str, list[Run]] = {}
-    implementations: tuple[Implementation, ...] = ("torch", "warploom")
-    for implementation in implementations:
-        runs[implementation] = []
-        for seed in range(seeds):
-            settings = chosen(texts, implementation, seed, tiny=tiny, steps=steps, batch=batch)
-            with deterministic():
-                trainer = Trainer(settings, texts, device)
-                speed = run(trainer, steps, None, steps, quiet=as_json)
-                ended = Run(seed, trainer.losses, trainer.validate(), speed)
-            runs[implementation].append(ended)
-    found = verdicts(runs["torch"], runs["warploom"])
+    steps = steps or (SMALL_STEPS if recipes and not tiny else 300)
+
+    def train(implementation: Implementation, seed: int, recipe: Recipe | None = None) -> Run:
+        """One run from its first step to its validation loss."""
+        settings = chosen(
+            texts, implementation, seed, tiny=tiny, steps=steps, batch=batch, recipe=recipe
+        )
+        if recipes and not tiny:
+            settings = replace(settings, size=SMALL, batch=batch or SMALL_BATCH)
+        with deterministic():
+            trainer = Trainer(settings, texts, device)
+            speed = run(trainer, steps, None, steps, quiet=as_json)
+            return Run(seed, trainer.losses, trainer.validate(), speed)
+
+    if recipes:
+        runs = {"bf16": [train("warploom", seed) for seed in range(seeds)]}
+        runs |= {recipe: [train("warploom", 0, recipe)] for recipe in RECIPES}
+        result = recipe_document(runs)
+        shown = recipe_table(result)
+    else:
+        implementations: tuple[Implementation, ...] = ("torch", "warploom")
+        runs = {name: [train(name, seed) for seed in range(seeds)] for name in implementations}
+        found = verdicts(runs["torch"], runs["warploom"])
+        result, shown = document(runs, found), "\n".join(map(told, found))
     if picture is not None:
         draw(runs, picture)
-    if as_json:
-        click.echo(json.dumps(document(runs, found), indent=2))
-    else:
-        click.echo("\n".join(map(told, found)))
-    if not all(one.within for one in found):
+    click.echo(json.dumps(result, indent=2) if as_json else shown)
+    if not result["within"]:
         raise click.exceptions.Exit(WRONG)
+
+
+def recipe_document(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Each recipe beside the seeds of bf16, for JSON."""
+    table = {}
+    for recipe, some in runs.items():
+        if recipe == "bf16":
+            continue
+        checkpoints = verdicts(runs["bf16"], some)
+        worst = max(checkpoints, key=lambda checkpoint: checkpoint.beyond)
+        table[recipe] = {
+            "within": worst.beyond == 0,
+            "beyond": worst.beyond,
+            "where": worst.what if worst.beyond else "",
+            "loss": checkpoints[-2].losses[0],
+            "validation": some[0].validation,
+            "bytes per second": some[0].bytes_per_second,
+        }
+    last = verdicts(runs["bf16"], runs["bf16"])[-2:]
+    return {
+        "torch version": torch.__version__,
+        "within": all(row["within"] for row in table.values()),
+        "recipes": table,
+        "bf16": {
+            verdict.what: {"least": verdict.least, "greatest": verdict.greatest}
+            | {"margin": verdict.margin}
+            for verdict in last
+        },
+        "runs": {name: [asdict(one) for one in some] for name, some in runs.items()},
+    }
+
+
+def recipe_table(result: Mapping[str, Any]) -> str:
+    """The same for a person."""
+    lines = [f"{'':<20}{'loss':>9}{'validation':>12}  beside {len(result['runs']['bf16'])} seeds"]
+    (_, end), (_, validation) = result["bf16"].items()
+    lines += [
+        f"{'bf16, ' + bound:<20}{end[bound]:>9.4f}{validation[bound]:>12.4f}"
+        for bound in ("least", "greatest")
+    ]
+    for recipe, row in result["recipes"].items():
+        said = "within" if row["within"] else f"{row['beyond']:.4f} beyond, {row['where']}"
+        lines.append(f"{recipe:<20}{row['loss']:>9.4f}{row['validation']:>12.4f}  {said}")
+    return "\n".join(lines)
 
 
 def document(runs: Mapping[str, Sequence[Run]], found: Sequence[Verdict]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self, Unpack, cast
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
-from warploom.integrations import float8
+from warploom.integrations import float8, fp4
 from warploom.integrations.linear_options import (
     ACTIVATIONS,
     Options,
@@ -21,7 +22,7 @@ from warploom.integrations.linear_rules import check_residual, product_type, ref
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
 from warploom.integrations.recipes import E4M3, E5M2, SCHEMES, Recipe
-from warploom.integrations.scaling import DelayedScaling, ParameterCache
+from warploom.integrations.scaling import DelayedScaling, ParameterCache, in_backward
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.gemm.api import gemm
@@ -38,8 +39,8 @@ class Linear(torch.nn.Linear):
     activation       relu, gelu, gelu_tanh or silu
     preactivation    where the backward pass has what the activation was given from: "save" keeps it
                      in memory, "recompute" computes it again
-    recipe           compute in fp8: tensorwise, rowwise, rowwise_with_gw_hp, blockwise or delayed
-                     (see recipes.py)
+    recipe           compute in fp8: tensorwise, rowwise, rowwise_with_gw_hp, blockwise or delayed;
+                     or as fp4 would: fp4_qat (see recipes.py)
     gradient_dtype   with the first three, what the gradient is multiplied in, beside the operands
                      of the forward product: bf16, or float8_e5m2; None: as the recipe says
     accumulate_into_main_grad  the weight's gradient is added to weight.main_grad, an fp32 tensor of
@@ -100,6 +101,8 @@ class Linear(torch.nn.Linear):
         if residual is not None:
             check_residual(input, residual, self.out_features)
         if self.recipe is not None and input.numel() and weight.numel():
+            if self.recipe == "delayed" and torch.compiler.is_dynamo_compiling():
+                return _outside_graphs(self, input, residual)
             return self._in_float8(input, residual)
         if refusal(input, weight, residual):
             return self._by_torch(input, residual)
@@ -138,7 +141,10 @@ class Linear(torch.nn.Linear):
             keywords |= {"residual": residual, "out_dtype": sum_type(input, residual)}
         if self.recipe is not None and input.numel() and weight.numel():
             rows = input.detach().reshape(-1, self.in_features)
-            x, w = float8.operands(rows, weight.detach(), self.recipe)
+            if self.recipe == "fp4_qat":
+                x, w = fp4.operands(rows, weight.detach())
+            else:
+                x, w = float8.operands(rows, weight.detach(), self.recipe)
             keywords |= {"scale_a": x.scale, "scale_b": w.scale}
             keywords.setdefault("out_dtype", product_type(input.dtype, input.device.type))
             return explain(x.values, w.values.t(), **keywords)
@@ -188,7 +194,11 @@ class Linear(torch.nn.Linear):
         weight, bias, shape = self.weight, self.bias, (*input.shape[:-1], self.out_features)
         rows = input.reshape(-1, self.in_features)
         kind = product_type(input.dtype, input.device.type)
-        if self.scaling is None and SCHEMES[cast("Recipe", self.recipe)].delayed:
+        is_fp4, cache = self.recipe == "fp4_qat", self._quantised
+        # fully_shard gathers into the memory of before, and has no version count it.
+        if getattr(self, "_is_fsdp_managed_module", False):
+            cache = ParameterCache()
+        if self.scaling is None and not is_fp4 and SCHEMES[cast("Recipe", self.recipe)].delayed:
             limits = (torch.finfo(one).max for one in (E4M3, E4M3, E5M2))
             with torch.inference_mode(False):  # a step of training changes them
                 self.scaling = DelayedScaling(*limits, device=weight.device)
@@ -200,18 +210,31 @@ class Linear(torch.nn.Linear):
             main_grad=main_grad(weight) if self.accumulate_into_main_grad else None,
             scaling=self.scaling,
         )
+        if is_fp4:
+            result = fp4.product(rows, weight, bias, options, cache).view(shape)
+            return result if residual is None else result + residual
         read = (input, weight, bias, residual)
+        # A checkpoint's first call may be without gradients, and its second is in a backward pass.
+        if self.scaling is not None and self.training and not in_backward():
+            self.scaling.advance()
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
-            if self.scaling is not None and self.training:
-                self.scaling.advance()
-            result = float8.product(rows, weight, bias, options, self._quantised).view(shape)
+            result = float8.product(rows, weight, bias, options, cache).view(shape)
             return result if residual is None else result + residual
         items: list[Item] = [("bias", bias)] if bias is not None else []
         items += [("activation", self.activation)] if self.activation is not None else []
         if residual is not None:
             items.append(("residual", residual.reshape(-1, self.out_features), 1.0))
             options = options._replace(out_dtype=sum_type(input, residual))
-        return float8.inferred(rows, weight, items, options, self._quantised).view(shape)
+        return float8.inferred(rows, weight, items, options, cache).view(shape)
+
+
+# A call between two graphs of torch.compile.
+_Call = Callable[[Linear, torch.Tensor, torch.Tensor | None], torch.Tensor]
+_outside_graphs: _Call = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    Linear._in_float8,
+    reason="recipe 'delayed' keeps the largest magnitude of a gradient in the backward pass, where "
+    "torch.compile traces no such write: leave fullgraph out, or take recipe 'tensorwise'",
+)
 
 
 def _own(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -41,7 +41,7 @@ DEFAULTS: Options = {
     "gradient_dtype": None,
     "accumulate_into_main_grad": False,
 }
-FIXED = ("blockwise", "delayed")  # recipes that say what gradients are multiplied in
+FIXED = ("blockwise", "delayed", "fp4_qat")  # recipes that say what gradients are multiplied in
 _CHOICES: dict[str, tuple[object, ...]] = {
     "activation": tuple(ACTIVATIONS),
     "preactivation": get_args(Preactivation),

@@ -7,9 +7,11 @@ rowwise_with_gw_hp   as torchao: the same, but the weight's gradient is of 16-bi
 blockwise            as Transformer Engine's Float8BlockScaling, and DeepSeek-V3: 1x128 of inputs
                      and gradients, 128x128 of weights; powers of two
 delayed              as Transformer Engine's DelayedScaling: tensorwise, by scales of earlier steps
+fp4_qat              input and weight in e2m1 with a scale for each row, whose values e4m3 has;
+                     gradients in 16 bits, through a soft quantiser: fp4.py, no row of this table
 
 Sources: torchao float8/config.py (`Float8LinearConfig.from_recipe_name`), Transformer Engine
-common/recipe.
+common/recipe, arXiv 2501.17116.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from warploom.generator.families.gemm import Accumulation
 from warploom.runtime.tensors import shown
 from warploom.suggestions import suggestion
 
-Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "delayed"]
+Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "delayed", "fp4_qat"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 Block = Literal["tensor", "row"] | tuple[int, int]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

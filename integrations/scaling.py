@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Generic, Self, TypeVar
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from warploom.runtime import driver
@@ -22,6 +23,11 @@ def _count(*_: object) -> None:
 
 
 register_optimizer_step_post_hook(_count)
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward pass: then a layer is called again, by a checkpoint."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class DelayedScaling(torch.nn.Module):
@@ -71,14 +77,16 @@ class ParameterCache(Generic[CachedT]):
     """What is computed of a parameter, until the parameter changes.
 
     It changes where torch counts a version, where any optimizer of torch makes a step, and where
-    its memory is another. A copy of this is empty. Nothing is cached while a compiler traces or a
-    CUDA graph is captured, which replays what computes it, nor of a parameter without versions.
+    its memory is another, be it at the address of memory that was freed. A copy of this is empty.
+    Nothing is cached while a compiler traces or a CUDA graph is captured, which replays what
+    computes it, nor of a parameter without versions.
     """
 
     __slots__ = ("_entry",)
 
     def __init__(self) -> None:
-        self._entry: tuple[tuple[object, ...], CachedT] | None = None
+        # The weak reference keeps no memory: it keeps the identity of the storage from another.
+        self._entry: tuple[tuple[object, ...], CachedT, StorageWeakRef] | None = None
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
@@ -98,10 +106,12 @@ class ParameterCache(Generic[CachedT]):
         stream = driver.current_stream(parameter.get_device()) if parameter.is_cuda else -1
         # Autograd cannot save what was computed in inference mode.
         modes = torch.is_inference_mode_enabled(), stream, _steps
-        key = (parameter.data_ptr(), parameter._version, *modes, *options)
+        storage = parameter.untyped_storage()
+        place = storage._cdata, parameter.data_ptr(), parameter.dtype, parameter.stride()
+        key = (*place, parameter._version, *modes, *options)
         entry = self._entry
         if entry is not None and entry[0] == key:
             return entry[1]
         computed = compute()
-        self._entry = (key, computed)
+        self._entry = (key, computed, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         return computed

@@ -263,7 +263,8 @@ class Function(Generic[ResultsT]):
 
     into      there is a second operator, `name_out`, which writes the first result where the call
               says; else that is copied to
-    written   keywords that the operator writes to, with their types
+    written   keywords that the operator writes to, with their types; where all may be left out,
+              there is an operator without them, `name_functional`
     sharding  registers how the operator takes distributed tensors, where such a tensor comes
     """
 
@@ -291,6 +292,21 @@ class Function(Generic[ResultsT]):
             refuse=self._refuse,
             written=written,
         )
+        # What a compiler may move and remove, as it may none that might write. torch's inductor
+        # leaves one that might, beside e8m0 tensors, where it cannot compile it.
+        schemas = (declaration.schema, *written.values())
+        self._functional = bool(written) and all(
+            "!" not in schema or schema.endswith("?") for schema in schemas
+        )
+        if self._functional:
+            register(
+                f"{name}_functional",
+                declaration.schema,
+                returns=outputs[0] if len(outputs) == 1 else f"({', '.join(outputs)})",
+                run=self._run,
+                fake=self._fake,
+                refuse=self._refuse,
+            )
         if into:
             register(
                 f"{name}_out",
@@ -357,7 +373,10 @@ class Function(Generic[ResultsT]):
                 *values, **{declaration.results[0]: given[0]}
             )
             return cast("ResultsT", (given[0], others))
-        found = getattr(operators, self._name)(*values, **written)
+        if self._functional and all(one is None for one in written.values()):
+            found = getattr(operators, f"{self._name}_functional")(*values)
+        else:
+            found = getattr(operators, self._name)(*values, **written)
         found = found if len(call.outputs) > 1 else (found,)
         given += [None] * (len(found) - len(given))
         results = [

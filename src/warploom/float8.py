@@ -22,7 +22,8 @@ class Float8LinearConfig:
 
     Args:
         recipe_name: tensorwise, rowwise or rowwise_with_gw_hp, with torchao's numerics; or
-            blockwise or delayed, with Transformer Engine's (see `warploom.nn.Linear`).
+            blockwise or delayed, with Transformer Engine's; or fp4_qat, which emulates fp4 (see
+            `warploom.nn.Linear`).
 
     Raises:
         ProblemError: for another name.

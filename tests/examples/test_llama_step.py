@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from transformers import LlamaForCausalLM
 
 import llama_step
+import recipe_steps
 import warploom
 from llama import random_llama
 
@@ -74,3 +75,34 @@ def test_every_gradient_is_held_against_that_of_float32() -> None:
 def test_half_as_much_again_is_allowed_and_one_rounding(error: float, named: str) -> None:
     peers = {"a": 0.5, "b": 0.01}
     assert llama_step.furthest({"a": 0.01, "b": error}, peers) == named
+
+
+def test_every_recipe_takes_its_turn_beside_bf16() -> None:
+    done = run("--recipe", "ALL", "--json", "--vocabulary", "200", "--optimizer")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert list(found["seconds"]) == ["torch, bf16", "warploom, bf16", *recipe_steps.RECIPES]
+    assert found["vocabulary"] == 200 and found["optimizer"]
+    assert found["bf16 / recipe"].keys() == set(recipe_steps.RECIPES)
+    exact = found["losses"].pop("torch, bf16")
+    assert all(abs(loss - exact) < 0.05 for loss in found["losses"].values())
+    assert "rowwise_with_gw_hp" in run("--recipe", "ALL").stdout
+
+
+def test_recipes_share_weights_and_differ_in_gradients() -> None:
+    """A model that is not patched, or has weights of its own, would time something else."""
+    model = random_llama(torch.device("cpu"), tiny=True).train()
+    models = recipe_steps.contenders(model, compiled=False)
+    text = torch.arange(16)[None]
+    calls = recipe_steps.steps(models, text, optimizer=False)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    gradients = []
+    for name, other in models.items():
+        assert other.model.layers[0].mlp.up_proj.weight is weight
+        calls[name]()
+        gradients.append(weight.grad.clone())
+    assert all(not torch.equal(one, gradients[0]) for one in gradients[2:])
+
+
+def test_options_of_all_recipes_are_refused_of_one() -> None:
+    assert run("--recipe", "rowwise", "--optimizer").exit_code == 2

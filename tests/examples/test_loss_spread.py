@@ -103,3 +103,34 @@ def test_both_implementations_are_trained_in_earnest() -> None:
         assert ours["losses"] == pytest.approx(peer["losses"], abs=0.05)
     firsts = {one["losses"][0] for one in runs["torch"]}
     assert len(firsts) == 3
+
+
+def test_each_recipe_is_held_against_seeds_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One recipe is further out than all: it is named, and by how much."""
+
+    class Recipes(StandIn):
+        def __init__(self, settings: Settings, *rest: Any) -> None:
+            super().__init__(settings, *rest)
+            self.level += 3.25 if settings.recipe == "delayed" else 0
+
+    monkeypatch.setattr(loss_spread, "Trainer", Recipes)
+    monkeypatch.setattr(StandIn, "error", 0.0)
+    asked = ["--tiny", "--steps", "40", "--seeds", "3", "--recipes"]
+    for recipe, code in (("rowwise", 0), ("delayed", loss_spread.WRONG)):
+        monkeypatch.setattr(loss_spread, "RECIPES", (recipe,))
+        assert CliRunner().invoke(loss_spread.main, asked).exit_code == code
+    monkeypatch.setattr(loss_spread, "RECIPES", ("rowwise", "delayed"))
+    done = CliRunner().invoke(loss_spread.main, [*asked, "--json"])
+    assert done.exit_code == loss_spread.WRONG
+    table = json.loads(done.stdout)["recipes"]
+    assert table["rowwise"]["within"] and table["rowwise"]["beyond"] == 0
+    assert table["delayed"]["beyond"] == pytest.approx(0.25)  # seeds 0 to 2, and a margin of 1
+
+
+def test_recipes_train_in_earnest() -> None:
+    asked = ["--tiny", "--steps", "20", "--seeds", "3", "--batch", "1", "--recipes"]
+    done = CliRunner().invoke(loss_spread.main, asked)
+    assert done.exit_code in (0, loss_spread.WRONG), done.output
+    for recipe in loss_spread.RECIPES:
+        assert recipe in done.stdout
+    assert "within" in done.stdout

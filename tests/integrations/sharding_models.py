@@ -8,6 +8,7 @@ import torch
 from sharding_checks import LOOSE, PROCESSES, case, check, moved, shared, values
 
 import warploom
+from warploom.integrations.recipes import RECIPES
 
 # ---- Attention -----------------------------------------------------------------------------------
 
@@ -89,6 +90,45 @@ def a_tensor_parallel_perceptron_trains() -> None:
     want.backward(gradient)
     torch.testing.assert_close(x.grad, other.grad, **LOOSE)
     hold(module, plain)
+
+
+@case
+def fully_sharded_layers_train_by_every_recipe() -> None:
+    """What is cached of a weight is of the one that was gathered last, whatever changed it."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    mesh, x = init_device_mesh("cpu", (PROCESSES,)), values(6, 16, grad=False)
+    for recipe in RECIPES:
+        for reshards in (True, False):
+            options = {"dtype": torch.bfloat16, "recipe": recipe}
+            torch.manual_seed(1)
+            module = warploom.nn.Linear(16, 34, **options)
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            for step in range(4):
+                plain = warploom.nn.Linear(16, 34, **options)
+                whole = {name: one.full_tensor() for name, one in module.state_dict().items()}
+                plain.load_state_dict(whole)
+                if module.scaling is not None:
+                    plain.scaling = copy.deepcopy(module.scaling)
+                want, y = plain(x), module(x)
+                assert torch.equal(y, want), (recipe, reshards, step)
+                gradient = torch.randn_like(want)
+                y.backward(gradient)
+                want.backward(gradient)
+                module.reshard()
+                found = module.weight.grad.full_tensor()
+                torch.testing.assert_close(found, plain.weight.grad, **LOOSE)
+                if step == 0:
+                    optimizer.step()
+                elif step == 1:  # no version of the gathered weight counts it
+                    with torch.no_grad():
+                        module.weight.mul_(2)
+                else:
+                    state = {name: 2 * one for name, one in module.state_dict().items()}
+                    module.load_state_dict(state)
+                optimizer.zero_grad()
 
 
 @case

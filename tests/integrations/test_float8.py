@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 import torch
 from linear_bounds import ACTIVATIONS, within
+from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.integrations import float8
 from warploom.integrations.float8 import Quantised, operands, quantised, with_transpose
 from warploom.integrations.recipes import E4M3, E5M2, RECIPES, SCHEMES, Quantization
-from warploom.integrations.scaling import HISTORY
+from warploom.integrations.scaling import HISTORY, ParameterCache
 
 IN, OUT, ROWS = 48, 32, 20
 # Recipes whose gradients may be multiplied beside the operands of the forward product.
 REUSING = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-CURRENT = [recipe for recipe in RECIPES if not SCHEMES[recipe].delayed]
+CURRENT = [recipe for recipe, scheme in SCHEMES.items() if not scheme.delayed]
 
 
 def layer(recipe: str, **options: Any) -> warploom.nn.Linear:
@@ -131,7 +132,7 @@ def test_gradients_are_of_the_product_that_was_computed(
 
 
 @pytest.mark.parametrize("wanted", ["both", "x", "weight"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", SCHEMES)
 def test_gradients_are_of_operands_that_the_recipe_quantises(recipe: str, wanted: str) -> None:
     """Each product has its own: along what it sums, in the type and by the scales of the recipe."""
     module, scheme = layer(recipe), SCHEMES[recipe]
@@ -226,19 +227,28 @@ def test_without_anything_to_multiply_torch_adds_the_bias() -> None:
     assert module(torch.empty(0, IN).bfloat16()).shape == (0, OUT)
 
 
-@pytest.mark.parametrize("recipe", CURRENT)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_torch_compile_trains_it(recipe: str) -> None:
-    module = layer(recipe, activation="silu")
+    plain, module = layer(recipe, activation="silu"), layer(recipe, activation="silu")
     torch.compiler.reset()  # of all layers compiled before, which share one forward
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    x, grads = torch.randn(ROWS, IN).bfloat16(), []
-    for call in (module, compiled):
-        module.zero_grad()
-        y = call(x)
-        y.float().square().sum().backward()
-        grads.append([y.detach(), *(one.grad for one in module.parameters())])
-    for one, other in zip(*grads, strict=True):
-        assert torch.equal(one, other)
+    whole = recipe != "delayed"  # whose layers are called between graphs
+    compiled = torch.compile(module, fullgraph=whole, backend="aot_eager")
+    for step in range(3):  # of scales of earlier steps, each has its own
+        x, grads = (torch.randn(ROWS, IN) * 4**step).bfloat16(), []
+        for call, own in ((plain, plain), (compiled, module)):
+            own.zero_grad()
+            y = call(x)
+            y.float().square().sum().backward()
+            grads.append([y.detach(), *(one.grad for one in own.parameters())])
+        for one, other in zip(*grads, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_one_graph_with_scales_of_earlier_steps_is_refused_by_name() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(layer("delayed"), fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="recipe 'delayed'"):
+        compiled(torch.randn(ROWS, IN).bfloat16())
 
 
 def test_explain_tells_the_kernel_of_fp8() -> None:
@@ -293,7 +303,41 @@ def change_memory(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
     module.weight = torch.nn.Parameter(module.weight.detach() * 2)
 
 
-@pytest.mark.parametrize("change", [change_in_place, change_beside_torch, change_memory])
+def change_data(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """No version counts it, and the new memory may be where the old one was."""
+    values = (module.weight.detach() * 2).tolist()
+    module.weight.data = torch.empty(0, dtype=torch.bfloat16)
+    module.weight.data = torch.tensor(values, dtype=torch.bfloat16)
+
+
+def load_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    module.load_state_dict({name: 2 * one for name, one in module.state_dict().items()})
+
+
+def assign_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    state = {name: 2 * one for name, one in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+
+
+def change_type_there_and_back(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    module.float()
+    with torch.no_grad():
+        module.weight.mul_(2)
+    module.bfloat16()
+
+
+CHANGES = [
+    change_in_place,
+    change_beside_torch,
+    change_memory,
+    change_data,
+    load_state,
+    assign_state,
+    change_type_there_and_back,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_weight_is_quantised_once_until_it_changes(
     casts: list[tuple[int, ...]], change: Callable[..., None]
 ) -> None:
@@ -309,6 +353,75 @@ def test_a_weight_is_quantised_once_until_it_changes(
     change(module, optimizer)
     assert torch.equal(module(x), 2 * y)  # a power of two
     assert casts.count((OUT, IN)) + casts.count((IN, OUT)) == 2 * first
+
+
+@pytest.mark.parametrize("recipe", CURRENT)
+def test_micro_batches_quantise_the_weight_once(casts: list[tuple[int, ...]], recipe: str) -> None:
+    """Between two steps of an optimizer, in all orientations that the recipe multiplies by."""
+    module = layer(recipe, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scheme, seen = SCHEMES[recipe], []
+    own = {"": scheme.weight, "t": scheme.weight_for_grad_input}
+    once = own[""] == own["t"] and own[""].block != "row"  # both by one reading
+    for _ in range(2):
+        casts.clear()
+        for _ in range(3):
+            x = torch.randn(ROWS, IN).bfloat16().requires_grad_()
+            module(x).float().square().sum().backward()
+        seen.append(sum(shape in ((OUT, IN), (IN, OUT)) for shape in casts))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert seen == [1 if once else 2] * 2
+
+
+def test_a_compiled_step_quantises_the_weight_as_it_is_then() -> None:
+    """A graph has the cast in it: it must not have the values of the call that was traced."""
+    module, x = layer("rowwise", bias=False), torch.randn(ROWS, IN).bfloat16()
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    with torch.no_grad():
+        module.weight.mul_(2)
+    assert torch.equal(compiled(x), 2 * y) and torch.equal(module(x), 2 * y)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_activation_checkpoints_change_no_gradient(recipe: str, reentrant: bool) -> None:
+    """What is computed twice has the scales of the first time: those of earlier steps too."""
+    module, plain = layer(recipe, activation="gelu"), layer(recipe, activation="gelu")
+    for step in range(3):
+        x = (torch.randn(ROWS, IN) * 4**step).bfloat16().requires_grad_()
+        again = x.detach().clone().requires_grad_()
+        y, other = checkpoint(module, x, use_reentrant=reentrant), plain(again)
+        assert torch.equal(y, other)
+        y.float().square().sum().backward()
+        other.float().square().sum().backward()
+        assert torch.equal(x.grad, again.grad)
+        for one, same in zip(module.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(one.grad, same.grad)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_autocast_decides_the_type_of_each_recipe(recipe: str) -> None:
+    module, x = layer(recipe, dtype=torch.float32), torch.randn(ROWS, IN, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = module(x)
+    y.float().square().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert x.grad.dtype == module.weight.grad.dtype == torch.float32
+
+
+def test_other_memory_at_the_same_address_is_another_parameter() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1 << 20))
+    cache: ParameterCache[float] = ParameterCache()
+    addresses = set()
+    for value in range(1, 9):
+        parameter.data = torch.empty(0)
+        parameter.data = torch.full((1 << 20,), float(value))
+        addresses.add(parameter.data_ptr())
+        assert cache.get(parameter, lambda: parameter[0].item()) == value
+    assert len(addresses) < 8  # some were one
 
 
 def test_a_copy_of_a_layer_has_the_weight_that_it_gets() -> None:

@@ -17,12 +17,13 @@ from benchmarks.report import anchor
 from warploom.cli import COMMANDS, EXIT_CODES
 from warploom.generator import families
 from warploom.generator.config_reference import renewed
+from warploom.integrations.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 FAMILY_PAGES = {path.stem: path.read_text() for path in (ROOT / "docs" / "families").glob("*.md")}
 PAGES = {"guide": GUIDE, **dict(sorted(FAMILY_PAGES.items()))}
-MODELS = (ROOT / "docs" / "models.md").read_text()
+MODELS, FP8 = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("models", "fp8"))
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
 SECTIONS = ("Calling it", "Numerics", "Limits", "Choosing a schedule", "Every field", "Messages")
@@ -66,13 +67,18 @@ def test_every_command_that_needs_no_gpu_works(folder: Path) -> None:
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "models"])
+@pytest.mark.parametrize("page", [*PAGES, "models", "fp8"])
 def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
     """Of the guide and of families: test_pages.py runs the README's, for what it prints."""
-    text = (PAGES | {"models": MODELS})[page]
+    text = (PAGES | {"models": MODELS, "fp8": FP8})[page]
     (folder / f"{page}_program.py").write_text("\n".join(blocks(text, "python")))
     done = shell.run(f"python -m {page}_program", folder)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_recipe_is_told() -> None:
+    told = first_column(section(FP8, "Train in fp8"), "recipe")
+    assert {*told} == {*RECIPES} and told[: len(RECIPES)] == [*RECIPES]
 
 
 def test_the_configuration_of_the_readme_is_one(folder: Path) -> None:

@@ -48,6 +48,7 @@ class Outputs(NamedTuple):
 
 
 WIDTH = len(Call._fields)
+_E8M0 = torch.float8_e8m0fnu
 
 
 def listed_of(call: Call, written: Mapping[str, torch.Tensor | None]) -> list[Item]:
@@ -69,6 +70,9 @@ def dispatched(
         result: torch.Tensor = torch.ops.warploom.gemm(*call)
         return result
     out = empty_result(call) if out is None else out
+    # torch's inductor leaves an operator that writes beside e8m0, where it cannot compile it.
+    operands = [one.float() if one.dtype == _E8M0 else one for one in call.operands]
+    call = call._replace(operands=operands)
     torch.ops.warploom.gemm_out(*call, out=out, **written)
     return out
 

@@ -348,11 +348,29 @@ def test_dual_tensors_are_refused() -> None:
 # ---- The operator --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (32, 1), (1, 1), (2, 5)], ids=str)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_inductor_compiles_casts_of_every_shape(block: Block, shape: tuple[int, int]) -> None:
+    """It compiles no operator that may write, beside e8m0: these casts write nothing."""
+
+    def quantized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return warploom.cast(x, E4M3, block=block, transpose=block != "row")
+
+    torch._dynamo.reset()
+    x = operand(shape[1], shape[0]).reshape(shape)
+    compiled = torch.compile(quantized, fullgraph=True)
+    for one, other in zip(compiled(x), quantized(x), strict=True):
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        assert torch.equal(one.float(), other.float())
+
+
 @pytest.mark.parametrize("block", ["tensor", "row", "1x128", "128x128", "1x32"])
 def test_torch_finds_no_fault_with_the_operator(block: str) -> None:
     operator = torch.ops.warploom.cast.default
     rest = (None, False, "nearest", None, "column_major", None)
-    torch.library.opcheck(operator, (operand(7, 130), E5M2, block, block != "row", *rest))
+    given = (operand(7, 130), E5M2, block, block != "row", *rest)
+    torch.library.opcheck(operator, given)
+    torch.library.opcheck(torch.ops.warploom.cast_functional.default, given)
     if block == "tensor":
         torch.library.opcheck(
             operator, (operand(2, 5), INT8, block, False, *rest), {"amax": torch.zeros(1)}

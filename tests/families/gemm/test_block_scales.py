@@ -183,6 +183,21 @@ def test_a_compiled_function_computes_the_same() -> None:
     assert torch.equal(compiled(a, scales(16, 5)), product(a, scales(16, 5)))
 
 
+def test_inductor_compiles_a_product_with_e8m0_scales_into_a_tensor() -> None:
+    """It compiles no operator that writes, beside e8m0."""
+    a, b = drawn(16, 256), drawn(128, 256, seed=1).t()
+    of_a = torch.ones(16, 2).to(torch.float8_e8m0fnu)
+
+    def product(a: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(a, b, scale_a=scale, scale_b=scale[:1], out=out)
+
+    outs = torch.zeros(2, 16, 128, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    compiled = torch.compile(product, fullgraph=True)
+    assert torch.equal(compiled(a, of_a, outs[0]), product(a, of_a, outs[1]))
+    assert torch.equal(outs[0], outs[1]) and outs.any()
+
+
 # ---- Kernels -------------------------------------------------------------------------------------
 
 
