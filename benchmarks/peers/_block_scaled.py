@@ -45,7 +45,7 @@ def _case(name: str, operation: GemmOperation, shape: Shape, **about: object) ->
     def contenders(asked: Asked) -> Iterator[Contender]:
         given = sets(operation, shape, asked.device)
         yield ours(operation, given)
-        yield ours(operation, [_along_m(one) for one in given], "warploom, scales of A along M")
+        yield ours(operation, [_along_rows(one) for one in given], "warploom, scales along rows")
         for peer in asked.peers or BLOCK_SCALED:
             if peer in BLOCK_SCALED:
                 yield BLOCK_SCALED[peer](operation, given)
@@ -57,7 +57,7 @@ def _case(name: str, operation: GemmOperation, shape: Shape, **about: object) ->
     return Case(name, problem, floor(operation, shape), lambda asked: list(contenders(asked)))
 
 
-def _along_m(one: Operands) -> Operands:
-    """The same operands, the scales of A side by side along M, as TMA and torch read them."""
-    (kind, scale_a), *rest = one.listed
-    return replace(one, listed=((kind, scale_a.t().contiguous().t()), *rest))
+def _along_rows(one: Operands) -> Operands:
+    """The same operands, whose scales of one k lie side by side, as TMA and torch read them."""
+    scales = [(kind, value.t().contiguous().t()) for kind, value in one.listed[:2]]
+    return replace(one, listed=(*scales, *one.listed[2:]))

@@ -120,10 +120,14 @@ def budget(schedule: ProductSchedule) -> int:
 
 
 def chunk(
-    operation: ProductOperation, schedule: ProductSchedule, accumulators: int, most: int
+    operation: ProductOperation,
+    schedule: ProductSchedule,
+    accumulators: int,
+    most: int,
+    widest: int = 64,
 ) -> tuple[int, int]:
-    """Columns of a chunk, the most with which `most` registers suffice beside a thread's
-    `accumulators`, and the registers that these and the chunk take.
+    """Columns of a chunk, the most (up to `widest`) with which `most` registers suffice beside a
+    thread's `accumulators`, and the registers that these and the chunk take.
 
     Where a second launch finishes the tile, it has narrow chunks, and sums leave as they are.
     """
@@ -132,7 +136,8 @@ def chunk(
         wide = [width for width in widths if width >= REDUCED_COLUMNS]
         return min(wide, default=widths[0]), accumulators + BASE_REGISTERS["tma"]
     columns, registers = 0, 0
-    for columns in chunks(operation, schedule) or [8]:
+    widths = chunks(operation, schedule) or [8]
+    for columns in [width for width in widths if width <= widest] or widths[-1:]:
         registers = accumulators + _registers(operation, schedule, columns // 8)
         if registers <= most:
             break

@@ -14,7 +14,10 @@ from warploom.generator.families.gemm.schedule import (
     GemmSchedule,
 )
 from warploom.generator.tensor_maps import OperandTile, operand_tile
-from warploom.generator.wgmma import WARPGROUP
+from warploom.generator.wgmma import WARPGROUP, WGMMA_M
+
+# Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
+MAINLOOP_REGISTERS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,13 @@ class GemmLayout(ProductLayout):
     """Where everything of one block lies."""
 
     b: OperandTile
-    scale_bytes: int  # of block scales that are on their way
+    scale_bytes: int  # of a stage: its block scales, which no TMA loads
+    banks: int  # of promoted sums: blocks of 64 rows whose MMAs of a k tile may be in flight
 
     @property
     def operand_bytes(self) -> int:
-        """Block scales, which each warp copies for itself."""
-        return self.scale_bytes
+        """The block scales of all stages."""
+        return self.stages * self.scale_bytes
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -36,8 +40,17 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     m, n, k = schedule.tile
     cluster_m, cluster_n = schedule.cluster
     kind, most = ELEMENTS[operation.a], budget(schedule)
-    accumulators = _accumulators(operation, schedule)
-    chunk_columns, registers = chunk(operation, schedule, accumulators, most)
+    # A bank for each block of 64 rows where registers suffice; else all blocks take turns at one,
+    # which is for two consumers that share a tile: MMAs of one run while the other adds up its own.
+    sums, bank, scales = _accumulators(operation, schedule)
+    banks = _blocks(schedule) if bank else 0
+    chunk_columns, registers = chunk(operation, schedule, sums + banks * bank + scales, most)
+    if registers > most and banks > 1 and schedule.sharing > 1:
+        banks = 1
+        # Stages of 48 KB and block scales: half of the staging leaves room for a fourth stage.
+        widest = 64 if operation.block_scales == "none" else 32
+        chunk_columns, registers = chunk(operation, schedule, sums, most, widest)
+        registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer
@@ -66,13 +79,20 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         parts_in_flight=16 if left >= 16 * 4 else 8,
         reduced=schedule.split_k > 1,
         scale_bytes=scale_bytes(operation, schedule),
+        banks=banks,
     )
 
 
-def _accumulators(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Registers of a thread that have sums, and the block scales that they are multiplied by."""
-    one = schedule.rows * schedule.columns // (WARPGROUP * schedule.sharing)
-    sums = (2 if operation.accumulation == "promoted" else 1) * one
-    if operation.block_scales == "none":
-        return sums
-    return sums + scale_registers(operation, schedule)
+def _blocks(schedule: GemmSchedule) -> int:
+    """Blocks of 64 rows of a tile that one consumer has."""
+    return schedule.rows // (WGMMA_M * schedule.sharing)
+
+
+def _accumulators(operation: GemmOperation, schedule: GemmSchedule) -> tuple[int, int, int]:
+    """Registers of a thread for sums, a bank of those of a k tile, and block scales of one."""
+    count = WGMMA_M * schedule.columns // WARPGROUP
+    return (
+        _blocks(schedule) * count,
+        count if operation.accumulation == "promoted" else 0,
+        0 if operation.block_scales == "none" else scale_registers(operation, schedule),
+    )

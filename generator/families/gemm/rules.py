@@ -159,6 +159,17 @@ def schedule_reasons(
             f"consumers: must be (1, 1), as {schedule.producer_registers} registers do not hold "
             "five coordinates beside a multicast; or use 1 consumer",
             None
+            if operation.block_scales != "row_row"
+            or not operation.batched
+            or (schedule.split_k == 1 and not schedule.stream_k and schedule.multicast == 1)
+            else f"batched with block_scales row_row, split_k {schedule.split_k}, stream_k "
+            f"{schedule.stream_k}, cluster {schedule.cluster}: must be 1, false and (1, 1), as "
+            "warps of the producer have too few registers to find their scales otherwise",
+            None
+            if schedule.producer_registers == 40 or operation.block_scales == "none"
+            else f"producer_registers {schedule.producer_registers} with block_scales "
+            f"{operation.block_scales}: must be 40, for the warps that compute addresses of scales",
+            None
             if schedule.cluster_split_k == 1
             or (schedule.cluster == (1, 1) and schedule.kernel_schedule == "cooperative")
             else f"cluster_split_k {schedule.cluster_split_k} with cluster {schedule.cluster}, "
@@ -226,6 +237,7 @@ def complete(arch: str, operation: GemmOperation, fields: Mapping[str, Any]) -> 
         return GemmSchedule(**fields)
     schedule = GemmSchedule(**{**fields, "stages": 2})
     layout = gemm_layout(operation, schedule)
-    room = architecture(arch).shared_bytes // 1024 * 1024 - layout.fixed_bytes
-    stages = room // max(1, layout.stage_bytes + 2 * 8)
+    room = architecture(arch).shared_bytes // 1024 * 1024
+    room -= layout.fixed_bytes - layout.operand_bytes
+    stages = room // max(1, layout.stage_bytes + layout.scale_bytes + 2 * 8)
     return replace(schedule, stages=knobs(GemmSchedule)["stages"].nearest(stages))

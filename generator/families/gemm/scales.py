@@ -1,9 +1,8 @@
-"""Block scales of a tile: which of them a warp copies and a thread reads for each k tile.
+"""Block scales of a tile: which of them a stage has and a thread reads for each k tile.
 
-The products of a k tile are multiplied by a scale of their row of A and one of their column of B.
-A warp copies them to shared memory of its own AHEAD k tiles before the products: of each 64 rows of
-wgmma those of its 16 rows, and those of all columns; where a scale is of 128 rows of an operand,
-one for all of them.
+Scales of single rows of an operand come to shared memory beside the operands of their stage, by
+TMA where they lie side by side, and else by warps of the producer. Of blocks of 128 rows a tile
+has one or two, which a thread reads by itself.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
 )
-from warploom.generator.wgmma import WARPGROUP, WGMMA_M
+from warploom.generator.wgmma import WGMMA_M
 
 MOST_BLOCKS = 2  # 128x128 blocks that the columns of one tile may lie in: a thread selects one
-AHEAD = 3  # k tiles: about as long as memory takes where it is busy
-WARP, WARP_ROWS = 32, 16  # threads; rows of wgmma that a warp has of 64
-ALIGNMENT = 16  # of a warp's scales of a k tile: as many bytes are copied at once
+ALIGNMENT = 16  # of those of rows, and of those of columns
 BYTES = {"fp32": 4, "e8m0": 1}
 CPP = {"fp32": "float", "e8m0": "uint8_t"}  # the element types of block scales
 
@@ -35,19 +32,24 @@ class SideScales:
     element   of the scales
     each      rows of the operand ([M, K] or [N, K]) that share one: 1 or 128
     count     that a thread reads for a k tile: of each 64 rows of wgmma, or of all columns
-    of_warp   that a warp copies for a k tile, likewise
+    of_tile   in a stage
     """
 
     operand: Literal["a", "b"]
     element: str
     each: int
     count: int
-    of_warp: int
+    of_tile: int
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one scale."""
+        return BYTES[self.element]
 
     @property
     def bytes(self) -> int:
-        """Of one scale."""
-        return BYTES[self.element]
+        """Of all in a stage."""
+        return -(-self.of_tile * self.element_bytes // ALIGNMENT) * ALIGNMENT
 
     @property
     def cpp(self) -> str:
@@ -69,8 +71,8 @@ def row_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScales:
     """Those of the side of wgmma that has 64 rows; its blocks of 64 lie in one of 128 each."""
     operand: Literal["a", "b"] = "b" if schedule.swap_ab else "a"
     each = operation.scale_rows(operand)
-    count, of_warp = (2, WARP_ROWS) if each == 1 else (1, 1)
-    return SideScales(operand, _element(operation, operand), each, count, of_warp)
+    count, of_tile = (2, schedule.rows) if each == 1 else (1, 0)
+    return SideScales(operand, _element(operation, operand), each, count, of_tile)
 
 
 def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScales:
@@ -78,30 +80,27 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
     operand: Literal["a", "b"] = "a" if schedule.swap_ab else "b"
     each = operation.scale_rows(operand)
     columns = schedule.columns
-    count, of_warp = columns // 4, columns
+    count, of_tile = columns // 4, columns
     if each > 1:  # a tile begins at any multiple of its columns
         latest = SCALE_BLOCK - gcd(columns, SCALE_BLOCK)
-        count = of_warp = -(-(latest + columns) // SCALE_BLOCK)
-    return SideScales(operand, _element(operation, operand), each, count, of_warp)
+        count, of_tile = -(-(latest + columns) // SCALE_BLOCK), 0
+    return SideScales(operand, _element(operation, operand), each, count, of_tile)
 
 
 def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Registers of a thread for the products of block scales of a k tile."""
+    """Registers of a thread for block scales of a k tile: those of rows, times those of blocks of
+    columns; scales of single columns are read where they are used.
+    """
     rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
     blocks = schedule.rows // (WGMMA_M * schedule.sharing)
-    return blocks * rows.count * columns.count
+    return blocks * rows.count * (1 if columns.each == 1 else columns.count)
 
 
 def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Shared memory for the block scales of AHEAD k tiles and the one that is multiplied."""
+    """Shared memory of a stage for block scales."""
     if operation.block_scales == "none":
         return 0
-    rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
-    blocks = schedule.rows // (WGMMA_M * schedule.sharing)
-    size = columns.of_warp * columns.bytes
-    size = -(-size // rows.bytes) * rows.bytes + blocks * rows.of_warp * rows.bytes
-    warps = schedule.consumers * WARPGROUP // WARP
-    return warps * (AHEAD + 1) * (-(-size // ALIGNMENT) * ALIGNMENT)
+    return row_scales(operation, schedule).bytes + column_scales(operation, schedule).bytes
 
 
 def blocks_reason(operation: GemmOperation, schedule: GemmSchedule) -> str | None:

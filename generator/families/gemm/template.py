@@ -7,7 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
 from warploom.generator.families.gemm.layout import gemm_layout
-from warploom.generator.families.gemm.scales import AHEAD, column_scales, row_scales
+from warploom.generator.families.gemm.scales import column_scales, row_scales
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 
@@ -25,7 +25,6 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "products": "scaled" if scaled else operation.accumulation,
         "row_scales": row_scales(operation, schedule),
         "column_scales": column_scales(operation, schedule),
-        "scales_ahead": AHEAD,
         "wgmma": wgmma(
             element(getattr(operation, row_side)),
             element(getattr(operation, column_side)),
@@ -39,5 +38,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
 
 def _order(operation: GemmOperation, schedule: GemmSchedule) -> str:
     """The part that keeps the consumers in step."""
-    shared = schedule.sharing == 2 and operation.accumulation == "promoted"
+    # Scales take less time between MMAs than waiting for a turn would.
+    scaled = operation.block_scales != "none"
+    shared = schedule.sharing == 2 and operation.accumulation == "promoted" and not scaled
     return "staggered" if shared else schedule.kernel_schedule

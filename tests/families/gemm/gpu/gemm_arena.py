@@ -138,14 +138,15 @@ def block_scale(
 ) -> Guarded:
     """Return random block scales of an operand [rows, k], most of them unlike their neighbours.
 
-    By the seed rows or columns are contiguous, and rows begin anywhere. They span 2^-6 to 2^6, or
+    Rows or columns are contiguous, by two bits of the seed: columns of both where these are 0, which
+    TMA loads where rows begin at 16 bytes, as with seed 0, and not anywhere. They span 2^-6 to 2^6, or
     2^-2 to 2^2 where D is fp16.
     """
     rows, k = extents
     each = operation.scale_rows(operand)  # type: ignore[arg-type]
     kind = operation.block_scale_a if operand == "a" else operation.block_scale_b
     dtype = torch.float32 if kind == "fp32" else torch.float8_e8m0fnu
-    layout = "col" if (seed + (operand == "b")) % 2 == 0 else "row"
+    layout = "row" if seed >> (operand == "b") & 1 else "col"
     made = guarded(
         -(-rows // each), -(-k // 128), dtype, layout, odd=seed % 3 != 0, batches=batches
     )

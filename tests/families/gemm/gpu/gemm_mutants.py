@@ -101,22 +101,34 @@ MUTANTS = {
         SCALED, r"lane / 4 \+ i % 2 \* 8\]", (257, 264, 520), "lane / 4 + 8 - i % 2 * 8]"
     ),
     "columns have the scale of the next 128x128": Mutant(
-        SCALED, r"at\.n / 128 \+ lane", (257, 264, 520), "at.n / 128 + lane + 1"
+        SCALED,
+        r"min\(at\.n, p\.n - 1\) / 128",
+        (257, 264, 520),
+        "(min(at.n, p.n - 1) / 128 + 1) % 3",
     ),
     "the last k tile has the scales of A of the one before": Mutant(
         SCALED,
-        r"row_scales\[i\] \+= p\.a_scales_k;",
+        r"k \* p\.a_scales_k",
         (257, 264, 520),
-        "if (k_tiles != 1) row_scales[i] += p.a_scales_k;",
+        "(k - (k + 1 == k_tiles)) * p.a_scales_k",
     ),
     "the last k tile has the scales of B of the one before": Mutant(
         SCALED,
-        r"column_scales \+= p\.b_scales_k;",
+        r"--left > 0",
         (257, 264, 520),
-        "if (k_tiles != 1) column_scales += p.b_scales_k;",
+        "--left > 1",
+    ),
+    "the last k tile has the scales of A of the one before, by TMA": Mutant(
+        SCALED,
+        r"k_tile \* p\.a_scales_k",
+        (256, 264, 520),
+        "(k_tile - (k_tile + 1 == k_tiles)) * p.a_scales_k",
+    ),
+    "rows have the block scales of the next four, by TMA": Mutant(
+        SCALED, r"p\.a_scales \+ at\.m \+", (256, 264, 520), "p.a_scales + (at.m + 4) % p.m +"
     ),
     "a swapped column has the block scale of its neighbour": Mutant(
-        SWAPPED, r"lane % 4 \* 2 \+ j % 2\]", (61, 264, 520), "lane % 4 * 2 + 1 - j % 2]"
+        SWAPPED, r"lane % 4 \* 2 \+ i % 2\]", (61, 264, 520), "lane % 4 * 2 + 1 - i % 2]"
     ),
     "a gate multiplies itself": Mutant(
         wider.GATED[0],
