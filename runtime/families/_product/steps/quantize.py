@@ -18,15 +18,20 @@ _POW2 = "quantize_pow2"
 _MOST = torch.finfo(torch.float32).max
 
 
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude in each block of columns of x [.., m, n]: [.., m, blocks] in fp32."""
+    blocks = -(-x.shape[-1] // BLOCK)
+    padded = x.new_zeros((*x.shape[:-1], blocks * BLOCK))
+    padded[..., : x.shape[-1]] = x.abs().nan_to_num(nan=0.0, posinf=torch.inf)
+    return padded.view(*x.shape[:-1], blocks, BLOCK).amax(-1).to(torch.float32)
+
+
 def inverses(x: torch.Tensor, kind: str) -> torch.Tensor:
     """What each block of columns of x [.., m, n] is multiplied by: [.., m, blocks] in fp32.
 
     That is 448 over the largest magnitude; 1 where this is 0 or infinite. NaN does not count.
     """
-    blocks = -(-x.shape[-1] // BLOCK)
-    padded = x.new_zeros((*x.shape[:-1], blocks * BLOCK))
-    padded[..., : x.shape[-1]] = x.abs().nan_to_num(nan=0.0, posinf=torch.inf)
-    most = padded.view(*x.shape[:-1], blocks, BLOCK).amax(-1).to(torch.float32)
+    most = _largest(x)
     found = (LARGEST / most).clamp(max=_MOST)
     found = torch.where((most > 0) & most.isfinite(), found, torch.ones_like(found))
     if kind == _POW2:
@@ -81,13 +86,18 @@ class TorchQuantize(TorchStep[Quantize]):
         self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
     ) -> torch.Tensor:
         """A scale is off by as much as the largest magnitude is; one that is rounded to a power of
-        two may be twice another where that is near one.
+        two may be another, below or above, where that is near one. A block that may be 0 is within
+        its own error.
         """
         n = before.shape[-1]
         inverse = inverses(before, item[0]).to(before.dtype)
-        other = inverses(before.abs() + error, item[0]).to(before.dtype)
-        moved = ((inverse - other).abs() / other + 4 * ROUNDOFF) * (inverse > 0)
-        own = error * _spread(torch.maximum(inverse, other), n)
+        least = inverses(before.abs() + error, item[0]).to(before.dtype)
+        below = (before.abs() - error).clamp(min=0)
+        most = torch.maximum(inverse, inverses(below, item[0]).to(before.dtype))
+        most = torch.where(_largest(below) > 0, most, inverse)
+        moved = torch.maximum((inverse - least).abs() / least, (most - inverse) / inverse)
+        moved = (moved + 4 * ROUNDOFF) * (inverse > 0)
+        own = error * _spread(torch.maximum(most, least), n)
         return own + after.abs() * _spread(moved, n)
 
     def write(self, x: torch.Tensor, item: Item) -> None:

@@ -138,9 +138,9 @@ def block_scale(
 ) -> Guarded:
     """Return random block scales of an operand [rows, k], most of them unlike their neighbours.
 
-    Rows or columns are contiguous, by two bits of the seed: columns of both where these are 0, which
-    TMA loads where rows begin at 16 bytes, as with seed 0, and not anywhere. They span 2^-6 to 2^6, or
-    2^-2 to 2^2 where D is fp16.
+    Rows or columns are contiguous, by two bits of the seed: columns of both where these are 0,
+    which TMA loads where rows begin at 16 bytes, as with seed 0, and not anywhere. They span 2^-6
+    to 2^6, or 2^-2 to 2^2 where D is fp16.
     """
     rows, k = extents
     each = operation.scale_rows(operand)  # type: ignore[arg-type]
