@@ -308,11 +308,17 @@ struct Store {
   }
 };
 
+// The block scales of one stage that single rows have: of the tile's rows of A.
+struct Scales {
+  alignas(16) float columns[32];
+};
+static_assert(sizeof(Scales) == 128);
+
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(16) uint8_t scales[2304];  // of blocks, on their way: each consumer's warp has its own
-  FullBarrier full[kStages];    // the producers' bytes have arrived
+  Scales scales[kStages];
+  FullBarrier full[kStages];    // the producers' bytes and scales have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
 static_assert(sizeof(SharedStorage) <= 224256);
@@ -362,11 +368,70 @@ struct PartialTile {
   }
 };
 
+// ---- Block scales: by TMA where it can, else by the other warps of the producer -------------------
+// Whether TMA can copy them: those of one k lie side by side, at multiples of 16 bytes.
+__device__ __forceinline__ bool side_by_side(const Parameters& p) {
+  if (p.a_scales_row != 1 || p.a_scales_k % 4 != 0 || p.m % 4 != 0 || kTileM % 4 != 0 ||
+      reinterpret_cast<uint64_t>(p.a_scales) % 16 != 0)
+    return false;
+  return true;
+}
+
+__device__ __forceinline__ void copy_together(void* to, const void* from, uint32_t bytes, FullBarrier& full) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&full))
+               : "memory");
+}
+
+// Elsewhere a warp copies those of a stage one by one, and its lanes arrive at the full barrier.
+constexpr int kScaleWarps = 3, kScaleArrivals = 32;
+
+__device__ __forceinline__ void copy_scale(const float* from, float* to) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from)
+               : "memory");
+}
+
+// A lane's part in the scales of one stage is on its way or there.
+__device__ __forceinline__ void arrive_scales(FullBarrier& full) {
+  const uint32_t barrier = cute::cast_smem_ptr_to_uint(&full);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& shared, int rank,
+                                            int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int lane = threadIdx.x % 32;
+  int turn = threadIdx.x / 32 - 1;  // k tiles until the warp's next: each has every third
+  Position position{0, 1};
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    const Place at = tiles.at(unit.tile, rank);
+    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile, position.advance()) {
+      if (turn-- > 0) continue;
+      turn = kScaleWarps - 1;
+      shared.empty[position.stage].wait(position.phase);
+      Scales& to = shared.scales[position.stage];
+      const int k = k_tile;
+      // Past the end of an operand the last scales serve: what they multiply is not stored.
+      CUTE_NO_UNROLL
+      for (int i = lane; i < 32; i += 32) {
+        const int row = min(at.m + i, p.m - 1);
+        const int64_t from = row * p.a_scales_row + k * p.a_scales_k;
+        copy_scale(p.a_scales + from, &to.columns[i]);
+      }
+      arrive_scales(shared.full[position.stage]);
+    }
+  }
+}
+
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const bool together = side_by_side(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
   for (Unit unit; walk.next(unit);) {
@@ -374,11 +439,19 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
+    // Rows past the end have none, and their products are not stored.
+    const int a_scales_bytes = together ? max(0, min(32, p.m - at.m)) * sizeof(float) : 0;
+    CUTE_NO_UNROLL  // the producer has few registers
     for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes +
+                                a_scales_bytes);
+      if (a_scales_bytes > 0)
+        copy_together(shared.scales[position.stage].columns,
+                      p.a_scales + at.m + k_tile * p.a_scales_k,
+                      a_scales_bytes, full);
       OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
       position.advance();
@@ -400,149 +473,87 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
 
 // A stage is free once every block that its producer multicasts to has let go of it.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  const uint32_t block = threadIdx.x % 128;
+  __syncwarp();  // all lanes have read their scales
+  const uint32_t block = threadIdx.x % 32;
   empty.arrive(block, block < kClusterSize);
 }
 
-// A block scale as fp32. One of e8m0 is an exponent: 0 is 2^-127, which is denormal, and 255 is NaN.
+// A block scale as fp32.
 __device__ __forceinline__ float as_float(float scale) { return scale; }
-__device__ __forceinline__ float as_float(uint8_t scale) {
-  return __uint_as_float(scale == 255 ? 0x7fffffffu : max(uint32_t(scale) << 23, 0x00400000u));
-}
-// The sums of one tile's products, in two levels: the tensor core adds up one tile k, of which each element has
+
+// The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
 // one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
-// Each warp copies the scales of its rows, and of all columns, into shared memory of its own, kAhead k tiles
-// before it multiplies by them: loads into registers are counted together, and the latest would be waited for.
 struct Products {
   static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
-  static constexpr int kWarpRows = 1, kColumnScales = 32;
-  static constexpr int kAhead = 3, kSlots = kAhead + 1;
-  struct alignas(16) Scales {
-    float columns[kColumnScales];
-    float rows[kBlocks][kWarpRows];
-  };
-  static_assert(sizeof(Scales) * kSlots * kConsumers * 4 == 2304);
+  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
+  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
+  const int first;  // block of 64 rows of the tile that is this consumer's
+  // Of blocks of 128 rows there are few: a thread reads those of the next k tile one k tile ahead.
+  const float* row_scales;  // of the k tile that was read last
+  float next_rows[kBlocks];
+  int left;  // k tiles, with the next
 
-  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
-  Scales* const slots;  // of the warp
-  int slot;             // that has the scales of the next k tile
-  int k_tiles;          // whose scales are left to copy; what may be multiplied behind them is zeros
-  // Where a lane copies from: the scales of the k tile after the last that was copied.
-  const float* row_scales[kBlocks];
-  const float* column_scales;
-  int at_column, last_column;
-  bool together;  // the scales of columns lie side by side, as 16 bytes are copied
+  // For the tile at `at`, the consumer's first row, and `left` k tiles from `k_tile` on.
+  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int k_tile, int left, int first)
+      : first(first), left(left) {
+    const float* start = p.b_scales + min(k_tile, (p.k + kTileK - 1) / kTileK - 1) * p.b_scales_k;
+    const int block = min(at.n, p.n - 1) / 128;
+    row_scales = start + block * p.b_scales_row;
+    read(p, at);
+    zero();
+  }
 
-  // Starts to copy the scales of the first k tiles, of `k_tiles` from `k_tile` on, of the tile at `at`, the
-  // consumer's first row. `scales` are the slots of all warps, and `warp` is one of them.
-  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int k_tile, int k_tiles,
-                                      uint8_t* scales, int warp)
-      : slots(reinterpret_cast<Scales*>(scales) + warp * kSlots), slot(0), k_tiles(k_tiles) {
-    const int lane = threadIdx.x % 32;
-    // Past the end of an operand the last scales serve: what they multiply is not stored.
-    const float* row_start = p.b_scales + k_tile * p.b_scales_k;
+  // Starts to read the scales of the next k tile.
+  __device__ __forceinline__ void read(const Parameters& p, const Place& at) {
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) {
-      const int row = at.n + i * kWgmmaM;
-      row_scales[i] = row_start + min(row, p.n - 1) / 128 * p.b_scales_row;
+      const int start = min(at.n, p.n - 1) / 128;
+      const int block = min(at.n + i * kWgmmaM, p.n - 1) / 128;
+      next_rows[i] = row_scales[(block - start) * p.b_scales_row];
     }
-    column_scales = p.a_scales + k_tile * p.a_scales_k;
-    at_column = at.m;
-    last_column = p.m - 1;
-    together = p.a_scales_row == 1 && p.a_scales_k % 4 == 0 && at_column + kColumnScales <= p.m &&
-               reinterpret_cast<uint64_t>(column_scales + at_column) % 16 == 0;
+  }
+
+  __device__ __forceinline__ void zero() {
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();  // all lanes are done with the tile before
+  }
+
+  // Issues the products of one stage and 64 rows.
+  __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
+    fence(partial[block % kBanks]);
+    cute::warpgroup_arrive();
     CUTE_UNROLL
-    for (int i = 0; i < kAhead; ++i) copy(p, slots[i]);
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+      Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                 partial[block % kBanks], step > 0);
+    cute::warpgroup_commit_batch();
   }
 
-  __device__ __forceinline__ static void copy(const float* from, float* to) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-                 ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from)
-                 : "memory");
-  }
-  __device__ __forceinline__ static void copy(const uint8_t* from, uint8_t* to) { *to = *from; }
-
-  // Starts to copy the scales of one more k tile, if there is one.
-  __device__ __forceinline__ void copy(const Parameters& p, Scales& to) {
-    if (k_tiles-- > 0) {
-      const int lane = threadIdx.x % 32;
-      CUTE_UNROLL
-      for (int i = 0; i < kBlocks; ++i) {
-        if (lane < kWarpRows) copy(row_scales[i], &to.rows[i][lane]);
-        row_scales[i] += p.b_scales_k;
-      }
-      if (together) {
-        if (lane < kColumnScales / 4)
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                       ::"r"(cute::cast_smem_ptr_to_uint(&to.columns[lane * 4])),
-                       "l"(column_scales + at_column + lane * 4)
-                       : "memory");
-      } else {
-      CUTE_UNROLL
-      for (int i = 0; i < kColumnScales; i += 32)
-        if (i + 32 <= kColumnScales || i + lane < kColumnScales)
-          copy(column_scales + min(at_column + i + lane, last_column) * p.a_scales_row, &to.columns[i + lane]);
-      }
-      column_scales += p.a_scales_k;
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  }
-
-  // Issues the products of one stage, a block at a time.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+  // Adds the scaled products of the next stage. Each warp releases it once it has read the last scale.
+  __device__ __forceinline__ void next(const Parameters& p, const Place& at, uint64_t rows, uint64_t columns,
+                                       const Scales& scales, EmptyBarrier& empty) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      fence(partial[block]);
-      cute::warpgroup_arrive();
-      CUTE_UNROLL
-      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   partial[block], step > 0);
-      cute::warpgroup_commit_batch();
-    }
-  }
-
-  // Adds the scaled products of the next stage, which is released before they are: sums need registers alone.
-  __device__ __forceinline__ void next(const Parameters& p, uint64_t rows, uint64_t columns,
-                                       EmptyBarrier& empty) {
-    issue(rows, columns);
-    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
-    __syncwarp();  // what other lanes have copied is there, and the scales of the k tile before were read
-    const Scales& scales = slots[slot];
+    for (int block = 0; block < kBanks; ++block) issue(block, rows, columns);
     const int lane = threadIdx.x % 32;
     float of_rows[kBlocks][kRowScales];
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kRowScales; ++i)
-      of_rows[i / kRowScales][i % kRowScales] = as_float(scales.rows[i / kRowScales][0]);
-    float factors[kBlocks][kCount];
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) {
-      const int j = i % kCount;
-      const float of_column = as_float(scales.columns[j / 4 * 8 + lane % 4 * 2 + j % 2]);
-      factors[i / kCount][j] = of_rows[i / kCount][j / 2 % 2 % kRowScales] * of_column;
-      asm volatile("" : "+f"(factors[i / kCount][j]));  // now, under the products, not when these are there
-    }
-    copy(p, slots[(slot + kAhead) % kSlots]);
-    slot = (slot + 1) % kSlots;
+      of_rows[i][0] = as_float(next_rows[i]);
+    if (--left > 0) row_scales += p.b_scales_k;  // past the last it is read once more
+    read(p, at);
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) {
-        cute::warpgroup_wait<1>();
-      } else {
-        cute::warpgroup_wait<0>();
-        release(empty);
-      }
-      fence(partial[block]);
+      if (block + 1 < kBlocks) cute::warpgroup_wait<kBanks - 1>();
+      else cute::warpgroup_wait<0>();
+      fence(partial[block % kBanks]);
       CUTE_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        const float factor = factors[block][i];
-        sums[block][i] += partial[block][i] * factor;
+        const float of_column = as_float(scales.columns[i / 4 * 8 + lane % 4 * 2 + i % 2]);
+        sums[block][i] += partial[block % kBanks][i] * of_column * of_rows[block][i / 2 % 2 % kRowScales];
       }
+      if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
+    release(empty);
   }
 };
 
@@ -559,15 +570,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, rank);
     at.n += part * kBlocks * kWgmmaM;
-    // The scales of the first k tiles are on their way before operands are waited for.
-    Products products(p, at, unit.begin, unit.k_tiles(),
-                      shared.scales, consumer * 4 + threadIdx.x / 32 % 4);
+    Products products(p, at, unit.begin,
+                      unit.k_tiles(), part * kBlocks);
     order.begin();
     CUTE_NO_UNROLL
     for (int k_tile = 0; k_tile < unit.k_tiles(); ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(p, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
-                    shared.empty[position.stage]);
+      products.next(p, at, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.scales[position.stage], shared.empty[position.stage]);
       order.multiplied(k_tile, unit.k_tiles());
       position.advance();
     }
@@ -590,8 +600,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(1);
-      shared.empty[stage].init(kSharing * kClusterSize);
+      shared.full[stage].init(side_by_side(p) ? 1 : 1 + kScaleArrivals);
+      shared.empty[stage].init(kSharing * kClusterSize * 4);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -600,7 +610,11 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+    if (threadIdx.x >= 32) {
+      if (!side_by_side(p)) copy_scales(p, shared, rank, cluster, clusters);
+    } else if (threadIdx.x == 0) {
+      produce(p, shared, rank, cluster, clusters);
+    }
   } else {
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }

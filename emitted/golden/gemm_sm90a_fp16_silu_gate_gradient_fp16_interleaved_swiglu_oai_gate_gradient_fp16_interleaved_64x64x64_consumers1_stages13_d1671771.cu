@@ -1,6 +1,8 @@
 // gemm_sm90a_fp16_silu_gate_gradient_fp16_interleaved_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_d1671771
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): silu_gate_gradient_fp16_interleaved, swiglu_oai_gate_gradient_fp16_interleaved
+// D[m, n] = epilogue(A[m, k] B[k, n]):
+//   silu_gate_gradient_fp16_interleaved
+//   swiglu_oai_gate_gradient_fp16_interleaved
 //   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
 //   tile 64x64x64, cluster 1x1, 1 consumer, 13 stages, along_m, group 8, store tma
 // Digest d1671771b774ecca24382bd4e4ad0b8f78cbd559c50a54ed64b03e26e868e46a; `warploom show` prints this file.
@@ -285,7 +287,8 @@ template <class Function, class Derivative, class Factor, class Element> struct 
       float& passing = x[i / 2][i % 2];
       const float gate = operand.both[i / 2][i % 2][0], up = operand.both[i / 2][i % 2][1];
       const float value = Function::function(gate), factor = Factor::function(up);
-      const float gradients[2] = {passing * factor * Derivative::slope(gate), passing * value * Factor::slope(up)};
+      const float gradients[2] = {passing * factor * Derivative::slope(gate),
+                                  passing * value * Factor::slope(up)};
       passing = value * factor;
       int row = at.row[i / 2], column = 2 * at.column[i % 2];
       asm volatile("" : "+r"(row), "+r"(column));
@@ -309,7 +312,7 @@ struct SwigluOaiUp {
   }
 };
 
-// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's of another scale, and 0 past
+// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's, and 0 past
 // 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
 struct SwigluOaiGradient {
   __device__ __forceinline__ static float slope(float x) {

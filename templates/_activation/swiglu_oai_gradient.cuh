@@ -1,4 +1,4 @@
-// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's of another scale, and 0 past
+// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's, and 0 past
 // 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
 struct SwigluOaiGradient {
   __device__ __forceinline__ static float slope(float x) {

@@ -26,7 +26,8 @@ template <class Function, class Derivative, class Factor, class Element> struct 
       float& passing = x[i / 2][i % 2];
       const float gate = operand.both[i / 2][i % 2][0], up = operand.both[i / 2][i % 2][1];
       const float value = Function::function(gate), factor = Factor::function(up);
-      const float gradients[2] = {passing * factor * Derivative::slope(gate), passing * value * Factor::slope(up)};
+      const float gradients[2] = {passing * factor * Derivative::slope(gate),
+                                  passing * value * Factor::slope(up)};
       passing = value * factor;
       int row = at.row[i / 2], column = 2 * at.column[i % 2];
       asm volatile("" : "+r"(row), "+r"(column));

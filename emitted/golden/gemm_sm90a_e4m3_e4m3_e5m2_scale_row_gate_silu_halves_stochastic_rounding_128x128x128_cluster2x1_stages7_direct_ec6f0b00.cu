@@ -1,9 +1,9 @@
-// gemm_sm90a_e4m3_scale_row_gate_silu_halves_quantize_exact_128x256x128_cluster2x1_stages4_20327091
+// gemm_sm90a_e4m3_e4m3_e5m2_scale_row_gate_silu_halves_stochastic_rounding_128x128x128_cluster2x1_stages7_direct_ec6f0b00
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, gate_silu_halves, quantize_exact
-//   A e4m3 row, B e4m3 col, accumulated in fp32, D e4m3 row
-//   tile 128x256x128, cluster 2x1, 2 consumers, 4 stages, along_m, group 8, store tma
-// Digest 2032709121fb97d847dc88c926c8596b843647262fdc6686d0a15cbf79815e94; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, gate_silu_halves, stochastic_rounding
+//   A e4m3 row, B e4m3 col, accumulated in fp32, D e5m2 row
+//   tile 128x128x128, cluster 2x1, 2 consumers, 7 stages, along_m, group 8, store direct
+// Digest ec6f0b00841960120288efbf57964330f7290bf8e6d9d59e7f090ffaf381f643; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,20 +25,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::float_e4m3_t; using Accumulator = float;
+using ElementD = cutlass::float_e5m2_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 256, kTileK = 128;
+constexpr int kTileM = 128, kTileN = 128, kTileK = 128;
 constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 4;
+constexpr int kStages = 7;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 256;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 128;  // a block is finished by chunks
+constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 16;  // 2 x 2 fragments of D of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -50,40 +50,36 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
-  cute::TmaDescriptor d_map;  // D, in staging boxes
+  cutlass::float_e5m2_t* d;  // D[m][pitch]
   float* scale_0;  // scale[m]
-  float* quantize_2;  // scales[n / 128][pitch]
-  int64_t quantize_2_pitch;  // elements between blocks of a row
+  const uint2* rounding_2;  // [2]: seeds random numbers
+  int64_t d_pitch;  // elements between rows of D
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
 };
-static_assert(sizeof(Parameters) == 640);
+static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, quantize_2) == 520);
-static_assert(OFFSET(Parameters, quantize_2_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
-static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
-static_assert(OFFSET(Parameters, k) == 548);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
+static_assert(OFFSET(Parameters, scale_0) == 392 && OFFSET(Parameters, rounding_2) == 400);
+static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, a_tail_rows) == 416);
+static_assert(OFFSET(Parameters, m) == 420 && OFFSET(Parameters, n) == 424);
+static_assert(OFFSET(Parameters, k) == 428);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 256] += A[64 x 32] * B[32 x 256]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 32] * B[32 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[128], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, add, 1, 1;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -118,8 +114,8 @@ struct OperandA {
 // that they are multiplied with: dimensions of the map, between which no row of memory moves.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_MULTICAST_4D;
-  static constexpr int kBytes = 32768;  // of one stage
-  static constexpr int kRows = 256, kRowBytes = 128;  // of the tile
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
   static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
@@ -204,21 +200,15 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {row, row + 8}, {column, column + 1} };
 }
 
-// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
-// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
-// at the load, every load would be waited for before the next is issued.
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
 template <class Element> struct Columns {
-  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
-  Word word;
+  Element value[2];
 
   Columns() = default;
   __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
 
-  __device__ __forceinline__ float operator[](int j) const {
-    const Word bits = word >> (j * 8 * sizeof(Element));
-    return float(reinterpret_cast<const Element&>(bits));
-  }
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
 };
 
 // Multiplies each row of D by its entry of a vector.
@@ -271,47 +261,100 @@ template <class Function, class Factor> struct Gate {
   }
 };
 
-// Divides blocks of 128 columns of a row by a scale each, which is stored: their largest magnitude / 448, or
-// the next power of two. Blocks of zeros and with infinities have 1; NaN says nothing of a scale and stays NaN.
-template <bool kPowerOfTwo> struct Quantize {
-  float* scales;
-  int64_t pitch;
-  static constexpr int kColumns = 128;
+// Philox4x32 (Salmon et al., 2011; 7 rounds, key 0).
+__device__ __forceinline__ uint4 philox(uint4 x) {
+  CUTE_UNROLL
+  for (int round = 0; round < 7; ++round) {
+    uint64_t first, second;  // not by *: the compiler would add products of upper halves, which are 0
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(first) : "r"(x.x), "r"(0xd2511f53u));
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(second) : "r"(x.z), "r"(0xcd9e8d57u));
+    x = make_uint4(uint32_t(second >> 32) ^ x.y ^ round * 0x9e3779b9u, uint32_t(second),
+                   uint32_t(first >> 32) ^ x.w ^ round * 0xbb67ae85u, uint32_t(first));
+  }
+  return x;
+}
 
-  // The largest magnitudes of two rows, of what a thread has seen of them.
-  struct Largest {
-    float row[2] = {0.f, 0.f};
-  };
+constexpr int kDropped = 21;  // bits of fp32's 23, that D has not
 
-  // What lies outside of D [m, n] does not count.
-  __device__ __forceinline__ static void note(Largest& largest, const float (&x)[2][2],
-                                              const Coordinates& at, int n) {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i)
-      if (at.column[i % 2] < n) largest.row[i / 2] = fmaxf(largest.row[i / 2], fabsf(x[i / 2][i % 2]));
+// A number is added to the bits that D has not, which are then left out. D's subnormal numbers are those of
+// fp32 here, so that both have the same bits. An infinity stays one.
+__device__ __forceinline__ float rounded(float value, uint32_t number) {
+  constexpr float kSmallest = 0x1p-112f, kBack = 1.f / kSmallest;
+  const uint32_t bits = (__float_as_uint(__fmul_rn(value, kSmallest)) + number) & ~((1u << kDropped) - 1);
+  return __fmul_rn(__uint_as_float(bits), kBack);
+}
+
+// Whether one of the values is NaN.
+template <int kPairs> __device__ __forceinline__ bool any_nan(const float (&x)[kPairs][2]) {
+  static_assert(kPairs % 2 == 0);
+  uint32_t found = 0;
+  CUTE_UNROLL
+  for (int i = 0; i < kPairs; i += 2)
+    asm("{\n.reg .pred nan;\n"
+        "setp.ne.u32 nan, %0, 0;\n"
+        "setp.nan.or.f32 nan, %1, %2, nan;\n"
+        "setp.nan.or.f32 nan, %3, %4, nan;\n"
+        "selp.u32 %0, 1, 0, nan;\n}"
+        : "+r"(found) : "f"(x[i][0]), "f"(x[i][1]), "f"(x[i + 1][0]), "f"(x[i + 1][1]));
+  return found != 0;
+}
+
+// Rounds to one of the two neighbours in D's type, at random, the value being the mean. Random words
+// are Philox of what the same function makes of a state, with the place in D added bit by bit.
+// 8 values share four, as threads have them: rows r and r + 8, columns c, c + 1, c + 8 and c + 9. Word
+// 2 j + i is of row r + 8 i: its lowest kDropped bits are the number of column c + 8 j, its highest that of
+// the next.
+struct StochasticRounding {
+  uint4 state;
+
+  __device__ __forceinline__ explicit StochasticRounding(const uint2* from) {
+    const uint2 low = from[0], high = from[1];
+    state = philox(make_uint4(low.x, low.y, high.x, high.y));
   }
 
-  // What the rows of a block that starts at a thread's `at` are multiplied by; its scales are stored. The four
-  // lanes of a row have two columns of every eight each.
-  __device__ __forceinline__ Largest inverse(const Largest& largest, const Coordinates& at, int m,
-                                             int n) const {
-    Largest found;
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      float most = largest.row[i];
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      const bool usual = most > 0.f && most <= 3.40282347e38f;
-      float inverse = usual ? fminf(__fdiv_rn(448.f, most), 3.40282347e38f) : 1.f;
-      if (kPowerOfTwo) inverse = __int_as_float(__float_as_int(inverse) & 0x7f800000);
-      if (threadIdx.x % 4 == 0 && at.row[i] < m && at.column[0] < n)
-        scales[at.column[0] / kColumns * pitch + at.row[i]] = __fdiv_rn(1.f, inverse);
-      found.row[i] = inverse;
+  // The third word tells these numbers from those of casts, which have 0 and 1.
+  __device__ __forceinline__ uint4 words(int row, int column) const {
+    return philox(make_uint4((row & ~8) ^ state.x, (column & ~9) ^ state.y, 2 ^ state.z, state.w));
+  }
+
+  // Chunks of an even number of fragments start at multiples of 16 columns of D.
+  static constexpr int kTogether = kFragments % 2 == 0 ? 2 : 1;
+
+  // What stands outside of D is rounded too, and not stored. NaN, whose bits could become a number's, is put
+  // back after all values are rounded: nothing else branches, so that groups of values are rounded under each
+  // other's latency.
+  __device__ __forceinline__ void round(Value (&x)[kFragments][2][2], const Place& at, int chunk) const {
+    uint32_t nan[(kFragments + 7) / 8] = {};  // a bit for each value
+    const bool unusual = any_nan(reinterpret_cast<const float(&)[2 * kFragments][2]>(x));
+    if (unusual) {
+      CUTE_UNROLL
+      for (int i = 0; i < 4 * kFragments; ++i) {
+        const float value = x[i / 4][i / 2 % 2][i % 2];
+        if (value != value) nan[i / 32] |= 1u << i % 32;
+      }
     }
-    return found;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += kTogether) {
+      const Coordinates place = coordinates(at, chunk, f);
+      const uint4 four = words(place.row[0], place.column[0]);
+      CUTE_UNROLL
+      for (int g = 0; g < kTogether; ++g) {
+        const bool right = kTogether == 2 ? g == 1 : (place.column[0] & 8) != 0;
+        const uint32_t word[2] = {right ? four.z : four.x, right ? four.w : four.y};
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          float& value = x[f + g][i / 2][i % 2];
+          value = rounded(
+              value, i % 2 ? word[i / 2] >> (32 - kDropped) : word[i / 2] & ((1u << kDropped) - 1));
+        }
+      }
+    }
+    if (unusual) {
+      CUTE_UNROLL
+      for (int i = 0; i < 4 * kFragments; ++i)
+        if (nan[i / 32] >> i % 32 & 1) x[i / 4][i / 2 % 2][i % 2] = __uint_as_float(0x7fc00000);
+    }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -326,14 +369,14 @@ struct Epilogue {
   int m, n;
   ScaleRow step_0;
   Gate<Silu, Up> step_1;
-  Quantize<false> step_2;
+  StochasticRounding step_2;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
         step_0{p.scale_0},
         step_1{},
-        step_2{p.quantize_2, p.quantize_2_pitch} {}
+        step_2{p.rounding_2} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {
@@ -345,14 +388,10 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ void apply(Value (&of_product)[2][2][2], Value (&x)[2][2], const Block& block,
-                                        const Operands& operands, const Coordinates& at) {
+                                        const Operands& operands) {
     step_0.apply(of_product[0], block.step_0);
     step_0.apply(of_product[1], block.step_0);
     step_1.apply(of_product, x);
-  }
-
-  __device__ __forceinline__ void finish() const {
-    step_2.finish();
   }
 };
 
@@ -365,70 +404,42 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // largest number, NaN kept.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint16_t bits;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
 struct Store {
-  static constexpr int kSpan = 64;  // bytes of a staging row
-  static constexpr int kBytes = 64 * kSpan;
-  uint8_t* buffers;
-  int barrier, thread;  // named barrier and thread number in the warpgroup
-  int first = 0;        // the buffer that the tile begins with
-
-  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
-      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
-
-  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
-  __device__ __forceinline__ static int swizzled(int row, int byte) {
-    const int offset = row * kSpan + byte;
-    return offset ^ ((offset >> 3) & (kSpan - 16));
-  }
+  __device__ __forceinline__ Store(uint8_t*, int) {}
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
-    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
-    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
-    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
-    cutlass::arch::NamedBarrier::sync(128, barrier);
-    stage(buffer, x);
-    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-    cutlass::arch::NamedBarrier::sync(128, barrier);
-    if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
-      cute::tma_store_arrive();
-    }
-  }
-
-  // Two neighbouring elements of a row at a time.
-  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
+      const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
-        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
+        CUTE_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (place.column[j] < p.n / 2) row[place.column[j]] = pair.value[j];
       }
     }
   }
 
-  // Shared memory must outlive the stores that read it.
-  __device__ __forceinline__ void finish() const {
-    if (thread == 0) cute::tma_store_wait<0>();
-  }
+  __device__ __forceinline__ void finish() const {}
 };
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[16384];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 214016);
+static_assert(sizeof(SharedStorage) <= 230400);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -517,7 +528,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Store store(shared.staging, consumer);
+  Store store(nullptr, consumer);
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
@@ -546,52 +557,31 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
-    // Values wait in the registers of their sums until all that share a scale are known.
-    constexpr int kOfBlock = 128 / (kFragments * 8);  // chunks
     CUTE_UNROLL
-    for (int first = 0; first < kBlocks * kChunks; first += kOfBlock) {
-      decltype(epilogue.step_2)::Largest largest;
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+      const int next = chunk + 1;
+      Value x[kFragments][2][2];
       CUTE_UNROLL
-      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
-        const int next = chunk + 1;
+      for (int f = 0; f < kFragments; ++f) {
+        Value of_product[2][2][2];  // of the gate, and of up
         CUTE_UNROLL
-        for (int f = 0; f < kFragments; ++f) {
-          const int sum = (chunk % kChunks * kFragments + f) * 8;
-          Value x[2][2];
-          Value of_product[2][2][2];  // of the gate, and of up
-          CUTE_UNROLL
-          for (int i = 0; i < 8; ++i)
-            of_product[i / 4][i / 2 % 2][i % 2] = Value(products.sums[chunk / kChunks][sum + i]);
-          epilogue.apply(of_product, x, block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
-          if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
-          epilogue.step_2.note(largest, x, coordinates(at, chunk, f), p.n / 2);
-          CUTE_UNROLL
-          for (int i = 0; i < 4; ++i) products.sums[chunk / kChunks][sum + i] = x[i / 2][i % 2];
+        for (int i = 0; i < 8; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 8 + i;
+          of_product[i / 4][i / 2 % 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
+        epilogue.apply(of_product, x[f], block[chunk / kChunks], operands[f]);
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
-      const auto inverse =
-          epilogue.step_2.inverse(largest, coordinates(at, first, 0), p.m, p.n / 2);
-      CUTE_UNROLL
-      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
-        Value x[kFragments][2][2];
-        CUTE_UNROLL
-        for (int f = 0; f < kFragments; ++f) {
-          CUTE_UNROLL
-          for (int i = 0; i < 4; ++i)
-            x[f][i / 2][i % 2] = inverse.row[i / 2] *
-                                 products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 8 + i];
-        }
-        store(p, x, at, chunk);
-      }
+      epilogue.step_2.round(x, at, chunk);
+      store(p, x, at, chunk);
     }
   }
-  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_scale_row_gate_silu_halves_quantize_exact_128x256x128_cluster2x1_stages4_20327091(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_e4m3_e5m2_scale_row_gate_silu_halves_stochastic_rounding_128x128x128_cluster2x1_stages7_direct_ec6f0b00(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform

@@ -1,10 +1,9 @@
-// gemm_sm90a_e4m3_e5m2_fp32_promoted_batched_row_row_sa_e8m0_sb_e8m0_128x96x128_stages6_stream_k_319b2991
+// gemm_sm90a_e4m3_e5m2_fp32_promoted_batched_row_row_sa_e8m0_sb_e8m0_128x96x128_stages6_e81c03b2
 //
 // D[m, n] = A[m, k] B[k, n]
 //   A e4m3 row, B e5m2 col, accumulated in fp32, D fp32 row
 //   tile 128x96x128, cluster 1x1, 2 consumers, 6 stages, along_m, group 8, store tma
-//   stream-K: clusters share the k of tiles that do not fill a wave
-// Digest 319b2991a4f0f788b9903ba31adc47b1ae68f6bae9e84bfe6b7148e60215548e; `warploom show` prints this file.
+// Digest e81c03b2eba49c795d88d2e14a1b4bd039202d8afb97cdac4208568079f8d675; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -33,6 +32,7 @@ constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
 constexpr int kStages = 6;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 96;  // of wgmma in a tile
@@ -51,8 +51,6 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  float* parts;  // sums of parts of tiles, by blocks
-  int* raised;  // a flag for each warp of each block that leaves a part
   const uint8_t* a_scales;  // a scale for each 1 m x 128 k of A
   const uint8_t* b_scales;  // a scale for each 1 n x 128 k of B
   int64_t a_scales_row;  // elements between those along m
@@ -65,7 +63,6 @@ struct alignas(128) Parameters {
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
-  int32_t cut;  // tiles that are cut: the first
   int32_t batches;  // of D
   int32_t a_batches;  // of A
   int32_t a_repeat;  // batches of D in a row that one of A serves
@@ -76,21 +73,20 @@ struct alignas(128) Parameters {
   int32_t b_scales_batch_count;  // batches of them
   int32_t b_scales_batch_repeat;  // batches of D in a row that one serves
 };
-static_assert(sizeof(Parameters) == 768);
+static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, parts) == 512 && OFFSET(Parameters, raised) == 520);
-static_assert(OFFSET(Parameters, a_scales) == 528 && OFFSET(Parameters, b_scales) == 536);
-static_assert(OFFSET(Parameters, a_scales_row) == 544 && OFFSET(Parameters, a_scales_k) == 552);
-static_assert(OFFSET(Parameters, a_scales_batch_pitch) == 560 && OFFSET(Parameters, b_scales_row) == 568);
-static_assert(OFFSET(Parameters, b_scales_k) == 576 && OFFSET(Parameters, b_scales_batch_pitch) == 584);
-static_assert(OFFSET(Parameters, a_tail_rows) == 592 && OFFSET(Parameters, m) == 596);
-static_assert(OFFSET(Parameters, n) == 600 && OFFSET(Parameters, k) == 604);
-static_assert(OFFSET(Parameters, cut) == 608 && OFFSET(Parameters, batches) == 612);
-static_assert(OFFSET(Parameters, a_batches) == 616 && OFFSET(Parameters, a_repeat) == 620);
-static_assert(OFFSET(Parameters, b_batches) == 624 && OFFSET(Parameters, b_repeat) == 628);
-static_assert(OFFSET(Parameters, a_scales_batch_count) == 632 && OFFSET(Parameters, a_scales_batch_repeat) == 636);
-static_assert(OFFSET(Parameters, b_scales_batch_count) == 640 && OFFSET(Parameters, b_scales_batch_repeat) == 644);
+static_assert(OFFSET(Parameters, a_scales) == 512 && OFFSET(Parameters, b_scales) == 520);
+static_assert(OFFSET(Parameters, a_scales_row) == 528 && OFFSET(Parameters, a_scales_k) == 536);
+static_assert(OFFSET(Parameters, a_scales_batch_pitch) == 544 && OFFSET(Parameters, b_scales_row) == 552);
+static_assert(OFFSET(Parameters, b_scales_k) == 560 && OFFSET(Parameters, b_scales_batch_pitch) == 568);
+static_assert(OFFSET(Parameters, a_tail_rows) == 576 && OFFSET(Parameters, m) == 580);
+static_assert(OFFSET(Parameters, n) == 584 && OFFSET(Parameters, k) == 588);
+static_assert(OFFSET(Parameters, batches) == 592 && OFFSET(Parameters, a_batches) == 596);
+static_assert(OFFSET(Parameters, a_repeat) == 600 && OFFSET(Parameters, b_batches) == 604);
+static_assert(OFFSET(Parameters, b_repeat) == 608 && OFFSET(Parameters, a_scales_batch_count) == 612);
+static_assert(OFFSET(Parameters, a_scales_batch_repeat) == 616 && OFFSET(Parameters, b_scales_batch_count) == 620);
+static_assert(OFFSET(Parameters, b_scales_batch_repeat) == 624);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
@@ -162,33 +158,13 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile, the second two steps behind the first: else both would add up in fp32, and
-// later finish the tile, at the same time, and the tensor core would wait. Named barrier 3 lets the second
-// begin; by 4 the first knows that it has.
+// The consumers share each tile: there are no turns to take.
 struct Order {
-  static constexpr int kSteps = 2;  // 1 hides less, 3 leaves too few stages to the producer
-  int consumer;
-
-  __device__ __forceinline__ Order(int consumer, int, Position&) : consumer(consumer) {
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
-  }
-
-  __device__ __forceinline__ void begin() const {
-    cutlass::arch::NamedBarrier::sync(256, consumer == 0 ? 4 : 3);
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
-  }
-
-  // The consumer has the products of a tile k.
-  __device__ __forceinline__ void multiplied(int k_tile, int k_tiles) const {
-    if (consumer == 0 && k_tile + 1 == min(kSteps, k_tiles)) cutlass::arch::NamedBarrier::arrive(256, 3);
-  }
-
+  __device__ __forceinline__ Order(int, int, Position&) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
   __device__ __forceinline__ void pass(Position&) const {}
-
-  // The second's last word must not be left pending.
-  __device__ __forceinline__ void finish(int) const {
-    if (consumer == 0) cutlass::arch::NamedBarrier::sync(256, 4);
-  }
+  __device__ __forceinline__ void finish(int) const {}
 };
 
 // Where a tile of D starts.
@@ -217,53 +193,6 @@ struct Tiles {
     const int i = band * kGroup + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM,
             (j * kClusterN + rank / kClusterM) * kTileN, batch};
-  }
-};
-
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
-struct Unit {
-  int tile, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
-};
-
-// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
-// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
-// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
-// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
-// only, which began before it. Then it takes whole tiles, in turn with the others.
-struct Walk {
-  int k_tiles, tiles, clusters;
-  int shared;     // k tiles of all ranges
-  int low, high;  // of the range, what is left
-  int whole;      // the next whole tile
-
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : k_tiles(k_tiles),
-        tiles(tiles),
-        clusters(clusters),
-        shared(p.cut * k_tiles),
-        low(start(cluster)),
-        high(start(cluster + 1)),
-        whole(p.cut + cluster) {}
-
-  // The first k tile of a cluster's range.
-  __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
-
-  // The cluster whose range has the first k tile of a tile that is cut.
-  __device__ __forceinline__ int first(int tile) const {
-    return ((tile * k_tiles + 1) * clusters - 1) / shared;
-  }
-
-  __device__ __forceinline__ bool next(Unit& unit) {
-    if (low < high) {
-      const int tile = (high - 1) / k_tiles, start = tile * k_tiles;
-      unit = {tile, max(low - start, 0), high - start};
-      high = start + unit.begin;
-      return true;
-    }
-    unit = {whole, 0, k_tiles};
-    whole += clusters;
-    return unit.tile < tiles;
   }
 };
 
@@ -359,119 +288,125 @@ struct Store {
   }
 };
 
+// The block scales of one stage that single rows have: of the tile's rows of A and of B.
+struct Scales {
+  alignas(16) uint8_t columns[96];
+  alignas(16) uint8_t rows[128];
+};
+static_assert(sizeof(Scales) == 224);
+
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
   alignas(1024) uint8_t staging[32768];
-  alignas(16) uint8_t scales[3584];  // of blocks, on their way: each consumer's warp has its own
-  FullBarrier full[kStages];    // the producers' bytes have arrived
+  Scales scales[kStages];
+  FullBarrier full[kStages];    // the producers' bytes and scales have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 208896);
+static_assert(sizeof(SharedStorage) <= 206848);
 
-// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
-// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
-// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
-// clusters leave, and for nothing else.
-struct Parts {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
-  static constexpr int kThreads = kConsumers * 128;
-  static constexpr int kInFlight = 8;  // fragments that a thread reads at a time
-  static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
-  static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
-  using Sums = Accumulator[kBlocks][kOfRows * 4];
-  Fragment* const parts;
-  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
-  int rank, thread;
+// ---- Block scales: by TMA where it can, else by the other warps of the producer -------------------
+// Whether TMA can copy them: those of one k lie side by side, at multiples of 16 bytes.
+__device__ __forceinline__ bool side_by_side(const Parameters& p) {
+  if (p.a_scales_row != 1 || p.a_scales_k % 16 != 0 || p.m % 16 != 0 || kTileM % 16 != 0 ||
+      reinterpret_cast<uint64_t>(p.a_scales) % 16 != 0)
+    return false;
+  if (p.a_scales_batch_pitch % 16 != 0) return false;
+  if (p.b_scales_row != 1 || p.b_scales_k % 16 != 0 || p.n % 16 != 0 || kTileN % 16 != 0 ||
+      reinterpret_cast<uint64_t>(p.b_scales) % 16 != 0)
+    return false;
+  if (p.b_scales_batch_pitch % 16 != 0) return false;
+  return true;
+}
 
-  __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
-      : parts(reinterpret_cast<Fragment*>(p.parts)),
-        raised(p.raised),
-        rank(rank),
-        thread(consumer * 128 + threadIdx.x % 128) {}
+__device__ __forceinline__ void copy_together(void* to, const void* from, uint32_t bytes, FullBarrier& full) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&full))
+               : "memory");
+}
 
-  __device__ __forceinline__ Fragment* place(int cluster, int fragment) const {
-    return parts + ((cluster * kClusterSize + rank) * kOfBlock + fragment) * kThreads + thread;
-  }
-  __device__ __forceinline__ int* flag(int cluster) const {
-    return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
-  }
+// Elsewhere a warp copies those of a stage one by one, and its lanes arrive at the full barrier.
+constexpr int kScaleWarps = 3, kScaleArrivals = 32;
 
-  // Leaves the part of this block, which is of `cluster`.
-  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kOfBlock; ++i) {
-      const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
-      *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
-    }
-    __syncwarp();  // what all lanes have written is there for who sees the flag
-    if (threadIdx.x % 32 == 0)
-      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
-  }
+__device__ __forceinline__ void copy_scale(const uint8_t* from, uint8_t* to) { *to = *from; }
 
-  // From L2, where other multiprocessors have left it.
-  __device__ __forceinline__ static Fragment read(const Fragment* from) {
-    Fragment found;
-    asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
-                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
-                 : "l"(from)
-                 : "memory");
-    return found;
-  }
+// A lane's part in the scales of one stage is on its way or there.
+__device__ __forceinline__ void arrive_scales(FullBarrier& full) {
+  const uint32_t barrier = cute::cast_smem_ptr_to_uint(&full);
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 
-  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
-  __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
-    for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
-      int up;
-      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
-      while (up == 0);
-      *flag(other) = 0;  // as the next launch must find it
-    }
-    __syncwarp();
-    CUTE_NO_UNROLL
-    for (int other = first; other < last; other += kAtOnce) {
-      CUTE_UNROLL
-      for (int begin = 0; begin < kOfBlock; begin += kRead) {
-        Fragment found[kAtOnce][kRead];
-        CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i)
-          if (other + i / kRead < last && begin + i % kRead < kOfBlock)
-            found[i / kRead][i % kRead] = read(place(other + i / kRead, begin + i % kRead));
-        CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i) {
-          const int fragment = begin + i % kRead;
-          if (other + i / kRead < last && fragment < kOfBlock) {
-            Accumulator* const sum = sums[fragment / kOfRows] + fragment % kOfRows * 4;
-            CUTE_UNROLL
-            for (int j = 0; j < 4; ++j) sum[j] += found[i / kRead][i % kRead].value[j];
-          }
-        }
+__device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& shared, int rank,
+                                            int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int lane = threadIdx.x % 32;
+  int turn = threadIdx.x / 32 - 1;  // k tiles until the warp's next: each has every third
+  Position position{0, 1};
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const Place at = tiles.at(tile, rank);
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, position.advance()) {
+      if (turn-- > 0) continue;
+      turn = kScaleWarps - 1;
+      shared.empty[position.stage].wait(position.phase);
+      Scales& to = shared.scales[position.stage];
+      const int k = k_tile;
+      // Past the end of an operand the last scales serve: what they multiply is not stored.
+      CUTE_NO_UNROLL
+      for (int i = lane; i < 128; i += 32) {
+        const int row = min(at.m + i, p.m - 1);
+        const int batch = at.batch / p.a_scales_batch_repeat % p.a_scales_batch_count;
+        const int64_t from = row * p.a_scales_row + k * p.a_scales_k + batch * p.a_scales_batch_pitch;
+        copy_scale(p.a_scales + from, &to.rows[i]);
       }
+      CUTE_NO_UNROLL
+      for (int i = lane; i < 96; i += 32) {
+        const int row = min(at.n + i, p.n - 1);
+        const int batch = at.batch / p.b_scales_batch_repeat % p.b_scales_batch_count;
+        const int64_t from = row * p.b_scales_row + k * p.b_scales_k + batch * p.b_scales_batch_pitch;
+        copy_scale(p.b_scales + from, &to.columns[i]);
+      }
+      arrive_scales(shared.full[position.stage]);
     }
   }
-};
+}
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const bool together = side_by_side(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, rank);
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const Place at = tiles.at(tile, rank);
     // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
     const int batch_a = at.batch / p.a_repeat % p.a_batches;
     const int batch_b = at.batch / p.b_repeat % p.b_batches;
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
-    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+    const int a_scales_batch = at.batch / p.a_scales_batch_repeat % p.a_scales_batch_count;
+    // Rows past the end have none, and their products are not stored.
+    const int a_scales_bytes = together ? max(0, min(128, p.m - at.m)) * sizeof(uint8_t) : 0;
+    const int b_scales_batch = at.batch / p.b_scales_batch_repeat % p.b_scales_batch_count;
+    // Rows past the end have none, and their products are not stored.
+    const int b_scales_bytes = together ? max(0, min(96, p.n - at.n)) * sizeof(uint8_t) : 0;
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes +
+                                a_scales_bytes + b_scales_bytes);
+      if (a_scales_bytes > 0)
+        copy_together(shared.scales[position.stage].rows,
+                      p.a_scales + at.m + k_tile * p.a_scales_k + a_scales_batch * p.a_scales_batch_pitch,
+                      a_scales_bytes, full);
+      if (b_scales_bytes > 0)
+        copy_together(shared.scales[position.stage].columns,
+                      p.b_scales + at.n + k_tile * p.b_scales_k + b_scales_batch * p.b_scales_batch_pitch,
+                      b_scales_bytes, full);
       OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
       position.advance();
@@ -493,141 +428,66 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
 
 // A stage is free once every block that its producer multicasts to has let go of it.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  const uint32_t block = threadIdx.x % 128;
+  __syncwarp();  // all lanes have read their scales
+  const uint32_t block = threadIdx.x % 32;
   empty.arrive(block, block < kClusterSize);
 }
 
 // A block scale as fp32. One of e8m0 is an exponent: 0 is 2^-127, which is denormal, and 255 is NaN.
-__device__ __forceinline__ float as_float(float scale) { return scale; }
 __device__ __forceinline__ float as_float(uint8_t scale) {
   return __uint_as_float(scale == 255 ? 0x7fffffffu : max(uint32_t(scale) << 23, 0x00400000u));
 }
-// The sums of one tile's products, in two levels: the tensor core adds up one tile k, of which each element has
+
+// The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
 // one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
-// Each warp copies the scales of its rows, and of all columns, into shared memory of its own, kAhead k tiles
-// before it multiplies by them: loads into registers are counted together, and the latest would be waited for.
 struct Products {
   static constexpr int kRowScales = 2;  // of 64 rows: those of a thread
-  static constexpr int kWarpRows = 16, kColumnScales = 96;
-  static constexpr int kAhead = 3, kSlots = kAhead + 1;
-  struct alignas(16) Scales {
-    uint8_t columns[kColumnScales];
-    uint8_t rows[kBlocks][kWarpRows];
-  };
-  static_assert(sizeof(Scales) * kSlots * kConsumers * 4 == 3584);
+  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
+  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
+  const int first;  // block of 64 rows of the tile that is this consumer's
 
-  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
-  Scales* const slots;  // of the warp
-  int slot;             // that has the scales of the next k tile
-  int k_tiles;          // whose scales are left to copy; what may be multiplied behind them is zeros
-  // Where a lane copies from: the scales of the k tile after the last that was copied.
-  const uint8_t* row_scales[kBlocks];
-  const uint8_t* column_scales;
-  int at_column, last_column;
+  __device__ __forceinline__ explicit Products(int first) : first(first) { zero(); }
 
-  // Starts to copy the scales of the first k tiles, of `k_tiles` from `k_tile` on, of the tile at `at`, the
-  // consumer's first row. `scales` are the slots of all warps, and `warp` is one of them.
-  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int k_tile, int k_tiles,
-                                      uint8_t* scales, int warp)
-      : slots(reinterpret_cast<Scales*>(scales) + warp * kSlots), slot(0), k_tiles(k_tiles) {
-    const int lane = threadIdx.x % 32;
-    // Past the end of an operand the last scales serve: what they multiply is not stored.
-    const uint8_t* row_start = p.a_scales + k_tile * p.a_scales_k;
-    row_start += at.batch / p.a_scales_batch_repeat % p.a_scales_batch_count * p.a_scales_batch_pitch;
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) {
-      const int row = at.m + i * kWgmmaM + warp % 4 * kWarpRows + lane % kWarpRows;
-      row_scales[i] = row_start + min(row, p.m - 1) * p.a_scales_row;
-    }
-    column_scales = p.b_scales + k_tile * p.b_scales_k;
-    column_scales += at.batch / p.b_scales_batch_repeat % p.b_scales_batch_count *
-                     p.b_scales_batch_pitch;
-    at_column = at.n;
-    last_column = p.n - 1;
+  __device__ __forceinline__ void zero() {
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();  // all lanes are done with the tile before
+  }
+
+  // Issues the products of one stage and 64 rows.
+  __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
+    fence(partial[block % kBanks]);
+    cute::warpgroup_arrive();
     CUTE_UNROLL
-    for (int i = 0; i < kAhead; ++i) copy(p, slots[i]);
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+      Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                 partial[block % kBanks], step > 0);
+    cute::warpgroup_commit_batch();
   }
 
-  __device__ __forceinline__ static void copy(const float* from, float* to) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-                 ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from)
-                 : "memory");
-  }
-  __device__ __forceinline__ static void copy(const uint8_t* from, uint8_t* to) { *to = *from; }
-
-  // Starts to copy the scales of one more k tile, if there is one.
-  __device__ __forceinline__ void copy(const Parameters& p, Scales& to) {
-    if (k_tiles-- > 0) {
-      const int lane = threadIdx.x % 32;
-      CUTE_UNROLL
-      for (int i = 0; i < kBlocks; ++i) {
-        if (lane < kWarpRows) copy(row_scales[i], &to.rows[i][lane]);
-        row_scales[i] += p.a_scales_k;
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kColumnScales; i += 32)
-        if (i + 32 <= kColumnScales || i + lane < kColumnScales)
-          copy(column_scales + min(at_column + i + lane, last_column) * p.b_scales_row, &to.columns[i + lane]);
-      column_scales += p.b_scales_k;
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  }
-
-  // Issues the products of one stage, a block at a time.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+  // Adds the scaled products of the next stage. Each warp releases it once it has read the last scale.
+  __device__ __forceinline__ void next(const Parameters& p, const Place& at, uint64_t rows, uint64_t columns,
+                                       const Scales& scales, EmptyBarrier& empty) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      fence(partial[block]);
-      cute::warpgroup_arrive();
-      CUTE_UNROLL
-      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   partial[block], step > 0);
-      cute::warpgroup_commit_batch();
-    }
-  }
-
-  // Adds the scaled products of the next stage, which is released before they are: sums need registers alone.
-  __device__ __forceinline__ void next(const Parameters& p, uint64_t rows, uint64_t columns,
-                                       EmptyBarrier& empty) {
-    issue(rows, columns);
-    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
-    __syncwarp();  // what other lanes have copied is there, and the scales of the k tile before were read
-    const Scales& scales = slots[slot];
-    const int lane = threadIdx.x % 32;
+    for (int block = 0; block < kBanks; ++block) issue(block, rows, columns);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float of_rows[kBlocks][kRowScales];
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kRowScales; ++i)
-      of_rows[i / kRowScales][i % kRowScales] = as_float(scales.rows[i / kRowScales][lane / 4 + i % 2 * 8]);
-    float factors[kBlocks][kCount];
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) {
-      const int j = i % kCount;
-      const float of_column = as_float(scales.columns[j / 4 * 8 + lane % 4 * 2 + j % 2]);
-      factors[i / kCount][j] = of_rows[i / kCount][j / 2 % 2 % kRowScales] * of_column;
-      asm volatile("" : "+f"(factors[i / kCount][j]));  // now, under the products, not when these are there
-    }
-    copy(p, slots[(slot + kAhead) % kSlots]);
-    slot = (slot + 1) % kSlots;
+      of_rows[i / kRowScales][i % kRowScales] =
+          as_float(scales.rows[(first + i / kRowScales) * kWgmmaM + warp * 16 + lane / 4 + i % 2 * 8]);
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) {
-        cute::warpgroup_wait<1>();
-      } else {
-        cute::warpgroup_wait<0>();
-        release(empty);
-      }
-      fence(partial[block]);
+      if (block + 1 < kBlocks) cute::warpgroup_wait<kBanks - 1>();
+      else cute::warpgroup_wait<0>();
+      fence(partial[block % kBanks]);
       CUTE_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        const float factor = factors[block][i];
-        sums[block][i] += partial[block][i] * factor;
+        const float of_column = as_float(scales.columns[i / 4 * 8 + lane % 4 * 2 + i % 2]);
+        sums[block][i] += partial[block % kBanks][i] * of_column * of_rows[block][i / 2 % 2 % kRowScales];
       }
+      if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
+    release(empty);
   }
 };
 
@@ -635,7 +495,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer;
+  const int part = consumer % kSharing, turn = consumer / kSharing;
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
@@ -643,22 +503,18 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Store store(shared.staging, consumer);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  const Parts parts(p, rank, consumer);
-  for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, rank);
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
+    Place at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
-    // The scales of the first k tiles are on their way before operands are waited for.
-    Products products(p, at, unit.begin, unit.k_tiles(),
-                      shared.scales, consumer * 4 + threadIdx.x / 32 % 4);
+    Products products(part * kBlocks);
     Epilogue epilogue(p);
     order.begin();
     CUTE_NO_UNROLL
-    for (int k_tile = 0; k_tile < unit.k_tiles(); ++k_tile) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(p, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
-                    shared.empty[position.stage]);
-      order.multiplied(k_tile, unit.k_tiles());
+      products.next(p, at, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.scales[position.stage], shared.empty[position.stage]);
+      order.multiplied(k_tile, k_tiles);
       position.advance();
     }
     order.pass(position);
@@ -666,11 +522,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
-    if (unit.end < k_tiles) {
-      parts.leave(products.sums, cluster);
-      continue;
-    }
-    if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       const int next = chunk + 1;
@@ -693,7 +544,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_e5m2_fp32_promoted_batched_row_row_sa_e8m0_sb_e8m0_128x96x128_stages6_stream_k_319b2991(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_e5m2_fp32_promoted_batched_row_row_sa_e8m0_sb_e8m0_128x96x128_stages6_e81c03b2(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -703,8 +554,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(1);
-      shared.empty[stage].init(kSharing * kClusterSize);
+      shared.full[stage].init(side_by_side(p) ? 1 : 1 + kScaleArrivals);
+      shared.empty[stage].init(kSharing * kClusterSize * 4);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -714,7 +565,11 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+    if (threadIdx.x >= 32) {
+      if (!side_by_side(p)) copy_scales(p, shared, rank, cluster, clusters);
+    } else if (threadIdx.x == 0) {
+      produce(p, shared, rank, cluster, clusters);
+    }
   } else {
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);

@@ -1,9 +1,10 @@
-// gemm_sm90a_int8_int8_bf16_scale_row_scale_column_128x64x128_stages9_direct_split2_b06d7c0e
+// gemm_sm90a_int8_int8_bf16_scale_row_scale_column_64x256x128_consumers1_stages5_split8_stream_k_43e16d8e
 //
 // D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, scale_column
 //   A int8 row, B int8 col, accumulated in int32, D bf16 row
-//   tile 128x64x128, cluster 1x1, 2 consumers, k split over 2 blocks, 9 stages, along_m, group 8, store direct
-// Digest b06d7c0e5a4996c2fd4307f85f7b337cb17fa059680734e22c4e6d4801ccbdd9; `warploom show` prints this file.
+//   tile 64x256x128, cluster 1x1, 1 consumer, k split over 8 blocks, 5 stages, along_m, group 8, store tma
+//   stream-K: clusters share the k of tiles that do not fill a wave
+// Digest 43e16d8ef8ab1f3341d30dce7da50c9a8a475c05d1f21cf91b130b6c32674d42; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,16 +28,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = int32_t;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 64, kTileK = 128;
+constexpr int kTileM = 64, kTileN = 256, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 2;  // blocks that share a tile's k: a cluster
+constexpr int kSplit = 8;  // blocks that share a tile's k: a cluster
 constexpr int kClusterSize = kSplit;
-constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 9;
+constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kStages = 5;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 64;  // of wgmma in a tile
+constexpr int kRows = 64, kColumns = 256;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kFinished = kColumns / kSplit;  // columns of the tile that one block finishes
@@ -52,34 +52,43 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
-  cutlass::bfloat16_t* d;  // D[m][pitch]
+  cute::TmaDescriptor d_map;  // D, in staging boxes
   float* scale_0;  // scale[m]
   float* scale_1;  // scale[n]
-  int64_t d_pitch;  // elements between rows of D
+  int32_t* parts;  // sums of parts of tiles, by blocks
+  int* raised;  // a flag for each warp of each block that leaves a part
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
+  int32_t cut;  // tiles that are cut: the first
 };
-static_assert(sizeof(Parameters) == 512);
+static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
-static_assert(OFFSET(Parameters, scale_0) == 392 && OFFSET(Parameters, scale_1) == 400);
-static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, a_tail_rows) == 416);
-static_assert(OFFSET(Parameters, m) == 420 && OFFSET(Parameters, n) == 424);
-static_assert(OFFSET(Parameters, k) == 428);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, scale_1) == 520);
+static_assert(OFFSET(Parameters, parts) == 528 && OFFSET(Parameters, raised) == 536);
+static_assert(OFFSET(Parameters, a_tail_rows) == 544 && OFFSET(Parameters, m) == 548);
+static_assert(OFFSET(Parameters, n) == 552 && OFFSET(Parameters, k) == 556);
+static_assert(OFFSET(Parameters, cut) == 560);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
+// D[64 x 256] += A[64 x 32] * B[32 x 256]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, int32_t (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, int32_t (&d)[128], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add;\n}\n"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
+        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, add;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31]),
+          "+r"(d[32]), "+r"(d[33]), "+r"(d[34]), "+r"(d[35]), "+r"(d[36]), "+r"(d[37]), "+r"(d[38]), "+r"(d[39]), "+r"(d[40]), "+r"(d[41]), "+r"(d[42]), "+r"(d[43]), "+r"(d[44]), "+r"(d[45]), "+r"(d[46]), "+r"(d[47]), "+r"(d[48]), "+r"(d[49]), "+r"(d[50]), "+r"(d[51]), "+r"(d[52]), "+r"(d[53]), "+r"(d[54]), "+r"(d[55]), "+r"(d[56]), "+r"(d[57]), "+r"(d[58]), "+r"(d[59]), "+r"(d[60]), "+r"(d[61]), "+r"(d[62]), "+r"(d[63]),
+          "+r"(d[64]), "+r"(d[65]), "+r"(d[66]), "+r"(d[67]), "+r"(d[68]), "+r"(d[69]), "+r"(d[70]), "+r"(d[71]), "+r"(d[72]), "+r"(d[73]), "+r"(d[74]), "+r"(d[75]), "+r"(d[76]), "+r"(d[77]), "+r"(d[78]), "+r"(d[79]), "+r"(d[80]), "+r"(d[81]), "+r"(d[82]), "+r"(d[83]), "+r"(d[84]), "+r"(d[85]), "+r"(d[86]), "+r"(d[87]), "+r"(d[88]), "+r"(d[89]), "+r"(d[90]), "+r"(d[91]), "+r"(d[92]), "+r"(d[93]), "+r"(d[94]), "+r"(d[95]),
+          "+r"(d[96]), "+r"(d[97]), "+r"(d[98]), "+r"(d[99]), "+r"(d[100]), "+r"(d[101]), "+r"(d[102]), "+r"(d[103]), "+r"(d[104]), "+r"(d[105]), "+r"(d[106]), "+r"(d[107]), "+r"(d[108]), "+r"(d[109]), "+r"(d[110]), "+r"(d[111]), "+r"(d[112]), "+r"(d[113]), "+r"(d[114]), "+r"(d[115]), "+r"(d[116]), "+r"(d[117]), "+r"(d[118]), "+r"(d[119]), "+r"(d[120]), "+r"(d[121]), "+r"(d[122]), "+r"(d[123]), "+r"(d[124]), "+r"(d[125]), "+r"(d[126]), "+r"(d[127])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -99,7 +108,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -113,7 +122,7 @@ struct OperandA {
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kBytes = 32768;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (n, k).
@@ -172,6 +181,53 @@ struct Tiles {
   }
 };
 
+// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
+struct Unit {
+  int tile, begin, end;
+  __device__ __forceinline__ int k_tiles() const { return end - begin; }
+};
+
+// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
+// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
+// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
+// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
+// only, which began before it. Then it takes whole tiles, in turn with the others.
+struct Walk {
+  int k_tiles, tiles, clusters;
+  int shared;     // k tiles of all ranges
+  int low, high;  // of the range, what is left
+  int whole;      // the next whole tile
+
+  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
+      : k_tiles(k_tiles),
+        tiles(tiles),
+        clusters(clusters),
+        shared(p.cut * k_tiles),
+        low(start(cluster)),
+        high(start(cluster + 1)),
+        whole(p.cut + cluster) {}
+
+  // The first k tile of a cluster's range.
+  __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
+
+  // The cluster whose range has the first k tile of a tile that is cut.
+  __device__ __forceinline__ int first(int tile) const {
+    return ((tile * k_tiles + 1) * clusters - 1) / shared;
+  }
+
+  __device__ __forceinline__ bool next(Unit& unit) {
+    if (low < high) {
+      const int tile = (high - 1) / k_tiles, start = tile * k_tiles;
+      unit = {tile, max(low - start, 0), high - start};
+      high = start + unit.begin;
+      return true;
+    }
+    unit = {whole, 0, k_tiles};
+    whole += clusters;
+    return unit.tile < tiles;
+  }
+};
+
 // A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
 // only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
@@ -194,15 +250,21 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {row, row + 8}, {column, column + 1} };
 }
 
-// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
+// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
+// at the load, every load would be waited for before the next is issued.
 template <class Element> struct Columns {
-  Element value[2];
+  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
+  Word word;
 
   Columns() = default;
   __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
 
-  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+  __device__ __forceinline__ float operator[](int j) const {
+    const Word bits = word >> (j * 8 * sizeof(Element));
+    return float(reinterpret_cast<const Element&>(bits));
+  }
 };
 
 // Multiplies each row of D by its entry of a vector.
@@ -286,38 +348,67 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
+  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kBytes = 64 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      const Coordinates place = coordinates(at, chunk, f);
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= p.m) continue;
-        ElementD* row = p.d + place.row[i] * p.d_pitch;
-        const Pair pair = converted(x[f][i]);
-        CUTE_UNROLL
-        for (int j = 0; j < 2; ++j)
-          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
-      }
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::tma_store_arrive();
     }
   }
 
-  __device__ __forceinline__ void finish() const {}
+  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += 2) {
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    }
+  }
+
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
 };
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[8192];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 222208);
+static_assert(sizeof(SharedStorage) <= 214016);
 
 // The sums of one tile's products over all of k, of which each block of the cluster has a part. A block
 // leaves its sums in its own shared memory, where the stages were, and then adds up what all blocks have of
@@ -392,20 +483,104 @@ struct SplitSums {
   __device__ __forceinline__ void finish() const { wait(); }
 };
 
+// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
+// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
+// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
+// clusters leave, and for nothing else.
+struct Parts {
+  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  static constexpr int kOfRows = kFinished / 8, kOfBlock = kBlocks * kOfRows;
+  static constexpr int kThreads = kConsumers * 128;
+  static constexpr int kInFlight = 8;  // fragments that a thread reads at a time
+  static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
+  static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
+  using Sums = Accumulator[kBlocks][kOfRows * 4];
+  Fragment* const parts;
+  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
+  int rank, thread;
+
+  __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
+      : parts(reinterpret_cast<Fragment*>(p.parts)),
+        raised(p.raised),
+        rank(rank),
+        thread(consumer * 128 + threadIdx.x % 128) {}
+
+  __device__ __forceinline__ Fragment* place(int cluster, int fragment) const {
+    return parts + ((cluster * kClusterSize + rank) * kOfBlock + fragment) * kThreads + thread;
+  }
+  __device__ __forceinline__ int* flag(int cluster) const {
+    return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
+  }
+
+  // Leaves the part of this block, which is of `cluster`.
+  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kOfBlock; ++i) {
+      const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
+      *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+    __syncwarp();  // what all lanes have written is there for who sees the flag
+    if (threadIdx.x % 32 == 0)
+      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
+  }
+
+  // From L2, where other multiprocessors have left it.
+  __device__ __forceinline__ static Fragment read(const Fragment* from) {
+    Fragment found;
+    asm volatile("ld.global.cg.v4.b32 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(found.value[0]), "=r"(found.value[1]), "=r"(found.value[2]), "=r"(found.value[3])
+                 : "l"(from)
+                 : "memory");
+    return found;
+  }
+
+  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
+  __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
+    for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
+      int up;
+      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
+      while (up == 0);
+      *flag(other) = 0;  // as the next launch must find it
+    }
+    __syncwarp();
+    CUTE_NO_UNROLL
+    for (int other = first; other < last; other += kAtOnce) {
+      CUTE_UNROLL
+      for (int begin = 0; begin < kOfBlock; begin += kRead) {
+        Fragment found[kAtOnce][kRead];
+        CUTE_UNROLL
+        for (int i = 0; i < kAtOnce * kRead; ++i)
+          if (other + i / kRead < last && begin + i % kRead < kOfBlock)
+            found[i / kRead][i % kRead] = read(place(other + i / kRead, begin + i % kRead));
+        CUTE_UNROLL
+        for (int i = 0; i < kAtOnce * kRead; ++i) {
+          const int fragment = begin + i % kRead;
+          if (other + i / kRead < last && fragment < kOfBlock) {
+            Accumulator* const sum = sums[fragment / kOfRows] + fragment % kOfRows * 4;
+            CUTE_UNROLL
+            for (int j = 0; j < 4; ++j) sum[j] += found[i / kRead][i % kRead].value[j];
+          }
+        }
+      }
+    }
+  }
+};
+
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
   const int first = rank * k_tiles;  // past the end of k, TMA fills stages with zeros
-  const int loads = threadIdx.x == 0 ? k_tiles : 0;  // the other threads only meet the cluster
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, 0);
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    const Place at = tiles.at(unit.tile, 0);
+    const int loaded = threadIdx.x == 0 ? unit.end : unit.begin;  // the other threads only meet the cluster
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
-    for (int k_tile = 0; k_tile < loads; ++k_tile) {
+    for (int k_tile = unit.begin; k_tile < loaded; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
@@ -477,17 +652,19 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
-  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const int part = consumer;
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Store store(nullptr, consumer);
+  Store store(shared.staging, consumer);
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
-    Place at = tiles.at(tile, 0);
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  const Parts parts(p, rank, consumer);
+  for (Unit unit; walk.next(unit);) {
+    Place at = tiles.at(unit.tile, 0);
     at.m += part * kBlocks * kWgmmaM;
     at.n += rank * kFinished;
     Products products;
@@ -495,14 +672,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, k_tiles);
+    order.multiplied(0, unit.k_tiles());
     position.advance();
     CUTE_NO_UNROLL
-    for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
+    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, k_tiles);
+      order.multiplied(k_tile, unit.k_tiles());
       previous = position.stage;
       position.advance();
     }
@@ -513,6 +690,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
     SplitSums total(shared.a, products.sums, part, rank);
+    if (unit.end < k_tiles) {
+      parts.leave(total.sums, cluster);
+      total.finish();
+      continue;
+    }
+    if (unit.begin > 0) parts.add(total.sums, walk.first(unit.tile), cluster);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       const int next = chunk + 1;
@@ -536,7 +719,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_int8_int8_bf16_scale_row_scale_column_128x64x128_stages9_direct_split2_b06d7c0e(const __grid_constant__ Parameters p) {
+    gemm_sm90a_int8_int8_bf16_scale_row_scale_column_64x256x128_consumers1_stages5_split8_stream_k_43e16d8e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -556,10 +739,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
     produce(p, shared, rank, cluster, clusters);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
 }

@@ -1,11 +1,11 @@
-// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_128x256x128_wgmma_weights_stages4_tma_stream_k_6f9fdcf5
+// mixed_gemm_sm90a_fp16_mxfp4_fp16_g32_e8m0_8x128x128_mma_weights_stages10_blocks2_stream_k_4cdcd2cd
 //
 // D[m, n] = A[m, k] W[n, k]
-//   A bf16, W int4 with scales bf16 of groups of 128, applied to weights, accumulated in fp32, D bf16 row
-//   tile 128x256x128 by wgmma, 2 consumers, 4 stages, along_n, group 8, store tma
+//   A fp16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D fp16 row
+//   tile 8x128x128 by mma, 2 consumers, 10 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
 //   stream-K: blocks share the k of tiles that do not fill a wave
-// Digest 6f9fdcf5505dcc58c5ce9c4e6fb56d18f957baed6e8abba2357afafaeb1c6105; `warploom show` prints this file.
+// Digest 4cdcd2cd774e66a3adefc84ea93f25354db3eb8c57102750c8a97a05c666c429; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,21 +27,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 256, kTileK = 128;
+constexpr int kTileM = 8, kTileN = 128, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 384;  // the rest loads
-constexpr int kStages = 4;
+constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
+constexpr int kStages = 10;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 16;  // a block is finished by chunks
+constexpr int kChunkColumns = 8;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -54,10 +54,11 @@ using Sums = Accumulator[kBlocks][kCount];
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
-  cute::TmaDescriptor d_map;  // D, in staging boxes
   const uint8_t* b;  // W, in slabs
+  cutlass::half_t* d;  // D[m][pitch]
   float* parts;  // sums of parts of tiles, by blocks
   int* raised;  // a flag for each warp of each block that leaves a part
+  int64_t d_pitch;  // elements between rows of D
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -66,20 +67,20 @@ struct alignas(128) Parameters {
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
 };
-static_assert(sizeof(Parameters) == 512);
+static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, b) == 384);
-static_assert(OFFSET(Parameters, parts) == 392 && OFFSET(Parameters, raised) == 400);
-static_assert(OFFSET(Parameters, a_tail_rows) == 408 && OFFSET(Parameters, m) == 412);
-static_assert(OFFSET(Parameters, n) == 416 && OFFSET(Parameters, k) == 420);
-static_assert(OFFSET(Parameters, cut) == 424 && OFFSET(Parameters, row_blocks) == 428);
-static_assert(OFFSET(Parameters, slabs) == 432);
+static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
+static_assert(OFFSET(Parameters, parts) == 272 && OFFSET(Parameters, raised) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
+static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
+static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, cut) == 312);
+static_assert(OFFSET(Parameters, row_blocks) == 316 && OFFSET(Parameters, slabs) == 320);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kBytes = 1024;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -93,13 +94,13 @@ struct OperandA {
 // W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
 // 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
 struct Slab {
-  static constexpr int kBytes = 4224, kDepth = 128;
+  static constexpr int kBytes = 4352, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 1;
+  static constexpr int kScales = 4096, kGroups = 4;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 4 * kBytes;
+  static constexpr int kStageBytes = 2 * kBytes;
 
   // Starts the load of one block's slabs from `from` on.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
@@ -114,18 +115,6 @@ struct Slab {
 // A stage has A in panels, each of as much k as one box of TMA's.
 constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
-
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
-__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
-  cute::GmmaDescriptor descriptor;
-  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
-  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
-  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
-  descriptor.bitfield.layout_type_ = layout;
-  return descriptor;
-}
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
@@ -255,74 +244,42 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
 struct Store {
-  static constexpr int kSpan = 128;  // bytes of a staging row
-  static constexpr int kBytes = 16 * kSpan;
-  uint8_t* buffers;
-  int barrier, thread;  // named barrier and thread number in the warpgroup
-  int first = 0;        // the buffer that the tile begins with
-
-  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
-      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
-
-  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
-  __device__ __forceinline__ static int swizzled(int row, int byte) {
-    const int offset = row * kSpan + byte;
-    return offset ^ ((offset >> 3) & (kSpan - 16));
-  }
+  __device__ __forceinline__ Store(uint8_t*, int) {}
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
-    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
-    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
-    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
-    cutlass::arch::NamedBarrier::sync(128, barrier);
-    stage(buffer, x);
-    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-    cutlass::arch::NamedBarrier::sync(128, barrier);
-    if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
-      cute::tma_store_arrive();
-    }
-  }
-
-  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
-  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
-  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; f += 2) {
-      const int row = f * 8 + lane / 16 * 8 + lane % 8;
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
-      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+    for (int f = 0; f < kFragments; ++f) {
+      const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+      for (int i = 0; i < 2; ++i) {
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
+        CUTE_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+      }
     }
   }
 
-  // Shared memory must outlive the stores that read it.
-  __device__ __forceinline__ void finish() const {
-    if (thread == 0) cute::tma_store_wait<0>();
-  }
+  __device__ __forceinline__ void finish() const {}
 };
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
-  alignas(1024) uint8_t staging[8192];
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 207872);
+static_assert(sizeof(SharedStorage) <= 108544);
 
 // The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
 // its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
@@ -485,47 +442,33 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
-__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+__device__ __forceinline__ uint32_t multiply_fp16(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
-}
-__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-// Four bytes of b:a (0..3 are a's) by the nibbles of `choice`; 8 more is that byte's sign, eight times.
-__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t choice) {
-  uint32_t d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(choice));
-  return d;
-}
-__device__ __forceinline__ uint32_t both(uint32_t pair, int half) {  // one half of a pair, twice
-  return permute(pair, 0, half ? 0x3232 : 0x1010);
 }
 
-// int4 by bf16: (q s) / kUnit, rounded once. As int4_bf16.cuh, with the scale in the one fused multiply-add:
-// (n 2^-133) (s 2^117) - 8 s 2^-16, where both constants are s with another exponent, so nothing but the
-// result is rounded. s < 2^10. Rows r have nibbles at bit 0, rows r + 8 at bit 4 (16 times as much).
+// mxfp4 by fp16: exact for 104 <= e <= 128 (codes of 0 with any e). The word is in the order that bf16 likes
+// (mxfp4_bf16.cuh); here sign, exponent and mantissa belong at bits 15, 11, 10 and 9.
 struct Decode {
   static constexpr int kWords = 1;
-  static constexpr float kUnit = 65536;
-  uint32_t factor[2], offset[2];
+  static constexpr float kUnit = 1;
+  uint32_t factor[2];
 
   __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
-    const uint32_t factors = multiply_bf16(scales, 0x78007a00);  // 2^117, and 2^113 for r + 8
-    const uint32_t offsets = multiply_bf16(scales, 0xb900b900);  // -2^-13
     CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) factor[row] = both(factors, row), offset[row] = both(offsets, row);
+    for (int row = 0; row < 2; ++row)
+      factor[row] = (max(scales >> 8 * row & 0xff, 98u) - 98) * 0x04000400;  // 2^(e - 113), or 0
   }
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
-    const uint32_t up = words[0] >> 8;
-    registers[0] = fma_bf16(words[0] & 0x000f000f, factor[0], offset[0]);
-    registers[1] = fma_bf16(words[0] & 0x00f000f0, factor[1], offset[1]);
-    registers[2] = fma_bf16(up & 0x000f000f, factor[0], offset[0]);
-    registers[3] = fma_bf16(up & 0x00f000f0, factor[1], offset[1]);
+    constexpr uint32_t kSign = 0x80008000, kRest = 0x0e000e00;
+    const uint32_t word = words[0], turned = __funnelshift_r(word, word, 6);
+    registers[0] = multiply_fp16((word & kSign) | ((word << 3) & kRest), factor[0]);
+    registers[1] = multiply_fp16((turned & kSign) | ((turned << 3) & kRest), factor[1]);
+    registers[2] = multiply_fp16(((word << 4) & kSign) | ((word << 7) & kRest), factor[0]);
+    const uint32_t rest = ((word << 9) & 0x06000600) | ((word << 1) & 0x08000800);
+    registers[3] = multiply_fp16(((word << 6) & kSign) | rest, factor[1]);
   }
 };
 
@@ -536,8 +479,8 @@ struct Group {
   // Of the slab at `slab`, which has both rows' side by side.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
-    const uint32_t address = slab + Slab::kScales + place * 2;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
+    const uint32_t address = slab + Slab::kScales + place * 1;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(scales) : "r"(address));  // a byte each
   }
 
   __device__ __forceinline__ Decode decode() const {
@@ -558,13 +501,13 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// A warp lets go of a stage, if there is one; without a branch, which would serialise wgmma.
-__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
+// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
+// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
+// seen to overwrite the end of a stage that was still being read.
+__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
+  cutlass::arch::fence_view_async_shared();
   __syncwarp();
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
-                   cute::cast_smem_ptr_to_uint(&empty)),
-               "r"(int(there && threadIdx.x % 32 == 0))
-               : "memory");
+  if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
 __device__ __forceinline__ void clear(Sums& sums) {
@@ -578,108 +521,77 @@ __device__ __forceinline__ void to_units(Sums& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] *= Decode::kUnit;
 }
 
-// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
-struct Wgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
-  }
-};
-
-// The sums of one unit's products, by wgmma: weights are decoded into registers while the tensor core
-// multiplies what was decoded before.
+// The sums of one unit's products, by instructions of a warp each: it has 16 of every 64 rows, and reads A for
+// itself, which pays for few rows of A only.
 struct Products {
-  static constexpr int kIssued = 2;  // steps that are issued together, of each block of rows
-  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
+  static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
   Sums sums;
-  uint64_t panels;  // of the first stage, as wgmma is told of them
+  uint32_t columns[2];  // where the lane's row of 8 of A begins in a panel, for its first and last 32 bytes of 64
 
-  __device__ __forceinline__ explicit Products(const uint8_t* a)
-      : panels(matrix(a, 0, 1024, 1)) {}
-
-  // Keeps the compiler from moving sums across asynchronous products.
-  __device__ __forceinline__ static void fence(Sums& held) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+f"(held[i / kCount][i % kCount])::"memory");
+  __device__ __forceinline__ explicit Products(const uint8_t*) {
+    const int lane = threadIdx.x % 32;
+    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: 16-byte column XOR row
+    columns[1] = columns[0] ^ 64;
   }
 
-  // Issues the products of a slab of each block of rows; the last are under way when it returns. `own`: its
-  // number among the consumer's of the stage. The stage before, if one is held, is done with meanwhile.
-  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+  __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+        "{ %0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+  }
+
+  // Adds the products of a slab of each block of rows, the first at `slabs`, by A's panels of its k.
+  __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
     Codes codes[kBlocks];
     Group group[kBlocks];
+    constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // of steps: 64 bytes of A's rows
+      uint32_t rows[kOfRows][4];
       CUTE_UNROLL
-      for (int piece = 0; piece < Slab::kPieces; ++piece)
-        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
-    }
-    CUTE_UNROLL
-    for (int issue = 0; issue < kIssues; ++issue) {
-      constexpr int kEach = kIssues / Slab::kGroups;
-      if (issue % kEach == 0) {
+      for (int f = 0; f < kOfRows; ++f)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                     : "=r"(rows[f][0]), "=r"(rows[f][1]), "=r"(rows[f][2]), "=r"(rows[f][3])
+                     : "r"(panels + pair * 2 / kOfPanel * OperandA::kBytes + f * 1024 + columns[pair % 2]));
+      CUTE_UNROLL
+      for (int step = pair * 2; step < pair * 2 + 2; ++step) {
         CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block)
-          group[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, issue / kEach);
-      }
-      uint32_t registers[kBlocks][kIssued][4];
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued * kBlocks; ++i) {
-        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
-        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
-        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
-      Sums& into = sums;
-      fence(into);
-      cute::warpgroup_arrive();
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued; ++i) {
-        const int step = issue * kIssued + i;
-        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
+        for (int block = 0; block < kBlocks; ++block) {
+          const uint32_t slab = slabs + block * Slab::kOfStage * Slab::kBytes;
+          if (step * Slab::kWords % 4 == 0) codes[block].read(slab, step * Slab::kWords / 4);
+          if (step % kGroupSteps == 0) group[block].read(slab, step / kGroupSteps);
+        }
         CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block)
-          Wgmma::fma(registers[block][i], at, into[block], true);
+        for (int block = 0; block < kBlocks; ++block) {
+          uint32_t registers[4];
+          group[block].decode().step(codes[block].words[step], registers);
+          CUTE_UNROLL
+          for (int f = 0; f < kOfRows; ++f)
+            multiply(sums[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
+        }
       }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();  // what was issued before is done: its registers may be overwritten
-      if (issue == 0 && own == 0) release(previous, held);
     }
   }
 
-  // Multiplies `count` stages, one at least, and lets go of them. The consumer has these rows of the tile, and
-  // this share of k.
+  // Multiplies `count` stages and lets go of them. The consumer has these rows of the tile, and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
     clear(sums);
-    int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
-    do {  // a loop that may end at once would serialise wgmma
+    for (int i = 0; i < count; ++i) {
       shared.full[position.stage].wait(position.phase);
       const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
-      const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
+      const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
       const uint32_t slabs =
           cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
       CUTE_UNROLL
       for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
         const int slab = own * kShares + share;
-        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
-            i > 0);
+        add(panels + slab * kSlabPanels * OperandA::kBytes, slabs + slab * Slab::kBytes);
       }
-      previous = position.stage;
+      release_read(shared.empty[position.stage]);
       position.advance();
-    } while (++i < count);
-    cute::warpgroup_wait<0>();
-    fence(sums);
-    release(shared.empty[previous]);
+    }
     to_units(sums);
   }
 };
@@ -692,7 +604,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
   Products products(shared.a[0]);
-  Store store(shared.staging, consumer);
+  Store store(nullptr, consumer);
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
@@ -731,8 +643,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   store.finish();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_128x256x128_wgmma_weights_stages4_tma_stream_k_6f9fdcf5(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    mixed_gemm_sm90a_fp16_mxfp4_fp16_g32_e8m0_8x128x128_mma_weights_stages10_blocks2_stream_k_4cdcd2cd(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
@@ -749,10 +661,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (warp >= kWarps) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
     produce(p, shared, cluster, clusters);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warp / 4, rank, cluster, clusters);
   }
 }

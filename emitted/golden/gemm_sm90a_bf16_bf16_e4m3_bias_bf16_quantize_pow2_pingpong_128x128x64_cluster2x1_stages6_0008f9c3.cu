@@ -1,10 +1,9 @@
-// gemm_sm90a_e4m3_e4m3_bf16_promoted_scale_column_gate_silu_halves_64x64x128_consumers1_stages14_splitk4_e5198f45
+// gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): scale_column, gate_silu_halves
-//   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
-//   tile 64x64x128, cluster 1x1, 1 consumer, 14 stages, along_m, group 8, store tma
-//   k in 4 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
-// Digest e5198f45cb185334a5cb6363245ef0602d21b59510bd5d05f3d1250adafdee61; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, quantize_pow2
+//   A bf16 row, B bf16 col, accumulated in fp32, D e4m3 row
+//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, group 8, store tma
+// Digest 0008f9c37fc554ae08049cc313dc160e20a316ef6a29670dfb79e80b7b915b53; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -26,21 +25,22 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::float_e4m3_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 64, kTileN = 64, kTileK = 128;
-constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
+constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
-constexpr int kStages = 14;
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
-constexpr int kRows = 64, kColumns = 64;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 16;  // a block is finished by chunks
+constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
-constexpr int kFragments = kChunkColumns / 16;  // 2 x 2 fragments of D of a thread in one chunk
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -51,33 +51,35 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  float* scale_0;  // scale[n]
-  float* partial_tiles;  // sums of each part of k, by tiles
+  cutlass::bfloat16_t* bias_0;  // bias[n]
+  float* quantize_1;  // scales[n / 128][pitch]
+  int64_t quantize_1_pitch;  // elements between blocks of a row
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
-  int32_t n;  // columns of gate and up, twice those of D
+  int32_t n;  // columns of D
   int32_t k;  // products summed
-  int32_t k_parts;  // parts of k
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, partial_tiles) == 520);
-static_assert(OFFSET(Parameters, a_tail_rows) == 528 && OFFSET(Parameters, m) == 532);
-static_assert(OFFSET(Parameters, n) == 536 && OFFSET(Parameters, k) == 540);
-static_assert(OFFSET(Parameters, k_parts) == 544);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, quantize_1) == 520);
+static_assert(OFFSET(Parameters, quantize_1_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -97,7 +99,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -108,18 +110,20 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n. 8 rows of the gate, then the 8 of up
-// that they are multiplied with: dimensions of the map, between which no row of memory moves.
+// B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_4D;
-  static constexpr int kBytes = 8192;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile at (n, k).
+  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k) {
+                                              int n, int k, int first) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, 0, 0, n / 16);
+    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
+               k, n + first);
   }
 };
 
@@ -136,13 +140,32 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile: there are no turns to take.
+// The two consumers take turns at the products. A barrier's parity tells one lap of the ring from the
+// next but not from the one after: only once the other has waited for all of its stages may this
+// consumer wait for its own. Named barrier 3 opens turn 0, 4 opens turn 1.
 struct Order {
-  __device__ __forceinline__ Order(int, int, Position&) {}
-  __device__ __forceinline__ void begin() const {}
+  int turn, k_tiles;
+
+  __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn), k_tiles(k_tiles) {
+    if (turn == 1) pass(position);  // turn 0 begins
+  }
+
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
+
   __device__ __forceinline__ void multiplied(int, int) const {}
-  __device__ __forceinline__ void pass(Position&) const {}
-  __device__ __forceinline__ void finish(int) const {}
+
+  // Opens the other turn, and steps over the stages of its tile.
+  __device__ __forceinline__ void pass(Position& position) const {
+    cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
+    position.stage += k_tiles;
+    position.phase ^= position.stage / kStages % 2;
+    position.stage %= kStages;
+  }
+
+  // The last pass opened a turn that has no tile: it must not be left pending.
+  __device__ __forceinline__ void finish(int tiles) const {
+    if (tiles % 2 == turn) begin();
+  }
 };
 
 // Where a tile of D starts.
@@ -171,50 +194,18 @@ struct Tiles {
   }
 };
 
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
-struct Unit {
-  int tile, part, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
-};
-
-// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
-// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
-// rows of A and columns of B at the same k.
-struct Walk {
-  int tiles, k_tiles, parts, clusters;
-  int following;  // the next unit
-
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : tiles(tiles), k_tiles(k_tiles), parts(p.k_parts), clusters(clusters), following(cluster) {}
-
-  // The first k tile of a part.
-  __device__ __forceinline__ int start(int part) const {
-    return part * (k_tiles / parts) + min(part, k_tiles % parts);
-  }
-
-  __device__ __forceinline__ bool next(Unit& unit) {
-    if (following >= tiles * parts) return false;
-    const int part = following / tiles;
-    unit = {following - part * tiles, part, start(part), start(part + 1)};
-    following += clusters;
-    return true;
-  }
-};
-
 // A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
 // only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// 8 columns of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
-// what it multiplies. Places in a tile count both; coordinates in D do not.
 // The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return (at.n + chunk % kChunks * kChunkColumns) / 2;
+  return at.n + chunk % kChunks * kChunkColumns;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
@@ -223,13 +214,6 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
-}
-
-// The columns of the product, of n, that a fragment of D is made of: of the gate (factor 0) or of up (1).
-// Past the end where D is.
-__device__ __forceinline__ Coordinates product_columns(const Coordinates& at, int n, int factor) {
-  const int column = at.column[0] < n / 2 ? at.column[0] + factor * (n / 2) : n;
-  return { {at.row[0], at.row[1]}, {column, column + 1} };
 }
 
 // A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
@@ -249,52 +233,62 @@ template <class Element> struct Columns {
   }
 };
 
-// Multiplies each column of D by its entry of a vector.
-struct ScaleColumn {
-  const float* scale;
-  using Operand = Columns<float>;
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
 
   __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {scale, at.column, n};
+    return {bias, at.column, n};
   }
 
   __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand[i % 2];
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
   }
 };
 
-// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
-__device__ __forceinline__ float logistic2(float x) {
-  float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
-  return inverse;
-}
+// Divides blocks of 128 columns of a row by a scale each, which is stored: their largest magnitude / 448, or
+// the next power of two. Blocks of zeros and with infinities have 1; NaN says nothing of a scale and stays NaN.
+template <bool kPowerOfTwo> struct Quantize {
+  float* scales;
+  int64_t pitch;
+  static constexpr int kColumns = 128;
 
-// x / (1 + exp(-x)).
-struct Silu {
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
-  }
+  // The largest magnitudes of two rows, of what a thread has seen of them.
+  struct Largest {
+    float row[2] = {0.f, 0.f};
+  };
 
-  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
-};
-
-// The other factor of most gates.
-struct Up {
-  __device__ __forceinline__ static float function(float x) { return x; }
-};
-
-// Multiplies a function of the gate by up, which a thread has for the same columns of D.
-template <class Function, class Factor> struct Gate {
-  __device__ __forceinline__ void apply(const float (&of_product)[2][2][2], float (&x)[2][2]) const {
+  // What lies outside of D [m, n] does not count.
+  __device__ __forceinline__ static void note(Largest& largest, const float (&x)[2][2],
+                                              const Coordinates& at, int n) {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i)
-      x[i / 2][i % 2] =
-          Function::function(of_product[0][i / 2][i % 2]) * Factor::function(of_product[1][i / 2][i % 2]);
+      if (at.column[i % 2] < n) largest.row[i / 2] = fmaxf(largest.row[i / 2], fabsf(x[i / 2][i % 2]));
   }
+
+  // What the rows of a block that starts at a thread's `at` are multiplied by; its scales are stored. The four
+  // lanes of a row have two columns of every eight each.
+  __device__ __forceinline__ Largest inverse(const Largest& largest, const Coordinates& at, int m,
+                                             int n) const {
+    Largest found;
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float most = largest.row[i];
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const bool usual = most > 0.f && most <= 3.40282347e38f;
+      float inverse = usual ? fminf(__fdiv_rn(448.f, most), 3.40282347e38f) : 1.f;
+      if (kPowerOfTwo) inverse = __int_as_float(__float_as_int(inverse) & 0x7f800000);
+      if (threadIdx.x % 4 == 0 && at.row[i] < m && at.column[0] < n)
+        scales[at.column[0] / kColumns * pitch + at.row[i]] = __fdiv_rn(1.f, inverse);
+      found.row[i] = inverse;
+    }
+    return found;
+  }
+
+  __device__ __forceinline__ void finish() const {}
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -304,17 +298,17 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    ScaleColumn::Operand step_0[2];
+    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   int m, n;
-  ScaleColumn step_0;
-  Gate<Silu, Up> step_1;
+  Bias<cutlass::bfloat16_t> step_0;
+  Quantize<true> step_1;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.scale_0},
-        step_1{} {}
+        step_0{p.bias_0},
+        step_1{p.quantize_1, p.quantize_1_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -322,14 +316,16 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        {step_0.load(product_columns(at, n, 0), m, n), step_0.load(product_columns(at, n, 1), m, n)}};
+        step_0.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&of_product)[2][2][2], Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
-    step_0.apply(of_product[0], operands.step_0[0]);
-    step_0.apply(of_product[1], operands.step_0[1]);
-    step_1.apply(of_product, x);
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands, const Coordinates& at) {
+    step_0.apply(x, operands.step_0);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    step_1.finish();
   }
 };
 
@@ -338,16 +334,17 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Two values of a row as D holds them: rounded to nearest even, finite overflow and infinities to the
+// largest number, NaN kept.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
-  uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  uint16_t bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 16;  // bytes of a staging row
+  static constexpr int kSpan = 64;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
@@ -400,55 +397,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[16384];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 230400);
-
-// The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
-// side. What lies outside of D is neither written nor read.
-struct PartialTile {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
-  static constexpr int kThreads = 128;
-  Fragment* const fragments;
-
-  // Of a part of k, and of a block's tile among all `tiles` of D.
-  __device__ __forceinline__ PartialTile(const Parameters& p, int part, int tile, int tiles)
-      : fragments(reinterpret_cast<Fragment*>(p.partial_tiles) +
-                  (int64_t(part) * tiles + tile) * (kRows / kWgmmaM * kOfRows * kThreads)) {}
-
-  __device__ __forceinline__ Fragment* place(int row_block, int fragment) const {
-    return fragments + (row_block * kOfRows + fragment) * kThreads + threadIdx.x % kThreads;
-  }
-
-  // Whether a thread has an element of D in a fragment: the first of its four, if any.
-  __device__ __forceinline__ static bool inside(const Parameters& p, const Coordinates& at) {
-    return at.row[0] < p.m && at.column[0] < p.n / 2;
-  }
-
-  // Leaves the sums of 64 rows, those of `block` of the consumer whose part of the tile starts at `at`.
-  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount], const Place& at,
-                                        int row_block, int block) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kOfRows; ++i) {
-      const Coordinates there = coordinates(at, block * kChunks + i / 2 / kFragments, i / 2 % kFragments);
-      const Accumulator* const sum = sums + i * 4;
-      if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
-    }
-  }
-
-  // From L2, where the first launch has left it; zeros where the thread has nothing `inside` of D.
-  __device__ __forceinline__ Fragment read(int row_block, int fragment, bool inside) const {
-    Fragment found{};
-    asm volatile("{\n.reg .pred inside;\nsetp.ne.b32 inside, %5, 0;\n"
-                 "@inside ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n}"
-                 : "+f"(found.value[0]), "+f"(found.value[1]), "+f"(found.value[2]), "+f"(found.value[3])
-                 : "l"(place(row_block, fragment)), "r"(int(inside))
-                 : "memory");
-    return found;
-  }
-};
+static_assert(sizeof(SharedStorage) <= 214016);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -456,19 +409,19 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, rank);
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const Place at = tiles.at(tile, rank);
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = tail ? p.a_tail_rows : kTileM;
-    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
       position.advance();
     }
   }
@@ -492,94 +445,124 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products. The tensor core keeps about 14 bits of a sum of fp8 products, so it adds
-// up one tile k at a time; the rest is done in fp32 registers, under the other consumer's products.
+// The sums of one tile's products, which the tensor core adds up itself.
 struct Products {
-  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
+  Accumulator sums[kBlocks][kCount];
 
-  // Issues the products of one stage, a block at a time.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+  // Issues the products of one stage; they run on while the warpgroup goes on.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      fence(partial[block]);
-      cute::warpgroup_arrive();
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
-      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+      for (int block = 0; block < kBlocks; ++block)
         Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   partial[block], step > 0);
-      cute::warpgroup_commit_batch();
+                   sums[block], add || step > 0);
     }
+    cute::warpgroup_commit_batch();
   }
 
-  // Waits for the products of one block after the other, and adds them to the sums.
-  __device__ __forceinline__ void promote() {
-    CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) cute::warpgroup_wait<1>();
-      else cute::warpgroup_wait<0>();
-      fence(partial[block]);
-      CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) sums[block][i] += partial[block][i];
-    }
-  }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
-    issue(rows, columns);
-    promote();
-  }
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
   // Adds the products of the next stage, and lets go of the stage before.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
-    issue(rows, columns);
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
     release(previous);
-    promote();
   }
 
-  __device__ __forceinline__ void finish(EmptyBarrier& previous) { release(previous); }
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
 };
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer;
+  const int part = consumer % kSharing, turn = consumer / kSharing;
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, rank);
+  Store store(shared.staging, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
+  Epilogue::Operands operands[kFragments];
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
+    Place at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, unit.k_tiles());
+    order.multiplied(0, k_tiles);
     position.advance();
     CUTE_NO_UNROLL
-    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
+    for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, unit.k_tiles());
+      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
     order.pass(position);
-    products.finish(shared.empty[previous]);
-    const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
+    products.finish(shared.empty[previous]);
+    // Values wait in the registers of their sums until all that share a scale are known.
+    constexpr int kOfBlock = 128 / (kFragments * 8);  // chunks
+    CUTE_UNROLL
+    for (int first = 0; first < kBlocks * kChunks; first += kOfBlock) {
+      decltype(epilogue.step_1)::Largest largest;
+      CUTE_UNROLL
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        const int next = chunk + 1;
+        CUTE_UNROLL
+        for (int f = 0; f < kFragments; ++f) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4;
+          Value x[2][2];
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum + i]);
+          epilogue.apply(x, block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+          if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+          epilogue.step_1.note(largest, x, coordinates(at, chunk, f), p.n);
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) products.sums[chunk / kChunks][sum + i] = x[i / 2][i % 2];
+        }
+      }
+      const auto inverse =
+          epilogue.step_1.inverse(largest, coordinates(at, first, 0), p.m, p.n);
+      CUTE_UNROLL
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        Value x[kFragments][2][2];
+        CUTE_UNROLL
+        for (int f = 0; f < kFragments; ++f) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i)
+            x[f][i / 2][i % 2] = inverse.row[i / 2] *
+                                 products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i];
+        }
+        store(p, x, at, chunk);
+      }
+    }
   }
+  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_e4m3_bf16_promoted_scale_column_gate_silu_halves_64x64x128_consumers1_stages14_splitk4_e5198f45(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -599,72 +582,14 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
   if (kClusterSize > 1) {  // nor after it has gone
     cute::cluster_arrive();
     cute::cluster_wait();
   }
-}
-
-// ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
-extern "C" __global__ void __launch_bounds__(128)
-    gemm_sm90a_e4m3_e4m3_bf16_promoted_scale_column_gate_silu_halves_64x64x128_consumers1_stages14_splitk4_e5198f45_reduction(const __grid_constant__ Parameters p) {
-  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
-  constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
-  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
-  constexpr int kParts = 4, kAtOnce = 8;
-  const Tiles tiles(p);
-  const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
-  const int row_block = piece / kChunks, chunk = piece % kChunks;
-  Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
-  at.m += row_block * kWgmmaM;
-  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n / 2) return;  // nothing of it is in D
-  if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
-  // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Store store(dynamic_shared, 0);
-  Epilogue epilogue(p);
-  const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
-  Epilogue::Operands operands[kFragments];
-  Accumulator sums[kFragments * 2][4] = {};
-  bool inside[kFragments * 2];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    inside[2 * f] = inside[2 * f + 1] = PartialTile::inside(p, coordinates(at, chunk, f));
-    operands[f] = epilogue.load(coordinates(at, chunk, f));
-  }
-  CUTE_UNROLL
-  for (int first = 0; first < kParts; first += kAtOnce) {
-    PartialTile::Fragment found[kAtOnce][kFragments * 2];
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      const PartialTile partial(p, first + i, tile, tiles.count() * kClusterSize);
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments * 2; ++f)
-        found[i][f] = partial.read(row_block, chunk * kFragments * 2 + f, inside[f]);
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments * 2; ++f) {
-        CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
-      }
-    }
-  }
-  Value x[kFragments][2][2];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    Value of_product[2][2][2];
-    CUTE_UNROLL
-    for (int i = 0; i < 8; ++i) of_product[i / 4][i / 2 % 2][i % 2] = Value(sums[2 * f + i / 4][i % 4]);
-    epilogue.apply(of_product, x[f], block, operands[f]);
-  }
-  store(p, x, at, chunk);
-  store.finish();
 }
