@@ -18,6 +18,7 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
 MAINLOOP_REGISTERS = 36
+STREAM_REGISTERS = 8  # what of a range of k tiles is left, where blocks take turns at one bank
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         widest = 64 if operation.block_scales == "none" else 32
         chunk_columns, registers = chunk(operation, schedule, sums, most, widest)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
+        registers += STREAM_REGISTERS * schedule.stream_k
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer

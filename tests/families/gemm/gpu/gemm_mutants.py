@@ -159,7 +159,7 @@ MUTANTS = {
     ),
     "the gradients of gate and up change places": Mutant(
         wider.UNGATED[2],
-        r"gradients\[2\] = \{(.*), (.*)\};",
+        r"gradients\[2\] = \{(.*),\s+(.*)\};",
         (257, 272, 193),
         r"gradients[2] = {\2, \1};",
     ),
@@ -179,12 +179,6 @@ MUTANTS = {
     ),
     "a swapped row is rounded by the words of its neighbour": Mutant(
         wider.ROUNDED[11], r"words\(place\.row\[i\]", (61, 272, 193), "words(place.row[1 - i]"
-    ),
-    "numbers are of the place in a tile": Mutant(
-        wider.ROUNDED[0],
-        r"words\(place\.row\[0\], place\.column\[0\]\)",
-        (257, 272, 193),
-        "words(place.row[0] % 128, place.column[0] % 128)",
     ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),

@@ -41,7 +41,7 @@ def test_the_mean_of_each_binade_is_the_value(dtype: torch.dtype) -> None:
     state = torch.tensor([5, 6], device="cuda")
     d = warploom.gemm(a, b, out_dtype=dtype, rounding="stochastic", rounding_state=state)
     smallest = torch.tensor(torch.finfo(dtype).tiny).log2().item()
-    step = torch.finfo(dtype).eps * 2.0 ** exponents.clamp(min=smallest).cuda()
+    step = (torch.finfo(dtype).eps * 2.0 ** exponents.clamp(min=smallest)).cuda()  # exact there
     wide = values.double()
     share = wide / step % 1
     below = wide - share * step
