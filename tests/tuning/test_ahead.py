@@ -271,15 +271,17 @@ def steps(batch: int, keys: int, page: int) -> Iterator[Any]:
     for dtype, pages in itertools.product((BF16, E4M3), (None, table)):
         entries, rows = (batch, keys) if pages is None else (batch * table.shape[1], page)
         cache = torch.empty(entries, rows, 8, 128, dtype=dtype, device="meta").transpose(1, 2)
-        yield AttentionDecodeCall(q, cache, cache, lengths=lengths, page_table=pages)
+        yield AttentionDecodeCall(q, cache, cache, cache_seqlens=lengths, page_table=pages)
         yield AttentionAppendCall(cache, cache, new, new, lengths, page_table=pages)
         if dtype == E4M3:
             scales = dict.fromkeys(("scale_k", "scale_v"), torch.empty(8, device="meta"))
-            yield AttentionDecodeCall(q, cache, cache, lengths=lengths, page_table=pages, **scales)
+            yield AttentionDecodeCall(
+                q, cache, cache, cache_seqlens=lengths, page_table=pages, **scales
+            )
             yield AttentionAppendCall(cache, cache, new, new, lengths, page_table=pages, **scales)
             continue
         if pages is None:
-            yield AttentionDecodeCall(q, cache, cache, lengths=lengths, starts=lengths)
+            yield AttentionDecodeCall(q, cache, cache, cache_seqlens=lengths, cache_leftpad=lengths)
         for cos, interleaved in itertools.product((angles, angles.bfloat16()), (False, True)):
             turned = {"q": q, "cos": cos, "sin": cos, "interleaved": interleaved}
             yield AttentionAppendCall(cache, cache, new, new, lengths, page_table=pages, **turned)

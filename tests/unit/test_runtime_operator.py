@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import warploom
 from warploom.generator import families
 from warploom.runtime.families import family
 
@@ -65,3 +66,16 @@ def test_operators_have_the_schemas_that_graphs_were_exported_with(name: str) ->
         family(one)
     found = str(getattr(torch.ops.warploom, name).default._schema)
     assert found == f"warploom::{name}{SCHEMAS[name]}"
+
+
+def test_a_renamed_argument_is_taken_by_the_name_that_graphs_have() -> None:
+    family("attention_decode")
+    q, k = torch.randn(2, 4, 1, 64).bfloat16(), torch.randn(2, 4, 9, 64).bfloat16()
+    lengths, starts = torch.tensor([3, 9]).int(), torch.tensor([1, 2]).int()
+    operator = torch.ops.warploom.attention_decode.default
+    given: dict[str, object] = {one.name: None for one in operator._schema.arguments}
+    given |= {"q": q, "k": k, "v": k, "causal": True, "batch_invariant": False}
+    found, _ = operator(**{**given, "lengths": lengths, "starts": starts})
+    expected = warploom.attention_decode(q, k, k, cache_seqlens=lengths, cache_leftpad=starts)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert not torch.equal(found, operator(**{**given, "lengths": lengths})[0])

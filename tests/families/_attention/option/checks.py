@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from warploom.generator.launches import Address, DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
+from warploom.runtime.arguments import declared, tensor
 from warploom.runtime.families._attention import modifiers, reference
 from warploom.runtime.families._attention.function import function_of
 from warploom.runtime.families._attention.mask import Band
@@ -37,15 +37,11 @@ def make(name: str, **fields: Any) -> KernelSpec:
     return KernelSpec("sm_90a", operation, described.schedule(**SCHEDULES[name]))
 
 
-@dataclass(slots=True)
+@declared
 class Call(AttentionCall):
     """A call with the argument of the toy, which whoever adds an option declares."""
 
-    recency: torch.Tensor | None = None
-
-    @property
-    def further(self) -> dict[str, torch.Tensor]:
-        return {} if self.recency is None else {"recency": self.recency}
+    recency: torch.Tensor | None = tensor(default=None, schema="Tensor?=None", grad=True)
 
 
 @pytest.fixture
@@ -88,6 +84,7 @@ def test_a_call_with_it_is_planned(call: Call) -> None:
     (launch,) = family(FORWARD).launches(spec, draft.problem, DeviceLimits(132))
     assert launch.parameters["recency"] == Address("recency")
     assert "recency" in draft.tensors
+    assert call.further == {"recency": call.recency}
 
 
 def test_the_reference_computes_it(call: Call) -> None:
