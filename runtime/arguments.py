@@ -41,7 +41,6 @@ class _Role:
     aligned   whether the alignment of the tensor's address decides a plan
     null      kernels are handed the address 0 where the tensor is left out
     kernel    what kernels call the tensor; "" for the name of the argument
-    operator  what operators call it; "" for the name of the argument
     public    it is an argument of the function
     grad      whether the tensor requires grad decides a plan
     encode, decode  what its value is as an operator's argument, and the other way round
@@ -53,7 +52,6 @@ class _Role:
     aligned: bool = False
     null: bool = False
     kernel: str = ""
-    operator: str = ""
     public: bool = True
     grad: bool = False
     planned: bool = True
@@ -72,7 +70,6 @@ def tensor(
     aligned: bool = True,
     null: bool = False,
     kernel: str = "",
-    operator: str = "",
     grad: bool = False,
 ) -> Any:  # noqa: ANN401 (as dataclasses.field)
     """Declare a tensor that kernels read; one with a default may be left out.
@@ -82,12 +79,11 @@ def tensor(
     aligned   False where its address may be any: a plan serves all
     null      kernels are handed the address 0 where it is left out
     kernel    what kernels call it, where that is another name
-    operator  what operators call it, where it was renamed: exported graphs hold the earlier name
     grad      True where a plan also depends on whether it requires grad
     """
     if schema is None:
         schema = "Tensor" if default is MISSING else "Tensor?"
-    return _declared(default, _Role("tensor", schema, aligned, null, kernel, operator, grad=grad))
+    return _declared(default, _Role("tensor", schema, aligned, null, kernel, grad=grad))
 
 
 def number(
@@ -198,7 +194,7 @@ def written(name: str, schema: str) -> Crossing:
 
 def schema_of(crossing: Iterable[Crossing]) -> str:
     """What an operator takes of these arguments, in the notation of torch."""
-    parts = ((role.operator or name, *role.schema.partition("=")) for name, role in crossing)
+    parts = ((name, *role.schema.partition("=")) for name, role in crossing)
     return ", ".join(
         types if " " in types else f"{types} {name}{equals}{default}"
         for name, types, equals, default in parts
