@@ -294,6 +294,40 @@ class Gate(Step):
 
 
 @frozen
+class Quantize(Step):
+    """Divide 128 columns of a row by one scale each, stored in fp32: last, before a D of e4m3.
+
+    A scale is the block's largest magnitude / 448, where that is neither 0 nor infinite, else 1.
+    """
+
+    scale: Literal["exact", "pow2"] = knob(
+        name="quantize_{}", doc="pow2: the next power of two, which the division is exact by"
+    )
+    step: Literal["quantize"] = "quantize"
+    arguments: ClassVar[tuple[str, ...]] = ("quantize", "quantize_pow2")
+    auxiliary: ClassVar[bool] = True
+    pitched: ClassVar[bool] = True
+    results: ClassVar[tuple[str, ...]] = ("e4m3",)
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * 4 // BLOCK
+
+    def registers(self, *, paired: bool) -> int:
+        return 1
+
+    @property
+    def cpp(self) -> str:
+        return f"Quantize<{'true' if self.scale == 'pow2' else 'false'}>"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"quantize_{index}"
+        return (
+            pointer(name, "float", "scales[n / 128][pitch]"),
+            int64(f"{name}_pitch", "elements between blocks of a row", lambda at: at.pitch(index)),
+        )
+
+
+@frozen
 class GateGradient(Step):
     """Take the gradient of a gate's result to that of gate and up, and compute the result again.
 
@@ -348,40 +382,6 @@ class GateGradient(Step):
 
 
 @frozen
-class Quantize(Step):
-    """Divide 128 columns of a row by one scale each, stored in fp32: last, before a D of e4m3.
-
-    A scale is the block's largest magnitude / 448, where that is neither 0 nor infinite, else 1.
-    """
-
-    scale: Literal["exact", "pow2"] = knob(
-        name="quantize_{}", doc="pow2: the next power of two, which the division is exact by"
-    )
-    step: Literal["quantize"] = "quantize"
-    arguments: ClassVar[tuple[str, ...]] = ("quantize", "quantize_pow2")
-    auxiliary: ClassVar[bool] = True
-    pitched: ClassVar[bool] = True
-    results: ClassVar[tuple[str, ...]] = ("e4m3",)
-
-    def moved(self, rows: int, columns: int, d: Element) -> int:
-        return rows * columns * 4 // BLOCK
-
-    def registers(self, *, paired: bool) -> int:
-        return 1
-
-    @property
-    def cpp(self) -> str:
-        return f"Quantize<{'true' if self.scale == 'pow2' else 'false'}>"
-
-    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
-        name = f"quantize_{index}"
-        return (
-            pointer(name, "float", "scales[n / 128][pitch]"),
-            int64(f"{name}_pitch", "elements between blocks of a row", lambda at: at.pitch(index)),
-        )
-
-
-@frozen
 class StochasticRounding(Step):
     """Round to one of the two neighbours in D's type, at random, the value being the mean: last.
 
@@ -408,8 +408,8 @@ EpilogueStep = (
     | ActivationGradient
     | ColumnSum
     | Gate
-    | GateGradient
     | Quantize
+    | GateGradient
     | StochasticRounding
 )
 
@@ -479,6 +479,11 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
             "warploom.cast rounds blocks with scales stochastically"
         )
     backward = [step for step in steps if isinstance(step, GateGradient)]
+    if len(backward) > 1:
+        return (
+            f"epilogue with {backward[0].token} and {backward[1].token}: must be at most one "
+            "gradient of a gate, as what passes on is that gate's result and no gradient"
+        )
     if backward and (gates or quantizes(steps)):
         other = (*gates, steps[-1])[0]
         return (

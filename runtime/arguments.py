@@ -74,8 +74,8 @@ def tensor(
 ) -> Any:  # noqa: ANN401 (as dataclasses.field)
     """Declare a tensor that kernels read; one with a default may be left out.
 
-    schema    other than `Tensor` or `Tensor?`; "" for one that crosses by keyword. What follows
-              "=" is its default there
+    schema    other than `Tensor` or `Tensor?`, and a name where operators have an older one; "" for
+              one that crosses by keyword. What follows "=" is its default there
     aligned   False where its address may be any: a plan serves all
     null      kernels are handed the address 0 where it is left out
     kernel    what kernels call it, where that is another name

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from warploom.generator import limits
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import MOST_STEPS, STEPS, legal
+from warploom.generator.epilogue import MOST_STEPS, STEPS, EpilogueStep, legal
 from warploom.generator.families import family
 from warploom.generator.families._product import Batches
 from warploom.generator.families._product import tiles as tile_count
@@ -44,6 +44,12 @@ def literal(source: type, field: str) -> st.SearchStrategy[Any]:
     return st.booleans() if hint is bool else st.sampled_from(get_args(hint))
 
 
+# Of each kind as often as of others, however many steps it has.
+steps_of_a_kind = st.sampled_from(get_args(EpilogueStep)).flatmap(
+    lambda kind: st.sampled_from([step for step in STEPS if isinstance(step, kind)])
+)
+
+
 @st.composite
 def operations(draw: st.DrawFn) -> GemmOperation:
     """Any legal operation."""
@@ -51,9 +57,7 @@ def operations(draw: st.DrawFn) -> GemmOperation:
     k_major_only = element(a).bits == 8
     d = draw(literal(GemmOperation, "d"))
     assume(d != "int32" or a == "int8")
-    steps = (
-        () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=MOST_STEPS)))
-    )
+    steps = () if d == "int32" else tuple(draw(st.lists(steps_of_a_kind, max_size=MOST_STEPS)))
     assume(legal(steps) is None)
     return GemmOperation(
         a=a,

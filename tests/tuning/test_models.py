@@ -150,9 +150,11 @@ def test_what_the_model_calls_was_compiled_for_it(write: Write) -> None:
         for keys in (500, 8192, 100_000):
             cache = torch.empty(rows, keys, 8, 64, dtype=torch.float16, device="meta")
             k = cache.transpose(1, 2)
-            plain = AttentionDecodeCall(q, k, k, lengths=lengths)
+            plain = AttentionDecodeCall(q, k, k, cache_seqlens=lengths)
             assert plain.draft(where).choice.spec.name in built
-            seen = AttentionDecodeCall(q, k, k, lengths=lengths, causal=True, window=(1023, None))
+            seen = AttentionDecodeCall(
+                q, k, k, cache_seqlens=lengths, causal=True, window=(1023, None)
+            )
             assert seen.draft(where).choice.spec.name in built
 
 

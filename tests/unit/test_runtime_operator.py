@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -29,11 +31,21 @@ DECODE = (
     "Tensor? scale_k, Tensor? scale_v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool batch_invariant"
 )
+GATE_GRADIENTS = ", ".join(
+    f"Tensor({letter}!)? {function}_gate_gradient{layout}=None"
+    for letter, (layout, function) in zip(
+        "ghijklmnop",
+        itertools.product(
+            ("", "_interleaved"), ("relu", "gelu", "gelu_tanh", "silu", "swiglu_oai")
+        ),
+        strict=True,
+    )
+)
 SCHEMAS = {
     "gemm": f"({PRODUCT}) -> Tensor",
     "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None, "
     "Tensor(c!)? preactivation=None, Tensor(d!)? column_sum=None, Tensor(e!)? quantize=None, "
-    "Tensor(f!)? quantize_pow2=None) -> ()",
+    f"Tensor(f!)? quantize_pow2=None, {GATE_GRADIENTS}) -> ()",
     "gemm_outputs": f"({PRODUCT}, str[] written_kinds, Tensor[] written, str preactivation, "
     "Tensor? accumulate_into, ScalarType? gradient_dtype) -> Tensor[]",
     "gemm_unseen": "(Tensor a, Tensor b, ScalarType out_dtype, str name) -> Tensor",

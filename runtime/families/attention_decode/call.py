@@ -74,8 +74,12 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
     q: torch.Tensor = tensor()
     k: torch.Tensor = tensor()
     v: torch.Tensor = tensor()
-    cache_seqlens: torch.Tensor | None = tensor(default=None, kernel="lengths")
-    cache_leftpad: torch.Tensor | None = tensor(default=None, kernel="starts")
+    cache_seqlens: torch.Tensor | None = tensor(
+        default=None, schema="Tensor? lengths", kernel="lengths"
+    )
+    cache_leftpad: torch.Tensor | None = tensor(
+        default=None, schema="Tensor? starts", kernel="starts"
+    )
     page_table: torch.Tensor | None = tensor(default=None)
     causal: bool = option(default=True, schema="bool")
     window: Window | None = option(default=None, schema="SymInt? left, SymInt? right")

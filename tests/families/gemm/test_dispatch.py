@@ -347,8 +347,8 @@ def test_a_schedule_that_is_last_is_chosen_where_no_other_is_legal_and_nowhere_e
         try:
             before = served(operation, shape, store)
         except SpecificationError:
-            (last,) = (row for row in rows(operation, shape) if row.get("last"))
-            assert found.schedule.tile == tuple(last["tile"])
+            last = [tuple(row["tile"]) for row in rows(operation, shape) if row.get("last")]
+            assert found.schedule.tile in last
         else:
             assert found == before
 

@@ -190,6 +190,11 @@ def spec(*steps: EpilogueStep, a: str = "bf16", batched: bool = False, **fields:
 UNGATED = GateGradient("silu", "bf16")
 ILLEGAL: dict[str, tuple[tuple[EpilogueStep, ...], dict[str, Any], str]] = {
     "a gate": ((UNGATED, Gate("silu")), {}, "and gate_silu_halves: must be without the other"),
+    "another": (
+        (UNGATED, GateGradient("relu", "fp16")),
+        {},
+        "and relu_gate_gradient_fp16_halves: must be at most one gradient of a gate",
+    ),
     "quantize": ((UNGATED, Quantize("exact")), {}, "quantize_exact: must be without the other"),
     "clusters of batched gates": (
         (Gate("gelu", "interleaved"),),

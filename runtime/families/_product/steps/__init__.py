@@ -70,8 +70,8 @@ STEPS: dict[str, TorchStep[Any]] = {
     "activation_gradient": TorchActivationGradient(),
     "column_sum": TorchColumnSum(),
     "gate": TorchGate(),
-    "gate_gradient": TorchGateGradient(),
     "quantize": TorchQuantize(),
+    "gate_gradient": TorchGateGradient(),
     "stochastic_rounding": TorchStochasticRounding(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""

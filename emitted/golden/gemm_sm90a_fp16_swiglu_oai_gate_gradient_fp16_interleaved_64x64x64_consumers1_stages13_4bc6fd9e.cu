@@ -1,11 +1,9 @@
-// gemm_sm90a_fp16_silu_gate_gradient_fp16_interleaved_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_d1671771
+// gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]):
-//   silu_gate_gradient_fp16_interleaved
-//   swiglu_oai_gate_gradient_fp16_interleaved
+// D[m, n] = epilogue(A[m, k] B[k, n]): swiglu_oai_gate_gradient_fp16_interleaved
 //   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
 //   tile 64x64x64, cluster 1x1, 1 consumer, 13 stages, along_m, group 8, store tma
-// Digest d1671771b774ecca24382bd4e4ad0b8f78cbd559c50a54ed64b03e26e868e46a; `warploom show` prints this file.
+// Digest 4bc6fd9e88e39ad328ba2842b02d31152839ed68fe91461e72e067c30e42dcf1; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -40,7 +38,7 @@ constexpr int kGroup = 8;
 constexpr int kRows = 64, kColumns = 64;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -55,10 +53,7 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor d_map;  // D, in staging boxes
   cutlass::half_t* gate_gradient_0;  // z[m][pitch]
   cutlass::half_t* gate_gradient_0_dz;  // dz[m][pitch]
-  cutlass::half_t* gate_gradient_1;  // z[m][pitch]
-  cutlass::half_t* gate_gradient_1_dz;  // dz[m][pitch]
   int64_t gate_gradient_0_pitch;  // elements between rows of both
-  int64_t gate_gradient_1_pitch;  // elements between rows of both
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -68,10 +63,9 @@ static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
 static_assert(OFFSET(Parameters, gate_gradient_0) == 512 && OFFSET(Parameters, gate_gradient_0_dz) == 520);
-static_assert(OFFSET(Parameters, gate_gradient_1) == 528 && OFFSET(Parameters, gate_gradient_1_dz) == 536);
-static_assert(OFFSET(Parameters, gate_gradient_0_pitch) == 544 && OFFSET(Parameters, gate_gradient_1_pitch) == 552);
-static_assert(OFFSET(Parameters, a_tail_rows) == 560 && OFFSET(Parameters, m) == 564);
-static_assert(OFFSET(Parameters, n) == 568 && OFFSET(Parameters, k) == 572);
+static_assert(OFFSET(Parameters, gate_gradient_0_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -233,24 +227,35 @@ __device__ __forceinline__ float logistic2(float x) {
   return inverse;
 }
 
-// x / (1 + exp(-x)).
-struct Silu {
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+struct SwigluOai {
+  __device__ __forceinline__ static float function(float x) {
+    const float gate = x > 7.f ? 7.f : x;
+    return gate * logistic2(1.702f * 1.44269504f * gate);
   }
-
-  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
+};
+struct SwigluOaiUp {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
 };
 
-// s (1 + x (1 - s)) with s = 1 / (1 + exp(-x)), the derivative of x s. The smaller of s and 1 - s is
-// computed, the other is its difference from 1: no cancellation in either tail.
-struct SiluGradient {
+// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's, and 0 past
+// 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
+struct SwigluOaiGradient {
   __device__ __forceinline__ static float slope(float x) {
-    const float small = logistic2(-1.44269504f * fabsf(x)), large = 1.f - small;
+    const float scaled = 1.702f * x;
+    const float small = logistic2(-1.44269504f * fabsf(scaled)), large = 1.f - small;
     const float limit = x < 0.f ? small : large;
-    return small == 0.f ? limit : fmaf(x * small, large, limit);  // x may be infinite there
+    const float slope = small == 0.f ? limit : fmaf(scaled * small, large, limit);  // x may be infinite there
+    return x > 7.f ? 0.f : slope;
   }
+};
+struct SwigluOaiFactor {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+  __device__ __forceinline__ static float slope(float x) { return x > 7.f || x < -7.f ? 0.f : 1.f; }
 };
 
 // What most gates multiply by, and its derivative.
@@ -299,37 +304,6 @@ template <class Function, class Derivative, class Factor, class Element> struct 
   __device__ __forceinline__ void finish() const {}
 };
 
-// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
-struct SwigluOai {
-  __device__ __forceinline__ static float function(float x) {
-    const float gate = x > 7.f ? 7.f : x;
-    return gate * logistic2(1.702f * 1.44269504f * gate);
-  }
-};
-struct SwigluOaiUp {
-  __device__ __forceinline__ static float function(float x) {
-    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
-  }
-};
-
-// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's, and 0 past
-// 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
-struct SwigluOaiGradient {
-  __device__ __forceinline__ static float slope(float x) {
-    const float scaled = 1.702f * x;
-    const float small = logistic2(-1.44269504f * fabsf(scaled)), large = 1.f - small;
-    const float limit = x < 0.f ? small : large;
-    const float slope = small == 0.f ? limit : fmaf(scaled * small, large, limit);  // x may be infinite there
-    return x > 7.f ? 0.f : slope;
-  }
-};
-struct SwigluOaiFactor {
-  __device__ __forceinline__ static float function(float x) {
-    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
-  }
-  __device__ __forceinline__ static float slope(float x) { return x > 7.f || x < -7.f ? 0.f : 1.f; }
-};
-
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
 // once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
 // the chunk before.
@@ -337,18 +311,15 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    GateGradientInterleaved<Silu, SiluGradient, UpFactor, cutlass::half_t>::Operand step_0;
-    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t>::Operand step_1;
+    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t>::Operand step_0;
   };
   int m, n;
-  GateGradientInterleaved<Silu, SiluGradient, UpFactor, cutlass::half_t> step_0;
-  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t> step_1;
+  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t> step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.gate_gradient_0, p.gate_gradient_0_dz, p.gate_gradient_0_pitch},
-        step_1{p.gate_gradient_1, p.gate_gradient_1_dz, p.gate_gradient_1_pitch} {}
+        step_0{p.gate_gradient_0, p.gate_gradient_0_dz, p.gate_gradient_0_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -356,19 +327,16 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_0.load(at, m, n),
-        step_1.load(at, m, n)};
+        step_0.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
                                         const Operands& operands, const Coordinates& at) {
     step_0.apply(x, operands.step_0, at, m, n);
-    step_1.apply(x, operands.step_1, at, m, n);
   }
 
   __device__ __forceinline__ void finish() const {
     step_0.finish();
-    step_1.finish();
   }
 };
 
@@ -386,7 +354,7 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kSpan = 128;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
@@ -440,11 +408,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[8192];
+  alignas(1024) uint8_t staging[16384];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 222208);
+static_assert(sizeof(SharedStorage) <= 230400);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -584,7 +552,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_fp16_silu_gate_gradient_fp16_interleaved_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_d1671771(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
