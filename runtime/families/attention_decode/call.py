@@ -84,7 +84,7 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
     causal: bool = option(default=True, schema="bool")
     window: Window | None = option(default=None, schema="SymInt? left, SymInt? right")
     softcap: float | None = number(default=None)
-    scale: float | None = number(default=None)
+    scale: float | None = number(default=None, planned=False)
     sinks: torch.Tensor | None = tensor(default=None)
     scale_k: torch.Tensor | None = tensor(default=None)
     scale_v: torch.Tensor | None = tensor(default=None)

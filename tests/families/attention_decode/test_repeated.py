@@ -95,6 +95,16 @@ def test_other_lengths_and_pages_of_the_same_kind_are_read(
     assert counters.as_dict()["plans"] == planned
 
 
+def test_a_plan_serves_every_scale() -> None:
+    """A plan for calls without a scale and another for those with one would be tuned apart."""
+    case = fixed((17, 40))
+    case.run()
+    planned = counters.as_dict()["plans"]
+    out, _ = case.given(scale=0.3).run()
+    assert counters.as_dict()["plans"] == planned
+    assert not torch.equal(out, case.run()[0])
+
+
 def test_a_call_is_run_again_only_where_nothing_changed(launches: list[Plan[Any, Any]]) -> None:
     """What was decided for another option, type or shape would decide this call too."""
     one = paged((17, 40), rows=2).given(sinks=torch.randn(4))
