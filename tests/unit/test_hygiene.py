@@ -20,7 +20,7 @@ SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 BUDGET = {
     "product": (62_000, 43_000),
     "tests": (77_700, 55_000),
-    "emitted": (22_000, 19_000),
+    "emitted": (21_500, 19_000),
     "benchmarks/results": (2_000, 3_000),
 }
 PRIVATE_PATH = re.compile(rb"(?<![\w./-])/(?:home|root|work|Users)/\w[^\s\"'`)]*")
