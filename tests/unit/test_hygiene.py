@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAXIMUM_LINES = 800
+MAXIMUM_BYTES = 2 << 20
 PACKAGES = ("generator", "runtime", "tuning", "quantization", "integrations", "src")
 SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 # Lines of what is written by hand or kept: the limit, and the aim.
@@ -39,6 +40,12 @@ def test_no_python_file_is_longer_than_a_person_reads() -> None:
     lengths = {str(path): len(path.read_text().splitlines()) for path in tracked("*.py")}
     assert len(lengths) > 10
     assert {path: count for path, count in lengths.items() if count > MAXIMUM_LINES} == {}
+
+
+def test_no_output_of_a_tool_is_tracked() -> None:
+    """Twice a file of 20 MB that a tool had written was added with the rest of a change."""
+    sizes = {str(path): path.stat().st_size for path in tracked()}
+    assert {path: size for path, size in sizes.items() if size > MAXIMUM_BYTES} == {}
 
 
 def lines_of(*patterns: str) -> int:
