@@ -107,7 +107,7 @@ def main(
         raise click.UsageError("--vocabulary, --optimizer: must come with --recipe ALL")
     tokens = tokens or (32 if tiny else 8192 if recipe == ALL else 2048)
     model = random_llama(device, tiny=tiny, vocabulary=vocabulary).train()
-    if recipe == ALL:
+    if recipe == "ALL":
         text = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
         rounds = rounds or recipe_steps.ROUNDS
         options: dict[str, Any] = {"compiled": compiled, "optimizer": optimizer, "rounds": rounds}

@@ -17,7 +17,7 @@ from torch import nn
 
 import timing
 import warploom
-from warploom.float8 import RECIPES
+from warploom.float8 import RECIPES, Recipe
 
 TORCH, OURS = "torch, bf16", "warploom, bf16"
 ROUNDS, LAPS = 5, 2
@@ -26,11 +26,16 @@ GRAPHS = 64  # of one forward, that of a layer, which all models have
 
 def contenders(model: nn.Module, *, compiled: bool) -> dict[str, nn.Module]:
     """The model as it is, on Warploom's kernels, and by each recipe; their weights are shared."""
-    models = {}
-    for name in (TORCH, OURS, *RECIPES):
+    models: dict[str, Any] = {}
+    recipes: dict[str, Recipe | None] = {
+        TORCH: None,
+        OURS: None,
+        **{name: name for name in RECIPES},
+    }
+    for name, recipe in recipes.items():
         models[name] = copy.deepcopy(model, {id(one): one for one in model.parameters()})
         if name != TORCH:
-            warploom.patch(models[name], recipe=None if name == OURS else name)
+            warploom.patch(models[name], recipe=recipe)
         if compiled:
             for layer in models[name].model.layers:
                 layer.compile(dynamic=False)
