@@ -26,7 +26,7 @@ class GemmLayout(ProductLayout):
     """Where everything of one block lies."""
 
     b: OperandTile
-    scale_bytes: int  # of a stage: its block scales, which no TMA loads
+    scale_bytes: int  # of a stage, for block scales of single rows
     banks: int  # of promoted sums: blocks of 64 rows whose MMAs of a k tile may be in flight
 
     @property

@@ -87,6 +87,19 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
     return SideScales(operand, _element(operation, operand), each, count, of_tile)
 
 
+def staged_scales(
+    operation: GemmOperation, schedule: GemmSchedule
+) -> list[tuple[SideScales, Literal["rows", "columns"]]]:
+    """The sides whose scales come to shared memory with a stage; what they are called there."""
+    if operation.block_scales == "none":
+        return []
+    sides: list[tuple[SideScales, Literal["rows", "columns"]]] = [
+        (row_scales(operation, schedule), "rows"),
+        (column_scales(operation, schedule), "columns"),
+    ]
+    return [(side, name) for side, name in sides if side.each == 1]
+
+
 def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
     """Registers of a thread for block scales of a k tile: those of rows, times those of blocks of
     columns; scales of single columns are read where they are used.
@@ -98,9 +111,7 @@ def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
 
 def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:
     """Shared memory of a stage for block scales."""
-    if operation.block_scales == "none":
-        return 0
-    return row_scales(operation, schedule).bytes + column_scales(operation, schedule).bytes
+    return sum(side.bytes for side, _ in staged_scales(operation, schedule))
 
 
 def blocks_reason(operation: GemmOperation, schedule: GemmSchedule) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
 from warploom.generator.families.gemm.layout import gemm_layout
-from warploom.generator.families.gemm.scales import column_scales, row_scales
+from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 
@@ -25,6 +25,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "products": "scaled" if scaled else operation.accumulation,
         "row_scales": row_scales(operation, schedule),
         "column_scales": column_scales(operation, schedule),
+        "staged_scales": staged_scales(operation, schedule),
         "wgmma": wgmma(
             element(getattr(operation, row_side)),
             element(getattr(operation, column_side)),
