@@ -1,4 +1,4 @@
-"""A mask: a truth value for each score, or one that several share; those of false do not count."""
+"""A mask: a boolean for each score, or one that several share; those of false do not count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mask(Modifier):
     """Leave out scores, and tiles without any that counts."""
 
     name = "masked"
-    doc = "a truth value for each score: those of false do not count"
+    doc = "a boolean for each score: those of false do not count"
     place = 50
     hides = True
     trims = True
