@@ -111,8 +111,11 @@ def choices(name: str, device: DeviceLimits) -> set[KernelSpec]:
         found = [one.choice for one in ahead(configs() / name / "smoke.yaml", device)]
     else:
         family, found = runtime.family(name), []
-        for operation in dict.fromkeys(spec.operation for spec in specs(name)):
-            for text in GIVEN[name]:
+        operations = dict.fromkeys(spec.operation for spec in specs(name))
+        turn = DEVICES.index(device)
+        for place, operation in enumerate(operations):
+            # Each shape on each device, and each operation on each, but not all of them together.
+            for text in GIVEN[name][(place + turn) % 2 :: 2]:
                 batched = "3x" if getattr(operation, "batched", False) else ""
                 shape = generator.family(name).parse_shape(operation, batched + text)
                 found += family.choices(operation, shape, device)
