@@ -108,11 +108,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     from gpu_session import is_gpu_session  # a plugin by now
 
-    gc.enable()
     if not is_gpu_session(session.config):  # where garbage holds a GPU's memory
         gc.collect()  # else tuples that it could leave alone are followed, and all that hold them
         gc.freeze()
         gc.set_threshold(20_000)
+    gc.enable()  # last: else it looks through all that was just loaded, once more
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
