@@ -72,21 +72,23 @@ def families() -> dict[str, Any]:
 # ---- The kernels ---------------------------------------------------------------------------------
 
 
-def samples() -> list[Any]:
+@cache
+def samples() -> tuple[Any, ...]:
     """Every spec of the sample configurations."""
     paths = sorted(configs().rglob("smoke.yaml"))
-    return [spec for path in paths for spec in defined("expand_file")(path).specs]
+    return tuple(spec for path in paths for spec in defined("expand_file")(path).specs)
 
 
-def recorded() -> list[Any]:
+@cache
+def recorded() -> tuple[Any, ...]:
     """Every spec that a shipped record names."""
     paths = [path for path in sorted(configs().rglob("*.json")) if path.parent.name == "records"]
-    return [
+    return tuple(
         defined("KernelSpec")(ARCH, record.operation, timed.schedule)
         for path in paths
         for record in defined("read", "records_file")(path).records
         for timed in record.contenders
-    ]
+    )
 
 
 def tabled(operations: Iterable[Any]) -> Iterator[Any]:
