@@ -114,11 +114,11 @@ def choices(name: str, device: DeviceLimits) -> set[KernelSpec]:
         operations = dict.fromkeys(spec.operation for spec in specs(name))
         turn = DEVICES.index(device)
         for place, operation in enumerate(operations):
-            # Each shape on each device, and each operation on each, but not all of them together.
-            for text in GIVEN[name][(place + turn) % 2 :: 2]:
-                batched = "3x" if getattr(operation, "batched", False) else ""
-                shape = generator.family(name).parse_shape(operation, batched + text)
-                found += family.choices(operation, shape, device)
+            # Each shape and each operation on each device, but not all of them together.
+            text = GIVEN[name][(place + turn) % len(GIVEN[name])]
+            batched = "3x" if getattr(operation, "batched", False) else ""
+            shape = generator.family(name).parse_shape(operation, batched + text)
+            found += family.choices(operation, shape, device)
     return {one.spec for one in islice(found, 0, None, max(1, len(found) // EACH))}
 
 
