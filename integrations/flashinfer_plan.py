@@ -143,7 +143,7 @@ class Planned:
     page: int
     rows: int
     window: int | None
-    softcap: float | None
+    logits_soft_cap: float | None
     scale: float
     element: torch.dtype
     kv: torch.dtype

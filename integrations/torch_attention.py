@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -26,6 +27,24 @@ class Arguments:
     sinks: torch.Tensor | None = None
     bias: torch.Tensor | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether the scores are what torch's kernels take the softmax of, but for masks."""
+        return self.softcap is None and self.sinks is None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All tensors of the call."""
+        given = (self.query, self.key, self.value, self.bias, self.sinks)
+        return tuple(one for one in given if one is not None)
+
+    def of_scores(self, element: torch.dtype) -> dict[str, Any]:
+        """What Warploom's functions, which compute in `element`, are told of the scores."""
+        sinks = self.sinks
+        if sinks is not None:
+            sinks = (sinks if sinks.dtype == element else sinks.float()).contiguous()
+        return {"softcap": self.softcap, "sinks": sinks}
+
 
 def attention(call: Arguments, mask: torch.Tensor | None, *, causal: bool) -> torch.Tensor:
     """Return the attention [batch, heads, rows, value_dim] of torch's own kernels.
@@ -34,7 +53,7 @@ def attention(call: Arguments, mask: torch.Tensor | None, *, causal: bool) -> to
     Without one, `causal` lets row i attend to keys 0 to i.
     """
     mask, causal = _masked(call, mask, causal=causal)
-    if call.softcap is not None or call.sinks is not None:
+    if not call.plain:
         return _composite(call, _lower_triangle(call) if causal else mask)
     query, key, value = call.query, call.key, call.value
     groups = query.shape[1] // key.shape[1]

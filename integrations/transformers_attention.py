@@ -142,7 +142,7 @@ def _unfit(call: Arguments) -> str | None:
         return f"heads have {query.shape[3]} and {value.shape[3]} elements, not up to {DIMS[-1]}"
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return "query, key and value differ in batches"
-    if query.shape[2] == 1 and call.softcap is None and call.sinks is None:
+    if query.shape[2] == 1 and call.plain:
         # Warploom has one block for each tile of rows and head.
         return "torch's kernels share the keys of a single row among many blocks"
     return None
@@ -193,7 +193,6 @@ def _by_kernels(call: Arguments, bounds: Bounds, mask: torch.Tensor | None = Non
     common: dict[str, Any] = {
         "causal": "bottom_right" if bounds.causal else False,
         "window": None if bounds.window is None else (bounds.window, right),
-        "softcap": call.softcap,
         "scale": dim**-0.5 if call.scale is None else call.scale,
         "dropout_p": call.dropout,
         **scores.keywords(call, mask, bounds.keys),

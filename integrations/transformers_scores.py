@@ -1,11 +1,13 @@
 """What layers of transformers' models change scores by, in the words of `warploom.attention`.
 
 These are masks as tensors, which are made where bounds do not say a mask, biases by position, and
-sinks. A mask and a bias are [1 or batch, 1 or heads, rows, keys]; a mask is of truth values or, as
-for eager attention, added to scores.
+what `Arguments.of_scores` has. A mask and a bias are [1 or batch, 1 or heads, rows, keys]; a mask
+is boolean or, as for eager attention, added to scores.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -36,8 +38,7 @@ def told(
 
 def read(call: Arguments, mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     """All tensors of a call."""
-    given = (call.query, call.key, call.value, mask, call.bias, call.sinks)
-    return tuple(one for one in given if one is not None)
+    return call.tensors if mask is None else (*call.tensors, mask)
 
 
 def refusal(call: Arguments, mask: torch.Tensor | None) -> str | None:
@@ -52,14 +53,11 @@ def refusal(call: Arguments, mask: torch.Tensor | None) -> str | None:
     return None
 
 
-def keywords(call: Arguments, mask: torch.Tensor | None, keys: int) -> dict[str, torch.Tensor]:
+def keywords(call: Arguments, mask: torch.Tensor | None, keys: int) -> dict[str, Any]:
     """The keywords for a call that is not refused, of which `keys` keys are attended to."""
     found = sdpa_mask.keywords(mask)
     if call.bias is not None:
         bias = call.bias[..., :keys]
         found["bias"] = bias + found["bias"] if "bias" in found else bias
-    if call.sinks is not None:
-        kind = product_type(call.query.dtype, call.query.device.type)
-        sinks = call.sinks if call.sinks.dtype == kind else call.sinks.float()
-        found["sinks"] = sinks.contiguous()
-    return found
+    element = product_type(call.query.dtype, call.query.device.type)
+    return {**found, **call.of_scores(element)}

@@ -80,9 +80,6 @@ def refusal(call: Arguments) -> str | None:
 
 def attend(call: Arguments, bounds: Bounds) -> torch.Tensor:
     """Return the attention [batch, rows, heads, dim] of a step."""
-    sinks = call.sinks
-    if sinks is not None and sinks.dtype != call.query.dtype:
-        sinks = sinks.float()
     out: torch.Tensor = api.attention_decode(
         call.query,
         call.key,
@@ -91,8 +88,7 @@ def attend(call: Arguments, bounds: Bounds) -> torch.Tensor:
         cache_leftpad=bounds.starts,
         causal=bounds.causal,
         window=None if bounds.window is None else (bounds.window, None),
-        softcap=call.softcap,
         scale=call.scale,
-        sinks=sinks,
+        **call.of_scores(call.query.dtype),
     )
     return out.transpose(1, 2).contiguous()

@@ -40,40 +40,51 @@ with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
 # What takes longest of all, in this order, the rest by how many tests there are: so that processes
 # that share them end together.
 LONGEST = (
-    "families/attention_decode/test_emulated.py",
     "unit/test_record.py",
     "families/attention_backward/test_ranges.py",
-    "unit/test_pictures.py",
-    "tuning/test_bench_shapes.py",
-    "unit/test_other_sms.py",
-    "families/gemm/test_odd_views.py",
-    "compile/test_smoke.py",
-    "unit/test_guide.py",
+    "families/attention_decode/test_emulated.py",
     "tuning/test_worker.py",
-    "property/test_compiled.py",
+    "unit/test_other_sms.py",
+    "compile/test_smoke.py",
+    "unit/test_pictures.py",
     "integrations/test_patch_compiled.py",
-    "integrations/test_sharding.py",
-    "tuning/test_ahead.py",
+    "families/gemm/test_dispatch.py",
+    "families/gemm/test_odd_views.py",
+    "tuning/test_bench_shapes.py",
     "tuning/test_model.py",
     "families/gemm/test_gradient_compiled.py",
-    "tuning/test_autotune_processes.py",
-    "unit/test_gpu_tests.py",
-    "unit/test_cli.py",
-    "families/attention_forward/test_dispatch.py",
-    "examples/test_train_gpt.py",
-    "unit/test_build.py",
-    "tuning/test_tune_command.py",
-    "unit/test_toolchain.py",
-    "integrations/test_huggingface_steps.py",
-    "unit/test_bench.py",
-    "tuning/test_worker_preparation.py",
+    "families/attention_backward/test_reference.py",
     "unit/test_packaging.py",
-    "families/attention_forward/test_ranges.py",
+    "integrations/test_dropout.py",
+    "integrations/test_flash_attn.py",
+    "integrations/test_huggingface.py",
+    "unit/test_cli.py",
+    "tuning/test_ahead.py",
+    "tuning/test_recorded_calls.py",
+    "examples/test_train_gpt.py",
+    "examples/test_loss_spread.py",
+    "integrations/test_sdpa.py",
+    "property/test_specs.py",
+    "property/test_launches.py",
+    "store/test_crashes.py",
+    "unit/test_toolchain.py",
+    "unit/test_pages.py",
+    "integrations/test_float8.py",
+    "integrations/test_huggingface_steps.py",
     "families/attention_backward/test_products.py",
-    "toy/test_generator.py",
-    "families/gemm/test_bench.py",
-    "unit/test_benchmarks_checkouts.py",
+    "families/attention_forward/test_ranges.py",
+    "tuning/test_tune_command.py",
     "unit/test_same_kernels.py",
+    "unit/test_cli_output.py",
+    "unit/test_build.py",
+    "integrations/test_sharding.py",
+    "tuning/test_autotune_processes.py",
+    "unit/test_guide.py",
+    "families/attention_forward/test_dispatch.py",
+    "tuning/test_worker_preparation.py",
+    "property/test_compiled.py",
+    "toy/test_generator.py",
+    "examples/test_llama_step.py",
 )
 
 helpers = {
@@ -108,11 +119,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     from gpu_session import is_gpu_session  # a plugin by now
 
-    gc.enable()
     if not is_gpu_session(session.config):  # where garbage holds a GPU's memory
         gc.collect()  # else tuples that it could leave alone are followed, and all that hold them
         gc.freeze()
         gc.set_threshold(20_000)
+    gc.enable()  # last: else it looks through all that was just loaded, once more
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ Lines of templates that none of these has count by their own text. Nothing is co
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -80,6 +81,17 @@ _TOKEN = re.compile(
 
 def tokens(text: str) -> list[str]:
     """Return the tokens of C++, without comments and white space; a directive is one token."""
+    if "/*" in text:
+        return [*_tokens(text)]
+    # Kernels share most of their lines. No token but a directive is of more than one.
+    return [token for line in _LINE_END.split(text) for token in _tokens(line)]
+
+
+_LINE_END = re.compile(r"(?<!\\)\n")
+
+
+@functools.cache
+def _tokens(text: str) -> tuple[str, ...]:
     read: list[str] = []
     for match in _TOKEN.finditer(text):
         if match["directive"]:
@@ -87,7 +99,7 @@ def tokens(text: str) -> list[str]:
             read.append(" ".join(line.split()))
         elif match["token"]:
             read.append(match["token"])
-    return read
+    return tuple(read)
 
 
 # Words after which no name is declared, and others that are no names.

@@ -72,35 +72,43 @@ def families() -> dict[str, Any]:
 # ---- The kernels ---------------------------------------------------------------------------------
 
 
-def samples() -> list[Any]:
+@cache
+def samples() -> tuple[Any, ...]:
     """Every spec of the sample configurations."""
     paths = sorted(configs().rglob("smoke.yaml"))
-    return [spec for path in paths for spec in defined("expand_file")(path).specs]
+    return tuple(spec for path in paths for spec in defined("expand_file")(path).specs)
 
 
-def recorded() -> list[Any]:
+@cache
+def recorded() -> tuple[Any, ...]:
     """Every spec that a shipped record names."""
     paths = [path for path in sorted(configs().rglob("*.json")) if path.parent.name == "records"]
-    return [
+    return tuple(
         defined("KernelSpec")(ARCH, record.operation, timed.schedule)
         for path in paths
         for record in defined("read", "records_file")(path).records
         for timed in record.contenders
-    ]
+    )
 
 
 def tabled(operations: Iterable[Any]) -> Iterator[Any]:
     """Every spec of the untuned tables that is legal for one of `operations`."""
-    tables = {
-        _of(path): yaml.safe_load(path.read_text())["classes"]
-        for path in sorted(configs().rglob("*schedules.yaml"))
-    }
     for operation in operations:
         family = families()[operation.family]
-        for row in tables[operation.family]:
+        for row in _tables()[operation.family]:
             if _fits(row, operation):
                 for schedule in chain.from_iterable(map(_each, row["schedules"])):
                     yield from _legal(family, operation, schedule)
+
+
+@cache
+def _tables() -> dict[str, list[dict[str, Any]]]:
+    """The classes of each family's untuned table."""
+    tables = {}
+    for path in configs().rglob("*schedules.yaml"):
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(path.read_text())
+        tables[_of(path)] = loader.get_single_data()["classes"]
+    return tables
 
 
 def _each(schedule: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -159,6 +159,8 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
 
 def plain(value: Any) -> Any:
     """Return a value as what JSON has; an element type by its name."""
+    if value is None or isinstance(value, int | float | str):
+        return value
     if type(value).__name__ == "Element":
         return value.name
     if is_dataclass(value) and not isinstance(value, type):

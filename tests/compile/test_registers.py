@@ -1,4 +1,4 @@
-"""Schedules of packed products that are near what a thread may hold do not spill."""
+"""Schedules that are near what a thread may hold do not spill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from precompiled import reports
 
+from warploom.generator.epilogue import EpilogueStep, Gate, GateGradient, Preactivation, Scale
 from warploom.generator.families import family
+from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.families.mixed_gemm import MixedGemmOperation
 from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout
 from warploom.generator.specification import KernelSpec
@@ -44,11 +46,38 @@ NEAR: list[tuple[MixedGemmOperation, dict[str, Any]]] = [
     ),
 ]
 
+# Gates, and gradients of gates: each spilled before the rules counted its registers.
+UNGATED = GateGradient("silu", "bf16")
+GATES: list[tuple[tuple[EpilogueStep, ...], dict[str, Any]]] = [
+    ((UNGATED,), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
+    ((UNGATED,), {"tile": (128, 256, 64), "cluster": (2, 1)}),
+    (
+        (GateGradient("swiglu_oai", "bf16", "interleaved"),),
+        {"kernel_schedule": "pingpong"},
+    ),
+    ((Scale("host"), UNGATED), {"tile": (256, 96, 64), "stream_k": True}),
+    (
+        (Gate("gelu", "interleaved"),),
+        {"kernel_schedule": "pingpong", "batched": True, "a": "fp16"},
+    ),
+    (
+        (Preactivation("bf16"), Gate("gelu", "interleaved")),
+        {"tile": (128, 256, 64), "cluster": (2, 1)},
+    ),
+]
+
+
+def gated(steps: tuple[EpilogueStep, ...], fields: dict[str, Any]) -> KernelSpec:
+    fields = {"tile": (128, 128, 64), **fields}
+    a, batched = fields.pop("a", "bf16"), fields.pop("batched", False)
+    operation = GemmOperation(a, a, a, "row", "col", steps, batched=batched)
+    return KernelSpec("sm_90a", operation, family("gemm").complete("sm_90a", operation, fields))
+
 
 def test_a_kernel_that_is_near_its_registers_does_not_spill(
     request: pytest.FixtureRequest,
 ) -> None:
-    specs = []
+    specs = [gated(*one) for one in GATES]
     for operation, fields in NEAR:
         schedule = family("mixed_gemm").complete("sm_90a", operation, fields)
         specs.append(KernelSpec("sm_90a", operation, schedule))

@@ -183,6 +183,23 @@ def note(record_property: Callable[[str, object], None]) -> Callable[[str, str],
 
 
 @pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a launch finds in its workspaces is NaN: a part that was not left is seen."""
+    import torch
+
+    from warploom.runtime.launch_plan import LaunchPlan
+
+    room = LaunchPlan._room
+
+    def full(plan: LaunchPlan, stream: int) -> torch.Tensor:
+        return room(plan, stream).fill_(255)
+
+    monkeypatch.setattr(LaunchPlan, "_room", full)
+    yield
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
 def memory() -> Iterator[None]:
     """Much of the GPU's memory, given back at once: other processes test on this GPU."""
     import torch

@@ -10,44 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from launched_plans import launched_plans
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from warploom.runtime import plan as plans
-from warploom.runtime.call import Call
 from warploom.runtime.plan import Plan
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
+    return launched_plans(monkeypatch)
+
 
 ROOT = Path(warploom.__file__).resolve().parents[2]
 OFFSETS = torch.tensor([0, 4, 13], dtype=torch.int32)
 OTHERS = OFFSETS + 0
 LENGTHS = torch.tensor([9, 14], dtype=torch.int32)
-
-
-@pytest.fixture(autouse=True)
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
-    """The plans that were launched on addresses, which must be those of calls of these plans."""
-    plans.forget()
-    noted: list[Plan[Any, Any]] = []
-    run_at: Callable[..., None] = Plan.run_at
-
-    def seen(
-        self: Plan[Any, Any],
-        arguments: Any,  # noqa: ANN401
-        results: Any,  # noqa: ANN401
-        call_of: Callable[..., Call[Any, Any]],
-        *given: Any,
-    ) -> None:
-        run_at(self, arguments, results, call_of, *given)
-        call = call_of(*given)
-        assert call.signature() == self.key
-        assert call.arguments(self.details, results) == arguments
-        for made, like in zip(results, call.results(self.details), strict=True):
-            assert (made.shape, made.stride()) == (like.shape, like.stride())
-        noted.append(self)
-
-    monkeypatch.setattr(Plan, "run_at", seen)
-    return noted
 
 
 def random(*shape: int) -> torch.Tensor:

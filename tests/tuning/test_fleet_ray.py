@@ -50,7 +50,7 @@ from warploom.tuning.problems import Problem
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
-KILLS = 4  # each starts a process: two seconds of a core
+KILLS = 3  # each starts a process: two seconds of a core
 QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
 
 

@@ -9,11 +9,11 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from launched_plans import launched_plans
 
 import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.renamed import KEYWORDS
-from warploom.runtime import plan as plans
 from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
 from warploom.runtime.call import Draft
 from warploom.runtime.families.activation_backward.api import activation_backward
@@ -125,20 +125,7 @@ Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
-    """The plans that were launched on addresses: on those of a call of the same plan."""
-    plans.forget()
-    noted: list[Plan[Any, Any]] = []
-    run_at: Callable[..., None] = Plan.run_at
-
-    def seen(self: Plan[Any, Any], arguments: Any, results: Any, call_of: Any, *given: Any) -> None:  # noqa: ANN401
-        noted.append(self)  # before an address that is new to it shows that it is another's
-        run_at(self, arguments, results, call_of, *given)
-        call = call_of(*given)
-        assert call.signature() == self.key
-        assert call.arguments(self.details, results) == arguments
-
-    monkeypatch.setattr(Plan, "run_at", seen)
-    return noted
+    return launched_plans(monkeypatch, attempts=True)
 
 
 def parts(dtype: torch.dtype = torch.float32) -> Parts:

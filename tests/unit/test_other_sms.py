@@ -111,11 +111,14 @@ def choices(name: str, device: DeviceLimits) -> set[KernelSpec]:
         found = [one.choice for one in ahead(configs() / name / "smoke.yaml", device)]
     else:
         family, found = runtime.family(name), []
-        for operation in dict.fromkeys(spec.operation for spec in specs(name)):
-            for text in GIVEN[name]:
-                batched = "3x" if getattr(operation, "batched", False) else ""
-                shape = generator.family(name).parse_shape(operation, batched + text)
-                found += family.choices(operation, shape, device)
+        operations = dict.fromkeys(spec.operation for spec in specs(name))
+        turn = DEVICES.index(device)
+        for place, operation in enumerate(operations):
+            # Each shape and each operation on each device, but not all of them together.
+            text = GIVEN[name][(place + turn) % len(GIVEN[name])]
+            batched = "3x" if getattr(operation, "batched", False) else ""
+            shape = generator.family(name).parse_shape(operation, batched + text)
+            found += family.choices(operation, shape, device)
     return {one.spec for one in islice(found, 0, None, max(1, len(found) // EACH))}
 
 

@@ -7,6 +7,7 @@ of the check that refuses to write them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -61,10 +62,18 @@ def lines(picture: str) -> list[Line]:
     return [line(one) for one in ElementTree.fromstring(picture).iter() if one.tag.endswith("text")]
 
 
-def line(element: ElementTree.Element) -> Line:
+@functools.cache
+def outline(text: str, size: float) -> tuple[float, float, float, float]:
+    """The left, top, right and bottom of a text that begins at 0."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
+    prop = FontProperties(family="DejaVu Sans")
+    box = TextPath((0, 0), text, size=size, prop=prop, usetex=False).get_extents()
+    return box.x0, -box.y1, box.x1, -box.y0
+
+
+def line(element: ElementTree.Element) -> Line:
     assert not list(element) and element.text
     style, placed = element.attrib["style"], element.attrib.get("transform", "")
     size = re.search(r"font-size: ([\d.]+)px", style)
@@ -75,11 +84,10 @@ def line(element: ElementTree.Element) -> Line:
         x, y = float(moved[1]), float(moved[2])
     turned = re.search(r"rotate\((-?[\d.]+)", placed)
     angle = math.radians(float(turned[1]) if turned else 0.0)
-    prop = FontProperties(family="DejaVu Sans")
-    box = TextPath((0, 0), element.text, size=float(size[1]), prop=prop, usetex=False).get_extents()
+    left, top, right, bottom = outline(element.text, float(size[1]))
     share = {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor[1] if anchor else "start"]
-    start = -share * (box.x0 + box.x1)
-    corners = list(itertools.product((start + box.x0, start + box.x1), (-box.y1, -box.y0)))
+    start = -share * (left + right)
+    corners = list(itertools.product((start + left, start + right), (top, bottom)))
     across = [x + u * math.cos(angle) - v * math.sin(angle) for u, v in corners]
     down = [y + u * math.sin(angle) + v * math.cos(angle) for u, v in corners]
     return Line(element.text, min(across), max(across), min(down), max(down))
@@ -91,6 +99,7 @@ def illegible(picture: str) -> list[str]:
     assert canvas
     wide, high = float(canvas[1]), float(canvas[2])
     found = lines(picture)
+    assert found
     outside = [
         one.text
         for one in found
@@ -106,7 +115,6 @@ def illegible(picture: str) -> list[str]:
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_each_text_of_each_picture_is_in_its_canvas_and_apart_from_others(path: Path) -> None:
-    assert lines(path.read_text())
     assert illegible(path.read_text()) == []
 
 
@@ -222,18 +230,20 @@ def ratios(rows: int, numbers: Sequence[int]) -> dict[tuple[str, int], float]:
     return {field: 0.01 * 1.07 ** (index % 170) for index, field in enumerate(fields)}
 
 
-@pytest.mark.parametrize("rows", [2, 14])
+@pytest.mark.parametrize(("rows", "axis"), [(2, ("M", "M, rows")), (14, (ENDLESS, ENDLESS))])
 @pytest.mark.parametrize(
     "groups", [[[1, 2]], [[1 << n for n in range(31)], [3, 5, 10**9 + 1]], [[1 << 30], [3]]]
 )
-def test_a_heat_map_of_anything_can_be_read(rows: int, groups: list[list[int]]) -> None:
+def test_a_heat_map_of_anything_can_be_read(
+    rows: int, axis: tuple[str, str], groups: list[list[int]]
+) -> None:
     fields = ratios(rows, [number for group in groups for number in group])
-    for axis in (("M", "M, rows"), (ENDLESS, ENDLESS)):
-        lettering.check(plots.heat(fields, groups, ENDLESS, axis))
+    lettering.check(plots.heat(fields, groups, ENDLESS, axis))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 17])
-@pytest.mark.parametrize("spread", [1.0, 1.004, 3.0, 1000.0])
+@pytest.mark.parametrize(
+    ("count", "spread"), [(1, 1.0), (2, 1000.0), (3, 1.004), (4, 3.0), (17, 1.0), (17, 1000.0)]
+)
 def test_sorted_ratios_of_anything_can_be_read(count: int, spread: float) -> None:
     values = [(spread ** (step / 10), "won") for step in range(-10, 11)]
     panels = {f"{place} {ENDLESS}": values for place in range(count)}
@@ -241,8 +251,7 @@ def test_sorted_ratios_of_anything_can_be_read(count: int, spread: float) -> Non
 
 
 @pytest.mark.parametrize("numbers", [[512], [512, 513, 514], [2**n for n in range(3, 24)]])
-@pytest.mark.parametrize("places", [[("no mask", "d64")], None])
-@pytest.mark.parametrize("contenders", [2, 19])
+@pytest.mark.parametrize(("places", "contenders"), [([("no mask", "d64")], 2), (None, 19)])
 def test_rates_of_anything_can_be_read(
     numbers: list[int], places: list[tuple[str, str]] | None, contenders: int
 ) -> None:

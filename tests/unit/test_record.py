@@ -270,14 +270,14 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def session(tree: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     command += ["-p", "no:hypothesispytest", "-p", "no:anyio"]  # a second of each process
-    command += ["-n", "2", "--dist", "loadgroup", "--record", "noted", *arguments]
+    command += ["--dist", "loadgroup", "--record", "noted", *arguments]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     assert "INTERNALERROR" not in done.stdout + done.stderr, done.stdout + done.stderr
     return done.stdout
 
 
 def test_one_session_notes_each_family_in_its_own_record(tree: Path) -> None:
-    session(tree)
+    session(tree, "-n", "2")  # the others run in one process: each takes a second to begin
     found = {
         path.parent.relative_to(tree / "noted").as_posix(): json.loads(path.read_text())
         for path in (tree / "noted").rglob("record.json")

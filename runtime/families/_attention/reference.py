@@ -111,7 +111,7 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
     """Return how far a kernel's out and lse may be from `exact`, element by element, in float64.
 
     A score is off by the truncation of q k^T on the tensor core, the rounding of its argument to
-    exp2, and the approximation of tanh under a softcap. A probability p has the error of its score
+    exp2, and the approximation of tanh that caps scores. A probability p has the error of its score
     and one rounding to the type of q, relative to the largest of the row. out is then off by at
     most sum(error of p |v|) + |out| sum(error of p), and by its own rounding.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.modifiers.score_tensors import four, row_pitch
@@ -18,6 +19,12 @@ def prepare(call: BackwardArguments, wanted: tuple[str, ...]) -> None:
         call.dsinks = torch.empty_like(sinks)
     if "bias" in wanted:
         call.ds = room_of_ds(call.forward)
+
+
+def wanted_by(operation: AttentionBackwardOperation) -> tuple[str, ...]:
+    """Return the further tensors whose gradients an operation has."""
+    sinks, bias = operation.sinks != "none", operation.bias_gradient
+    return (*["sinks"] * sinks, *["bias"] * bias)
 
 
 def room_of_ds(forward: Arguments) -> torch.Tensor:

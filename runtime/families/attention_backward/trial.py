@@ -174,8 +174,7 @@ class AttentionBackwardTrial(AttentionData):
 
 def prepared(call: BackwardCall, operation: AttentionBackwardOperation) -> BackwardCall:
     """The same call, with room for the further gradients that its operation has."""
-    sinks = ["sinks"] * (operation.sinks != "none")
-    further_gradients.prepare(call, (*sinks, *["bias"] * operation.bias_gradient))
+    further_gradients.prepare(call, further_gradients.wanted_by(operation))
     return call
 
 

@@ -85,7 +85,13 @@ def check_list(name: str, values: torch.Tensor, count: int | None) -> None:
         )
 
 
-def check_sinks(call: AttentionDecodeCall, heads: int) -> None:
+def check_further(call: AttentionDecodeCall, heads: int) -> None:
+    """Raise ProblemError for tensors beside the caches that do not go with them or with q."""
+    _check_sinks(call, heads)
+    _check_scales(call)
+
+
+def _check_sinks(call: AttentionDecodeCall, heads: int) -> None:
     """Raise ProblemError for sinks that are not one score for each head of q."""
     sinks = call.sinks
     if sinks is None:
@@ -102,7 +108,7 @@ def check_sinks(call: AttentionDecodeCall, heads: int) -> None:
 # ---- Scales --------------------------------------------------------------------------------------
 
 
-def check_scales(call: AttentionDecodeCall) -> None:
+def _check_scales(call: AttentionDecodeCall) -> None:
     """Raise ProblemError for scales that the cache does not have, or lacks."""
     name = name_of(call.k.dtype, "k")
     given = {"scale_k": call.scale_k, "scale_v": call.scale_v}

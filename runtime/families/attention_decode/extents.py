@@ -83,8 +83,7 @@ def extents(call: AttentionDecodeCall) -> Extents:
         seq_k = min(seq_k, call.max_seqlen_k)
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[-1]
     _check_heads(heads, kv_heads, dim, seq_q)
-    cache.check_sinks(call, heads)
-    cache.check_scales(call)
+    cache.check_further(call, heads)
     return Extents(
         *(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed), keys, page, pages
     )

@@ -139,7 +139,7 @@ def bound(one: Sequence, function: Function) -> Pair:
     """Return how far a kernel's out and lse may be from `exact`, element by element, in float64.
 
     A score is off by the truncation of q k^T on the tensor core, the roundings of its factors and
-    of its argument to exp2, and the approximation of tanh under a softcap. A probability has the
+    of its argument to exp2, and the approximation of tanh that caps scores. A probability has the
     error of its score, and one rounding to the type of q: of what multiplies v, so that the scale
     of a token counts where it may leave the numbers of that type. Sums of parts of the keys are
     rescaled and added up in fp32. out is then off by at most sum(error of p |v|) + |out| sum(error

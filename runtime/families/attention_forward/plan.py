@@ -28,7 +28,7 @@ class AttentionPlan(Plan[Details, Pair]):
 
     `plan(q, k, v, ...)` runs it for tensors of the planned shapes, strides and types with the
     keywords that it was made with, and returns out and lse, differentiable as those of
-    `warploom.attention` are. Scale, softcap and what is said of gradients may differ.
+    `warploom.attention` are. Numbers, as the scale is, and what is said of gradients may differ.
     """
 
     def __call__(

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from attention_calls import BF16, Recorder, gradients, leaves, random
+from attention_calls import causal as attention
 
 import warploom
 from warploom.errors import ProblemError
@@ -17,30 +19,6 @@ from warploom.runtime.families.attention_backward import call as backwards
 from warploom.runtime.families.attention_backward import call as calls
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward.call import AttentionCall
-
-BF16 = torch.bfloat16
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=generator).to(BF16)
-
-
-def operands(seq: int = 14) -> list[torch.Tensor]:
-    """Fresh leaves q, k and v: four query heads over two."""
-    heads = (4, 2, 2)
-    return [random(2, n, seq, 40, seed=i).requires_grad_() for i, n in enumerate(heads)]
-
-
-def attention(*given: torch.Tensor, **keywords: Any) -> torch.Tensor:
-    result: torch.Tensor = warploom.attention(*given, causal=True, **keywords)  # type: ignore[call-overload]
-    return result
-
-
-def gradients(given: list[torch.Tensor], **keywords: Any) -> tuple[torch.Tensor, ...]:
-    out = attention(*given, **keywords)
-    return torch.autograd.grad(out, given, random(*out.shape, seed=7))
-
 
 # ---- Plans and kernels ---------------------------------------------------------------------------
 
@@ -54,7 +32,7 @@ def torch_deterministic() -> Iterator[Callable[[bool], None]]:
 
 def named(**keywords: Any) -> str:
     """The kernel that gradients get."""
-    plan = warploom.plan_attention(*operands(), causal=True, **keywords)
+    plan = warploom.plan_attention(*leaves(), causal=True, **keywords)
     told = warploom.explain(plan)
     assert told.backward is not None
     assert f"backward {told.backward}" in str(told)
@@ -82,7 +60,7 @@ def test_determinism_is_what_is_asked_for_and_else_what_torch_is_set_to(
 def test_determinism_is_decided_when_the_gradients_are_computed(
     torch_deterministic: Callable[[bool], None],
 ) -> None:
-    given = operands(17)
+    given = leaves(17)
     out = attention(*given)
     torch_deterministic(True)
     out.sum().backward()
@@ -91,7 +69,7 @@ def test_determinism_is_decided_when_the_gradients_are_computed(
 
 
 def test_a_backward_pass_is_planned_once_whatever_its_numbers() -> None:
-    given = operands(19)
+    given = leaves(19)
     gradients(given, softcap=2.0, scale=0.1)
     before = warploom.counters.plans
     gradients(given, softcap=3.0, scale=0.2)
@@ -105,7 +83,7 @@ def test_a_backward_pass_is_planned_once_whatever_its_numbers() -> None:
 
 
 def test_a_plan_can_be_differentiated_and_takes_options_that_it_was_not_made_with() -> None:
-    given = operands()
+    given = leaves()
     q, k, v = given
     plan = warploom.plan_attention(q, k, v, causal=True)
     out, _ = plan(q, k, v, causal=True, deterministic=True)
@@ -115,7 +93,7 @@ def test_a_plan_can_be_differentiated_and_takes_options_that_it_was_not_made_wit
 
 
 def test_a_kernel_that_is_named_computes_the_gradients() -> None:
-    given = operands(23)
+    given = leaves(23)
     name = named(deterministic=True)
     assert all(map(torch.equal, gradients(given, backward_spec=name), gradients(given)))
     names = {plan.choice.spec.name for plan in plans.known.values()}
@@ -123,7 +101,7 @@ def test_a_kernel_that_is_named_computes_the_gradients() -> None:
 
 
 def test_a_kernel_of_something_else_is_refused_before_the_forward_pass() -> None:
-    given = operands(29)
+    given = leaves(29)
     causal = named()
     forward = warploom.explain(warploom.plan_attention(*given, causal=True)).kernel
     launches = warploom.counters.launches
@@ -142,27 +120,9 @@ def test_a_kernel_of_something_else_is_refused_before_the_forward_pass() -> None
 # ---- Launches ------------------------------------------------------------------------------------
 
 
-class Recorder:
-    """Stands in for the launches of a plan, and keeps what they are given."""
-
-    def __init__(self) -> None:
-        self.given: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
-
-    def run(
-        self,
-        addresses: tuple[int, ...],
-        scalars: tuple[float, ...],
-        check: Callable[..., None],
-        *given: object,
-    ) -> tuple[()]:
-        check(*given)
-        self.given.append((addresses, scalars))
-        return ()
-
-
 def backward_call(*, packed: bool = False, **keywords: Any) -> BackwardCall:
     if not packed:
-        q, k, v = (tensor.detach() for tensor in operands())
+        q, k, v = (tensor.detach() for tensor in leaves())
         lse = torch.zeros(2, 4, 14)
         call = AttentionCall(q, k, v, causal=True, **keywords)
     else:

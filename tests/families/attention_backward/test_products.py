@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import pytest
-from host import needs_compiler, run
+from host import needs_compiler, run_each
 
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -200,29 +200,28 @@ def held_text(spec: KernelSpec) -> str:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("dim", "q_tile", "stages"),
-    [(192, 64, 2), (192, 128, 1), (256, 32, 3), (256, 48, 2), (256, 64, 1), (256, 96, 1)],
-)
-def test_products_of_a_pair_read_what_was_written(
-    dim: int, q_tile: int, stages: int, tmp_path: Path
-) -> None:
-    operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
-    schedule = AttentionBackwardSchedule(q_tile, 128, stages, False, "direct", cluster_split="rows")
-    run(pair_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)
+def test_products_of_a_pair_read_what_was_written(tmp_path: Path) -> None:
+    texts = {}
+    for dim, q_tile, stages in (
+        (192, 64, 2), (192, 128, 1), (256, 32, 3), (256, 48, 2), (256, 64, 1), (256, 96, 1),
+    ):  # fmt: skip
+        operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
+        fields: Any = (q_tile, 128, stages, False, "direct")
+        schedule = AttentionBackwardSchedule(*fields, cluster_split="rows")
+        texts[f"{dim}, {fields}"] = pair_text(KernelSpec("sm_90a", operation, schedule))
+    run_each(texts, tmp_path)
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("dim", "q_tile", "kv_tile", "held"),
-    [
+def test_v_in_registers_is_v(tmp_path: Path) -> None:
+    texts = {}
+    for dim, q_tile, kv_tile, held in (
         (32, 64, 128, "half"), (32, 64, 64, "all"), (64, 96, 128, "all"), (64, 128, 128, "half"),
         (96, 64, 128, "half"), (128, 64, 128, "half"), (128, 48, 128, "all"),
-    ],
-)  # fmt: skip
-def test_v_in_registers_is_v(
-    dim: int, q_tile: int, kv_tile: int, held: str, tmp_path: Path
-) -> None:
-    operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
-    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 2, False, "direct", v_in_registers=held)  # type: ignore[arg-type]
-    run(held_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)
+    ):  # fmt: skip
+        operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
+        fields: Any = (q_tile, kv_tile, 2, False, "direct")
+        schedule = AttentionBackwardSchedule(*fields, v_in_registers=held)  # type: ignore[arg-type]
+        text = held_text(KernelSpec("sm_90a", operation, schedule))
+        texts[f"{dim}, {fields[:2]}, {held}"] = text
+    run_each(texts, tmp_path)

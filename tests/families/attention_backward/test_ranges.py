@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from attention_backward_text import STUBS, host_text
-from host import needs_compiler, run, run_each
+from host import needs_compiler, run_each
 
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -84,21 +84,25 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
 
 
 @needs_compiler
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_every_pair_that_a_mask_of_keys_shows_is_computed_once_in_turn(
-    lengths: str, deterministic: bool, tmp_path: Path
+    lengths: str, tmp_path: Path
 ) -> None:
     # Turns that count tiles which nobody computes would be waited for for ever.
     kernels = {}
-    for case in turns(MASKS, ((1, False), (2, True), (4, False)), TILES):
-        mask, (cluster, alibi), (q_tile, kv_tile, dim) = case
-        fields: Any = (dim, mask, False, lengths, deterministic)
+    for i, j, k in product(range(3), range(2), range(2)):
+        # Any two values of these, of clusters and of tiles are met together.
+        case = MASKS[i], LENGTHS[j], bool(k)
+        cluster, alibi = ((1, False), (2, True), (4, False))[(i + j + k) % 3]
+        q_tile, kv_tile, dim = TILES[(2 * i + j + k) % 3]
+        fields: Any = (dim, MASKS[i], False, *case[1:])
         operation = AttentionBackwardOperation("bf16", *fields, masked=True, alibi=alibi)
         schedule = AttentionBackwardSchedule(
             min(q_tile, 64), kv_tile, 1, overlap=False, cluster=cluster
         )
-        kernels[str(case)] = KernelSpec("sm_90a", operation, schedule)
+        if case[1] == lengths:
+            kernels[str(case)] = KernelSpec("sm_90a", operation, schedule)
+    assert len(kernels) == 6
     verify_ranges(kernels, tmp_path)
 
 
@@ -120,30 +124,17 @@ def test_two_blocks_that_share_rows_compute_every_pair_once_between_them(
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("dim", "q_tile", "kv_tile"),
-    [
-        *(
-            (32, 64, 128),
-            (32, 128, 128),
-            (64, 96, 128),
-            (64, 112, 128),
-            (64, 64, 64),
-            (96, 64, 128),
-        ),
-        *(
-            (96, 64, 64),
-            (128, 80, 128),
-            (192, 64, 128),
-            (192, 64, 64),
-            (256, 64, 128),
-            (256, 48, 128),
-        ),
-    ],
-)
-def test_sums_lie_where_they_are_looked_for(
-    dim: int, q_tile: int, kv_tile: int, tmp_path: Path
-) -> None:
+def test_sums_lie_where_they_are_looked_for(tmp_path: Path) -> None:
+    tiles = [  # head dimension, of q, of k and v
+        *((32, 64, 128), (32, 128, 128), (64, 96, 128), (64, 112, 128), (64, 64, 64)),
+        *((96, 64, 128), (96, 64, 64), (128, 80, 128), (192, 64, 128), (192, 64, 64)),
+        *((256, 64, 128), (256, 48, 128)),
+    ]
+    run_each({str(one): sums_text(*one) for one in tiles}, tmp_path)
+
+
+def sums_text(dim: int, q_tile: int, kv_tile: int) -> str:
+    """Cut out of the emitted text where sums of dq lie, and put a program after it."""
     operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
     overlap = q_tile > 64 and dim < 128
     schedule = AttentionBackwardSchedule(q_tile, kv_tile, 1 + overlap, overlap, "direct")  # type: ignore[arg-type]
@@ -155,7 +146,7 @@ def test_sums_lie_where_they_are_looked_for(
     )
     (unpack,) = re.findall(r"^(template <class Take>.*?^\}\n)", text, re.MULTILINE | re.DOTALL)
     swapped = "#define SWAPPED" if q_tile % 64 else ""
-    run("\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text())), tmp_path)
+    return "\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text()))
 
 
 FRAGMENT_STUBS = """
@@ -173,14 +164,13 @@ inline uint32_t pair(float low, float high) { return uint32_t(low) | uint32_t(hi
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("dim", "kv_tile"),
-    [(32, 64), (32, 128), (64, 128), (96, 64), (96, 128), (128, 128), (192, 64), (256, 128)],
-)
+@pytest.mark.parametrize("cluster", [2, 4, 8])
 def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
-    dim: int, kv_tile: int, tmp_path: Path
+    cluster: int, tmp_path: Path
 ) -> None:
-    texts = {f"cluster {size}": fragments_text(dim, kv_tile, size) for size in (2, 4, 8)}
+    # Head dimensions, and tiles of k and v.
+    tiles = (32, 64), (32, 128), (64, 128), (96, 64), (96, 128), (128, 128), (192, 64), (256, 128)
+    texts = {str(one): fragments_text(*one, cluster) for one in tiles}
     run_each(texts, tmp_path, more=("functional",))
 
 

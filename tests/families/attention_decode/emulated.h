@@ -1,6 +1,7 @@
 // What a decode kernel needs of CUDA, made up: threads are fibers that take turns on one thread of the host, and what a
 // warp does together waits for its 32. Copies of the Tensor Memory Accelerator end at some later time. A block whose
 // threads all wait for each other fails with 3, a barrier that is misused with 4.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -38,9 +39,11 @@ struct Warp {
 };
 struct Named { int arrived = 0, turn = 0; };
 struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack;
-  bool done = false;
+  jmp_buf state;  // where it goes on; contexts would ask the kernel for a mask of signals at every change
+  std::unique_ptr<char[]> stack{new char[1 << 16]};
+  bool started = false, done = false;
+  const int* watched = nullptr;  // it waits while these bits have this value, and is not entered to see it
+  int mask = 0, value = 0;
   int turn = 0;  // of the cluster's barrier, at which it came there
 };
 struct Block {  // of a cluster
@@ -48,7 +51,7 @@ struct Block {  // of a cluster
   std::vector<Warp> warps;
   Named named[16];
 };
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::vector<std::unique_ptr<Fiber>> fibers;  // of all blocks of a cluster, one after the other
 static std::vector<Block> blocks;
 static Named of_cluster;
@@ -67,14 +70,33 @@ static std::mt19937 random_bits(7);
 
 static void pause() {
   const int own = self;
-  swapcontext(&fibers[own]->context, &scheduler);
+  if (!_setjmp(fibers[own]->state)) _longjmp(scheduler, 1);
   enter(own);
+}
+static void wait_while(const int& watched, int value, int mask = -1) {
+  Fiber& own = *fibers[self];
+  own.watched = &watched, own.value = value, own.mask = mask;
+  while ((watched & mask) == value) pause();
+  own.watched = nullptr;
 }
 static void entry() {
   body();
   fibers[self]->done = true;
   ++events;
-  swapcontext(&fibers[self]->context, &scheduler);
+  _longjmp(scheduler, 1);
+}
+static void resume(int fiber) {
+  Fiber& it = *fibers[fiber];
+  if (it.watched && (*it.watched & it.mask) == it.value) return;
+  enter(fiber);
+  if (_setjmp(scheduler)) return;
+  if (it.started) _longjmp(it.state, 1);
+  it.started = true;
+  ucontext_t first;
+  getcontext(&first);
+  first.uc_stack.ss_sp = it.stack.get(), first.uc_stack.ss_size = 1 << 16, first.uc_link = nullptr;
+  makecontext(&first, entry, 0);
+  setcontext(&first);
 }
 static int failed;
 static bool in_fiber;
@@ -92,7 +114,7 @@ static const uint32_t (*together(const uint32_t* mine, int count))[8] {
   uint32_t(*words)[8] = warp.words[turn % 2];
   std::memcpy(words[threadIdx.x % 32], mine, 4 * count);
   if (++warp.arrived == 32) warp.arrived = 0, ++warp.turn, ++events;
-  while (warp.turn == turn) pause();
+  wait_while(warp.turn, turn);
   return words;
 }
 template <class T> static T shuffled(T value, int from) {
@@ -141,7 +163,7 @@ static void named_barrier(int count, int id) {
   Named& one = blocks[self / block_threads].named[id];
   const int turn = one.turn;
   if (++one.arrived == count) one.arrived = 0, ++one.turn, ++events;
-  while (one.turn == turn) pause();
+  wait_while(one.turn, turn);
 }
 static void __syncthreads() { named_barrier(block_threads, 0); }
 
@@ -172,7 +194,7 @@ struct ClusterBarrier {
   void init(int count) { barrier = {int16_t(count), int16_t(count), 0}; }
   void arrive() { --barrier.pending, barrier.check(); }
   void wait(uint32_t phase) const {
-    while ((barrier.packed & 1) == int(phase)) pause();
+    wait_while(barrier.packed, int(phase), 1);
   }
 };
 struct ClusterTransactionBarrier : ClusterBarrier {
@@ -198,7 +220,7 @@ inline void cluster_arrive() {
   fibers[self]->turn = of_cluster.turn;
   if (++of_cluster.arrived == int(fibers.size())) of_cluster.arrived = 0, ++of_cluster.turn, ++events;
 }
-inline void cluster_wait() { while (of_cluster.turn == fibers[self]->turn) pause(); }
+inline void cluster_wait() { wait_while(of_cluster.turn, fibers[self]->turn); }
 inline void prefetch_tma_descriptor(const TmaDescriptor*) {}
 inline uint32_t cast_smem_ptr_to_uint(const void* at) { return uint32_t((const uint8_t*)at - shared_memory); }
 struct SM90_TMA_LOAD_5D {
@@ -240,9 +262,10 @@ template <class T, class Barriers> static void send(T& own, T value, Barriers& f
 }
 
 // ---- Instructions -----------------------------------------------------------------------------------
-static float number(uint16_t bits) { return BF16 ? float(cutlass::bfloat16_t{bits}) : float(cutlass::half_t{bits}); }
+static bool bf16;  // what the kernel computes in, else fp16
+static float number(uint16_t bits) { return bf16 ? float(cutlass::bfloat16_t{bits}) : float(cutlass::half_t{bits}); }
 static uint16_t rounded(float x) {  // to the nearest, and ties to even
-  if (!BF16) { const _Float16 y = _Float16(x); uint16_t bits; std::memcpy(&bits, &y, 2); return bits; }
+  if (!bf16) { const _Float16 y = _Float16(x); uint16_t bits; std::memcpy(&bits, &y, 2); return bits; }
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   if (x != x) return 0x7fff;
@@ -328,13 +351,6 @@ static void run_cluster(int first, int size, int threads, int bytes) {
   }
   for (int i = 0; i < size * threads; ++i) {
     fibers.emplace_back(new Fiber);
-    Fiber& fiber = *fibers.back();
-    fiber.stack.resize(1 << 16);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, entry, 0);
   }
   for (int idle = 0;;) {
     const long before = events;
@@ -346,9 +362,8 @@ static void run_cluster(int first, int size, int threads, int bytes) {
       for (int i = warp * 32; i < warp * 32 + 32; ++i) {
         if (fibers[i]->done) continue;
         left = true;
-        enter(i);
         in_fiber = true;
-        swapcontext(&scheduler, &fibers[i]->context);
+        resume(i);
         in_fiber = false;
         if (failed) return;
       }

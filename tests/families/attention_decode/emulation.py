@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,17 +18,19 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 
 _HEADER = Path(__file__).with_name("emulated.h")
+_OFFSET = "#define OFFSET(type, field) offsetof(type, field)\n"
 _HEADERS = ("array", "cmath", "deque", "functional", "memory", "random", "ucontext.h")
 _MADE_UP = (
     *("multiply", "read", "read_transposed", "pair", "fast_exp2", "fast_log2"),
     *("copy_scale", "permute", "read_part", "of_rank", "send", "as_new"),
     *("arrive_with_copies", "fma_bf16", "multiply_bf16", "add_fp16", "fp16_of_e4m3", "count_up"),
 )
-_MAIN = """
-extern "C" int launch(const void* block, int grid, int cluster, int threads, int bytes) {
+_LAUNCH = """
+extern "C" int launch_DIGEST(const void* block, int grid, int cluster, int threads, int bytes) {
   Parameters p;
   std::memcpy(&p, block, sizeof(p));
   gridDim.x = grid;
+  bf16 = BF16;
   body = [&] { NAME(p); };
   failed = 0;
   for (int i = 0; i < grid && !failed; i += cluster) run_cluster(i, cluster, threads, bytes);
@@ -37,8 +39,8 @@ extern "C" int launch(const void* block, int grid, int cluster, int threads, int
 """
 
 
-def text(spec: KernelSpec) -> str:
-    """The kernel's text as the host's compiler takes it."""
+def _text(spec: KernelSpec) -> str:
+    """The kernel's text as the host's compiler takes it, in a namespace."""
     found = re.sub(
         r"^#.*\n", "", render(spec).split("// ---- Operation and schedule", 1)[1], flags=re.M
     )
@@ -49,24 +51,25 @@ def text(spec: KernelSpec) -> str:
     found = re.sub(r'asm volatile\("griddep.*?\);', "", found)
     found = re.sub(r"extern __shared__[^;]*;", "uint8_t* dynamic_shared = shared_memory;", found)
     assert "asm" not in found, found[found.index("asm") - 200 :][:400]
-    kind = int(spec.operation.element == "bf16")
-    head = f"#define BF16 {kind}\n#include <array>\n" + _HEADER.read_text()
-    return (
-        head
-        + "#define OFFSET(type, field) offsetof(type, field)\n// "
-        + found
-        + _MAIN.replace("NAME", spec.name)
-    )
+    launch = _LAUNCH.replace("NAME", spec.name).replace("DIGEST", spec.digest)
+    launch = launch.replace("BF16", str(int(spec.operation.element == "bf16")))
+    return f"namespace of_{spec.digest} {{\n// {found}{launch}}}\n"
+
+
+def emulated(specs: Iterable[KernelSpec], folder: Path) -> dict[KernelSpec, Emulated]:
+    """Compile kernels together, since what they are emulated by takes as long as one of them."""
+    texts = {spec: _text(spec) for spec in specs}
+    text = "".join(("#include <array>\n", _HEADER.read_text(), _OFFSET, *texts.values()))
+    built = ctypes.CDLL(str(library(text, folder / "kernels.so", _HEADERS)))
+    return {spec: Emulated(spec, getattr(built, f"launch_{spec.digest}")) for spec in texts}
 
 
 class Emulated:
     """A kernel that runs on the CPU."""
 
-    def __init__(self, spec: KernelSpec, folder: Path) -> None:
-        """Compile it."""
+    def __init__(self, spec: KernelSpec, launch: Callable[..., int]) -> None:
         self.spec = spec
-        built = library(text(spec), folder / f"{spec.digest[:16]}.so", _HEADERS)
-        self._launch = ctypes.CDLL(str(built)).launch
+        self._launch = launch
 
     def __call__(
         self,

@@ -6,13 +6,12 @@ share out the work, so that most sequences are cut somewhere.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from decode_samples import largest_error, options, sample
-from emulation import Emulated
+from emulation import Emulated, emulated
 from host import needs_compiler
 
 from warploom.generator.families.attention_decode import FAMILY
@@ -20,25 +19,9 @@ from warploom.generator.specification import KernelSpec
 
 pytestmark = needs_compiler
 
-OPERATION = {"lengths": True}
 TILE = {"rows": 16, "keys": 64, "warps": 4}
 HEADS = {"heads": 4, "kv_heads": 2, "seq_q": 1}
 BOUNDS = {"fp16": (2e-3, 1e-4), "bf16": (8e-3, 1e-3)}  # of o, by the largest, and of lse
-
-
-def run(
-    folder: Path,
-    operation: Any,  # noqa: ANN401
-    tile: dict[str, Any],
-    multiprocessors: int = 3,
-    **call: Any,
-) -> tuple[float, float]:
-    """The errors of one call."""
-    schedule = FAMILY.complete("sm_90a", operation, tile)
-    kernel = Emulated(KernelSpec("sm_90a", operation, schedule), folder)
-    one = sample(operation, **{**HEADS, **call})
-    kernel(one.problem, one.tensors, one.scalars, multiprocessors)
-    return largest_error(operation, one)
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -280,35 +263,53 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
+INVARIANT: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"dim": 64}, {}, {}),
+    # Columns are left in three turns, maxima and sums in the first of these.
+    ({"dim": 96}, {}, {}),
+    # No registers to add a chunk to those before it.
+    ({"dim": 256}, {}, {"kv_heads": 1}),
+    ({"dim": 64}, {"rows": 32, "keys": 32, "warps": 2}, {"heads": 24, "kv_heads": 1}),
+    ({"dim": 64}, {"keys": 32, "warps": 2, "cluster": 4}, {}),
+]
+E4M3 = {"cache": "e4m3", "scales": "head"}
+
+
+def spec(fields: dict[str, Any], tile: dict[str, Any]) -> KernelSpec:
+    operation = options(**{"lengths": True, **fields})
+    return KernelSpec("sm_90a", operation, FAMILY.complete("sm_90a", operation, {**TILE, **tile}))
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[KernelSpec, Emulated]:
+    specs = [spec(fields, tile) for fields, tile, _ in CASES.values()]
+    specs += [spec({"batch_invariant": True, **fields}, tile) for fields, tile, _ in INVARIANT]
+    return emulated([*specs, spec(E4M3, {})], tmp_path_factory.mktemp("kernels"))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_float64(tmp_path: Path, name: str) -> None:
+def test_results_are_those_of_float64(kernels: dict[KernelSpec, Emulated], name: str) -> None:
     fields, tile, call = CASES[name]
-    operation = options(**{**OPERATION, **fields})
-    error = run(tmp_path, operation, {**TILE, **tile}, **call)
-    bounds = BOUNDS[operation.element]
+    kernel = kernels[spec(fields, tile)]
+    call = {"multiprocessors": 3, **HEADS, **call}
+    multiprocessors = call.pop("multiprocessors")
+    one = sample(kernel.spec.operation, **call)
+    kernel(one.problem, one.tensors, one.scalars, multiprocessors)
+    error, bounds = largest_error(kernel.spec.operation, one), BOUNDS[kernel.spec.operation.element]
     assert error[0] < bounds[0] and error[1] < bounds[1], error
 
 
-@pytest.mark.parametrize(
-    ("fields", "tile", "call"),
-    [
-        ({"dim": 64}, {}, {}),
-        # Columns are left in three turns, maxima and sums in the first of these.
-        ({"dim": 96}, {}, {}),
-        # No registers to add a chunk to those before it.
-        ({"dim": 256}, {}, {"kv_heads": 1}),
-        ({"dim": 64}, {"rows": 32, "keys": 32, "warps": 2}, {"heads": 24, "kv_heads": 1}),
-        ({"dim": 64}, {"keys": 32, "warps": 2, "cluster": 4}, {}),
-    ],
-)
+@pytest.mark.parametrize(("fields", "tile", "call"), INVARIANT)
 def test_a_sequence_has_the_same_bits_whatever_is_beside_it(
-    tmp_path: Path, fields: dict[str, Any], tile: dict[str, Any], call: dict[str, Any]
+    kernels: dict[KernelSpec, Emulated],
+    fields: dict[str, Any],
+    tile: dict[str, Any],
+    call: dict[str, Any],
 ) -> None:
     """Its chunks are added up by one block, or left to be added up by another: in one order."""
-    operation = options(lengths=True, batch_invariant=True, **fields)
-    schedule = FAMILY.complete("sm_90a", operation, {**TILE, **tile})
-    kernel = Emulated(KernelSpec("sm_90a", operation, schedule), tmp_path)
-    one = sample(operation, lengths=[1300, 900, 50], seq_k=1300, **{**HEADS, **call})
+    kernel = kernels[spec({"batch_invariant": True, **fields}, tile)]
+    call = {"lengths": [1300, 900, 50], "seq_k": 1300, **HEADS, **call}
+    one = sample(kernel.spec.operation, **call)
     found = []
     for lengths, multiprocessors in (
         ([1300, 900, 50], 3),
@@ -318,18 +319,18 @@ def test_a_sequence_has_the_same_bits_whatever_is_beside_it(
         ([1300, 900, 50], 1),
     ):
         one.tensors["lengths"] = torch.tensor(lengths, dtype=torch.int32)
-        kernel(one.problem, one.tensors, one.scalars, multiprocessors * schedule.cluster)
+        kernel(
+            one.problem, one.tensors, one.scalars, multiprocessors * kernel.spec.schedule.cluster
+        )
         found.append([one.tensors[name][0].clone() for name in ("o", "lse")])
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
 
 
-def test_the_smallest_numbers_of_e4m3_count(tmp_path: Path) -> None:
+def test_the_smallest_numbers_of_e4m3_count(kernels: dict[KernelSpec, Emulated]) -> None:
     """They are subnormal in bf16, too: were they 0, results of small caches would be."""
-    operation = options(lengths=True, cache="e4m3", scales="head")
-    schedule = FAMILY.complete("sm_90a", operation, TILE)
-    kernel = Emulated(KernelSpec("sm_90a", operation, schedule), tmp_path)
-    one = sample(operation, lengths=[100, 30], seq_k=128, **HEADS)
+    kernel = kernels[spec(E4M3, {})]
+    one = sample(kernel.spec.operation, lengths=[100, 30], seq_k=128, **HEADS)
     for name, exact in (("k", one.keys), ("v", one.values)):
         one.tensors[name].view(torch.uint8).bitwise_and_(0x87)
         one.tensors[f"scale_{name}"].mul_(512)
@@ -337,5 +338,5 @@ def test_the_smallest_numbers_of_e4m3_count(tmp_path: Path) -> None:
             codes = one.tensors[name][sequence, :, : found.shape[1]].double()
             found.copy_(codes * one.tensors[f"scale_{name}"].double()[:, None, None])
     kernel(one.problem, one.tensors, one.scalars)
-    error = largest_error(operation, one)
+    error = largest_error(kernel.spec.operation, one)
     assert error[0] < BOUNDS["bf16"][0] and error[1] < BOUNDS["bf16"][1], error

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from decode_calls import E4M3, FP16, Case, ends, fixed, ints, paged, random
+from launched_plans import launched_plans
 from torch.utils.flop_counter import FlopCounterMode
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime import plan as plans
-from warploom.runtime.call import Call
 from warploom.runtime.counters import counters
 from warploom.runtime.plan import Plan
 
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
-    """The plans that were launched on addresses, which must be those of calls of these plans."""
-    plans.forget()
-    noted: list[Plan[Any, Any]] = []
-    run_at: Callable[..., None] = Plan.run_at
-
-    def seen(
-        self: Plan[Any, Any],
-        arguments: Any,  # noqa: ANN401
-        results: Any,  # noqa: ANN401
-        call_of: Callable[..., Call[Any, Any]],
-        *given: Any,
-    ) -> None:
-        run_at(self, arguments, results, call_of, *given)
-        call = call_of(*given)
-        assert call.signature() == self.key
-        assert call.arguments(self.details, results) == arguments
-        for made, like in zip(results, call.results(self.details), strict=True):
-            assert (made.stride(), made.dtype) == (like.stride(), like.dtype)
-        noted.append(self)
-
-    monkeypatch.setattr(Plan, "run_at", seen)
-    return noted
+    return launched_plans(monkeypatch)
 
 
 SCALES: dict[str, Any] = {"scale_k": torch.rand(2), "scale_v": torch.rand(2)}

@@ -25,6 +25,22 @@ def operands(
     return random(batch, heads, seq_q, dim), random(*shape, seed=1), random(*shape, seed=2)
 
 
+def leaves(seq: int = 14) -> list[torch.Tensor]:
+    """Fresh leaves q, k and v: four query heads over two."""
+    heads = (4, 2, 2)
+    return [random(2, n, seq, 40, seed=i).requires_grad_() for i, n in enumerate(heads)]
+
+
+def causal(*given: torch.Tensor, **keywords: Any) -> torch.Tensor:
+    result: torch.Tensor = warploom.attention(*given, causal=True, **keywords)  # type: ignore[call-overload]
+    return result
+
+
+def gradients(given: list[torch.Tensor], **keywords: Any) -> tuple[torch.Tensor, ...]:
+    out = causal(*given, **keywords)
+    return torch.autograd.grad(out, given, random(*out.shape, seed=7))
+
+
 def shown(row: int, column: int, seq_q: int, seq_k: int, keywords: dict[str, Any]) -> bool:
     """Whether a row attends to a column, straight from the words of the documentation."""
     causal = keywords.get("causal", False)

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from attention_calls import BF16, gradients, leaves, random
+from attention_calls import causal as attention
 from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families._attention.problem import Arguments
-
-BF16 = torch.bfloat16
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=generator).to(BF16)
-
-
-def operands(seq: int = 14) -> list[torch.Tensor]:
-    """Fresh leaves q, k and v: four query heads over two."""
-    heads = (4, 2, 2)
-    return [random(2, n, seq, 40, seed=i).requires_grad_() for i, n in enumerate(heads)]
-
-
-def attention(*given: torch.Tensor, **keywords: Any) -> torch.Tensor:
-    result: torch.Tensor = warploom.attention(*given, causal=True, **keywords)  # type: ignore[call-overload]
-    return result
-
-
-def gradients(given: list[torch.Tensor], **keywords: Any) -> tuple[torch.Tensor, ...]:
-    out = attention(*given, **keywords)
-    return torch.autograd.grad(out, given, random(*out.shape, seed=7))
-
 
 # ---- What is kept --------------------------------------------------------------------------------
 
@@ -46,7 +22,7 @@ def test_only_operands_results_and_offsets_are_saved() -> None:
         saved.append(tensor)
         return tensor
 
-    q, k, v = operands()
+    q, k, v = leaves()
     offsets = torch.tensor([0, 4, 13], dtype=torch.int32)
     packed = [random(13, n, 40, seed=i).requires_grad_() for i, n in enumerate((4, 2, 2))]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -65,7 +41,7 @@ def test_only_operands_results_and_offsets_are_saved() -> None:
 
 
 def test_a_graph_that_is_dropped_keeps_nothing_alive() -> None:
-    given = operands()
+    given = leaves()
     out = attention(*given)
     node = out.grad_fn
     assert node is not None
@@ -76,7 +52,7 @@ def test_a_graph_that_is_dropped_keeps_nothing_alive() -> None:
 
 
 def test_tensors_may_come_back_from_where_they_were_saved_in_another_layout() -> None:
-    given = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in operands()]
+    given = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in leaves()]
     given = [tensor.requires_grad_() for tensor in given]
     wanted = gradients(given)
     contiguous = torch.contiguous_format
@@ -99,7 +75,7 @@ def test_lengths_that_are_equal_stay_so_when_they_are_saved_apart() -> None:
 
 
 def test_a_result_that_was_overwritten_is_noticed() -> None:
-    given = operands()
+    given = leaves()
     out = attention(*given)
     with torch.no_grad():
         out.mul_(2)
@@ -108,7 +84,7 @@ def test_a_result_that_was_overwritten_is_noticed() -> None:
 
 
 def test_a_graph_that_is_retained_gives_the_same_gradients_again() -> None:
-    given = operands()
+    given = leaves()
     out = attention(*given)
     arriving = random(*out.shape, seed=7)
     first = torch.autograd.grad(out, given, arriving, retain_graph=True)
@@ -118,7 +94,7 @@ def test_a_graph_that_is_retained_gives_the_same_gradients_again() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_recomputes_the_forward_pass(reentrant: bool) -> None:
-    given = operands()
+    given = leaves()
     calls = 0
 
     def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -137,7 +113,7 @@ def test_a_checkpoint_recomputes_the_forward_pass(reentrant: bool) -> None:
 
 
 def test_without_grad_mode_nothing_is_kept() -> None:
-    given = operands()
+    given = leaves()
     with torch.no_grad():
         assert attention(*given).grad_fn is None
     with torch.inference_mode():
@@ -149,7 +125,7 @@ def test_without_grad_mode_nothing_is_kept() -> None:
 
 
 def test_a_second_derivative_is_refused_when_it_is_asked_for_and_not_before() -> None:
-    given = operands()
+    given = leaves()
     out = attention(*given)
     arriving = random(*out.shape, seed=7)
     wanted = torch.autograd.grad(out, given, arriving, retain_graph=True)
@@ -170,7 +146,7 @@ def test_a_second_derivative_is_refused_when_it_is_asked_for_and_not_before() ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast_converts_as_it_does_for_the_attention_of_torch(dtype: torch.dtype) -> None:
-    given = [tensor.detach().float().requires_grad_() for tensor in operands()]
+    given = [tensor.detach().float().requires_grad_() for tensor in leaves()]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     with torch.autocast("cpu", dtype=dtype):
         out = attention(*given)
@@ -186,7 +162,7 @@ def test_autocast_converts_as_it_does_for_the_attention_of_torch(dtype: torch.dt
 
 
 def test_autocast_does_not_lower_what_the_reference_computes_in() -> None:
-    given = operands()
+    given = leaves()
     wanted = [attention(*given), *gradients(given)]
     with torch.autocast("cpu", dtype=BF16):
         found = [attention(*given), *gradients(given)]
@@ -194,7 +170,7 @@ def test_autocast_does_not_lower_what_the_reference_computes_in() -> None:
 
 
 def test_out_takes_no_part_in_gradients() -> None:
-    q, k, v = operands()
+    q, k, v = leaves()
     out = torch.empty_like(q)
     plain = [tensor.detach() for tensor in (q, k, v)]
     for given in ((q, *plain[1:]), (*plain[:2], v), plain):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import BF16, FP16, random
+from launched_plans import launched_plans
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,42 +17,21 @@ from torch.utils.flop_counter import FlopCounterMode
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime import plan as plans
-from warploom.runtime.call import Call
 from warploom.runtime.counters import counters
 from warploom.runtime.families.attention_forward import api, gradient
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.plan import Plan
 
-Given = tuple[torch.Tensor, ...]
-OFFSETS = torch.tensor([0, 4, 13], dtype=torch.int32)
-PACKED: dict[str, Any] = {"max_seqlen_q": 9, "max_seqlen_k": 9}
-
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
-    """The plans that were launched on addresses, which must be those of calls of these plans."""
-    plans.forget()
-    noted: list[Plan[Any, Any]] = []
-    run_at: Callable[..., None] = Plan.run_at
+    return launched_plans(monkeypatch)
 
-    def seen(
-        self: Plan[Any, Any],
-        arguments: Any,  # noqa: ANN401
-        results: Any,  # noqa: ANN401
-        call_of: Callable[..., Call[Any, Any]],
-        *given: Any,
-    ) -> None:
-        run_at(self, arguments, results, call_of, *given)
-        call = call_of(*given)
-        assert call.signature() == self.key
-        assert call.arguments(self.details, results) == arguments
-        for made, like in zip(results, call.results(self.details), strict=True):
-            assert made.stride() == like.stride()
-        noted.append(self)
 
-    monkeypatch.setattr(Plan, "run_at", seen)
-    return noted
+Given = tuple[torch.Tensor, ...]
+OFFSETS = torch.tensor([0, 4, 13], dtype=torch.int32)
+PACKED: dict[str, Any] = {"max_seqlen_q": 9, "max_seqlen_k": 9}
 
 
 def fixed(seq_k: int = 14, dtype: torch.dtype = BF16) -> Given:

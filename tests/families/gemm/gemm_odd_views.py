@@ -40,6 +40,9 @@ def gradients(m: int, n: int, device: str) -> Iterator[tuple[str, torch.Tensor]]
 def close(found: torch.Tensor | None, exact: torch.Tensor | None, what: str) -> None:
     assert (found is None) == (exact is None), what
     if found is not None and exact is not None:
+        # What says how they differ takes longer than a small product.
+        if found.shape == exact.shape and torch.allclose(found.double(), exact, 1e-2, 1e-2):
+            return
         message = f"{what}: {{}}".format
         torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2, msg=message)
 
@@ -98,15 +101,15 @@ def gradients_of_gemm_are_exact(m: int, n: int, k: int, device: str, epilogue: s
 
 def gradients_of_a_layer_are_exact(m: int, n: int, k: int, device: str) -> None:
     """Those of a layer by what it keeps of its calls, twice of each view."""
+    plain, x, bias = (values(*shape, device=device) for shape in ((n, k), (m, k), (n,)))
     for activation in (None, "relu"):
         for where, dd in gradients(m, n, device):
-            for at_weight, weight in odd_views(values(n, k, device=device)):
+            wide = [one.double().requires_grad_() for one in (x, plain, bias)]
+            z = torch.nn.functional.linear(*wide)
+            (z if activation is None else z.relu()).backward(dd.double())
+            for at_weight, weight in odd_views(plain):
                 layer = Layer()
-                x, bias = values(m, k, device=device), values(n, device=device)
                 leaves = [one.detach().requires_grad_() for one in (x, weight, bias)]
-                wide = [one.detach().double().requires_grad_() for one in leaves]
-                z = torch.nn.functional.linear(*wide)
-                (z if activation is None else z.relu()).backward(dd.double())
                 for _ in range(2):
                     given = (*leaves, activation, "save")
                     result = layer.again(*given)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from precompiled import compiled
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
@@ -16,9 +15,7 @@ from warploom.generator.epilogue import (
     GateFunction,
     GateGradient,
     GateLayout,
-    Preactivation,
     Quantize,
-    Scale,
 )
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
@@ -214,35 +211,6 @@ def test_what_has_no_registers_or_no_meaning_is_no_kernel(name: str) -> None:
     steps, fields, said = ILLEGAL[name]
     with pytest.raises(SpecificationError, match=said):
         spec(*steps, **fields)
-
-
-# Near what a thread may hold, or near what was: each spilled before the rules counted it.
-NEAR: list[tuple[tuple[EpilogueStep, ...], dict[str, Any]]] = [
-    ((UNGATED,), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
-    ((UNGATED,), {"tile": (128, 256, 64), "cluster": (2, 1)}),
-    (
-        (GateGradient("swiglu_oai", "bf16", "interleaved"),),
-        {"kernel_schedule": "pingpong"},
-    ),
-    ((Scale("host"), UNGATED), {"tile": (256, 96, 64), "stream_k": True}),
-    (
-        (Gate("gelu", "interleaved"),),
-        {"kernel_schedule": "pingpong", "batched": True, "a": "fp16"},
-    ),
-    (
-        (Preactivation("bf16"), Gate("gelu", "interleaved")),
-        {"tile": (128, 256, 64), "cluster": (2, 1)},
-    ),
-]
-
-
-@pytest.mark.parametrize(("steps", "fields"), NEAR)
-def test_a_gate_that_is_near_its_registers_does_not_spill(
-    steps: tuple[EpilogueStep, ...], fields: dict[str, Any]
-) -> None:
-    artifact = compiled(spec(*steps, **fields))
-    assert [one.spill_bytes for one in artifact.resources.values()] == [0]
-    assert artifact.serialised == ()
 
 
 def test_a_name_tells_the_step() -> None:

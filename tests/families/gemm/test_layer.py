@@ -10,6 +10,7 @@ import pytest
 import torch
 from gemm_gradients import FP16, K, M, N, check, exact, held, leaf, random
 from gemm_gradients import LAYOUTS as PRODUCTS
+from launched_plans import launched_plans
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,25 +24,7 @@ from warploom.runtime.plan import Plan, forget
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
-    """The plans that were launched on addresses, which must be those of calls of these plans."""
-    noted: list[Plan[Any, Any]] = []
-    run_at: Callable[..., None] = Plan.run_at
-
-    def seen(
-        self: Plan[Any, Any],
-        arguments: Any,  # noqa: ANN401
-        results: Any,  # noqa: ANN401
-        call_of: Callable[..., Any],
-        *given: Any,
-    ) -> None:
-        run_at(self, arguments, results, call_of, *given)
-        call = call_of(*given)
-        assert call.signature() == self.key
-        assert call.arguments(self.details, results) == arguments
-        noted.append(self)
-
-    monkeypatch.setattr(Plan, "run_at", seen)
-    return noted
+    return launched_plans(monkeypatch)
 
 
 class Called:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import attention_backward_arena as arena
@@ -13,12 +12,12 @@ import torch
 from attention_backward_cases import SIMPLE, operation
 from attention_cases import MASKS, Shape
 from torch.utils.checkpoint import checkpoint
+from watched import CYCLES, behind_a_kernel, launched, no_synchronization
 
 import warploom
 from warploom.errors import DeviceError, ProblemError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
-CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 SHAPE = Shape(2, 20, 4, 517, 517)
 Tensors = tuple[torch.Tensor, ...]
 
@@ -171,41 +170,18 @@ def test_no_pass_waits_for_the_gpu() -> None:
     given = leaves()
     expanded = torch.ones((), device="cuda").bfloat16().expand(2, 4, 257, 64)
     gradients(given, expanded)
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_synchronization():
         for made in passes:
             made.run()
         gradients(given, expanded)  # whose dout is copied
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda._sleep(CYCLES)
-    busy = torch.cuda.Event()
-    busy.record()
-    for made in passes:
-        made.run()
-    assert not busy.query()  # the passes returned while the kernel before them still ran
+    behind_a_kernel(lambda: [made.run() for made in passes])
     for made in passes:
         dq, dk, dv = (guarded.view for guarded in made.gradients)
         arena.assert_right(made, (dq, dk, dv))
 
 
-def launched(work: Callable[[], Any]) -> list[str]:
-    """The names of what runs on the GPU, in order."""
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        work()
-        torch.cuda.synchronize()
-    cuda = torch.autograd.DeviceType.CUDA
-    return [event.name for event in profile.events() if event.device_type == cuda]
-
-
 @pytest.mark.parametrize("name", SIMPLE)
 def test_only_our_kernels_and_memsets_run_and_as_many_for_any_size(name: str) -> None:
-    noise = torch.ones(131, device="cuda")
-    if not launched(lambda: noise + 1):
-        pytest.skip("the profiler sees no kernels on this machine")
     kernel = SIMPLE[name]
     counts = set()
     for batch, length in ((1, 65), (7, 1021)):

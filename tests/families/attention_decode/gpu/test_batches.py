@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import decode_arena as arena
@@ -13,25 +13,11 @@ from decode_cases import SIMPLE, Shape, short
 
 import warploom
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.launch_plan import LaunchPlan
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built", "poisoned")]
 INVARIANT = [
     kernel for kernel in cases.ALL if cases.of(kernel).batch_invariant and cases.of(kernel).lengths
 ]
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a launch finds in its workspaces is NaN: a part that was not left is seen."""
-    room = LaunchPlan._room
-
-    def full(plan: LaunchPlan, stream: int) -> torch.Tensor:
-        return room(plan, stream).fill_(255)
-
-    monkeypatch.setattr(LaunchPlan, "_room", full)
-    yield
-    torch.cuda.synchronize()
 
 
 def alone(made: arena.Call, index: int) -> arena.Pair:

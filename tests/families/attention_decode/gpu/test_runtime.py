@@ -15,12 +15,12 @@ import pytest
 import torch
 from decode_cases import SIMPLE, SINGLE, Shape
 from processes import run
+from watched import CYCLES, behind_a_kernel, no_synchronization, operator_called
 
 import warploom
 from warploom.errors import DeviceError, ProblemError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
-CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 SHAPE = Shape(3, 2, 4, 2, 2000)
 COUNTED = [name for name, kernel in SIMPLE.items() if cases.of(kernel).lengths]
 
@@ -168,18 +168,10 @@ def test_a_launch_sees_keys_that_the_kernel_before_wrote(name: str) -> None:
 def test_no_call_waits_for_the_gpu() -> None:
     calls = [make(name) for name in SIMPLE]
     wanted = [arena.bits(made) for made in calls]
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_synchronization():
         for made in calls:
             made.run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda._sleep(CYCLES)
-    busy = torch.cuda.Event()
-    busy.record()
-    results = [made.run() for made in calls]
-    assert not busy.query()  # the calls returned while the kernel before them still ran
+    results = behind_a_kernel(lambda: [made.run() for made in calls])
     for pair, expected in zip(results, wanted, strict=True):
         assert all(map(arena.same_bits, pair, expected))
 
@@ -235,24 +227,8 @@ def test_the_graphs_of_torch_compile_replay_at_other_lengths() -> None:
 
 def test_torch_finds_no_fault_with_the_operator() -> None:
     made = arena.call(None, Shape(3, 2, 4, 1, 200), of=SINGLE["plain"])
-    found: list[tuple[Any, ...]] = []
-
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(
-            self,
-            function: object,
-            types: object,
-            args: tuple[object, ...] = (),
-            kwargs: object = None,
-        ) -> object:
-            if "warploom" in str(function):
-                found.append((function, args, kwargs))
-            return function(*args, **(kwargs or {}))  # type: ignore[operator, call-overload]
-
-    with Seen():
-        warploom.attention_decode(*made.tensors, **made.keywords)
-    ((function, args, kwargs),) = found
-    torch.library.opcheck(function, args, kwargs)
+    call = operator_called(lambda: warploom.attention_decode(*made.tensors, **made.keywords))
+    torch.library.opcheck(*call)
 
 
 def test_tensors_that_require_grad_are_refused_and_launch_nothing() -> None:

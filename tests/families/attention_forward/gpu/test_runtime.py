@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import attention_arena as arena
@@ -11,13 +10,13 @@ import attention_cases as cases
 import pytest
 import torch
 from attention_cases import SIMPLE, Shape, operation, short
+from watched import CYCLES, behind_a_kernel, launched, no_synchronization
 
 import warploom
 from warploom.errors import DeviceError, ProblemError
 from warploom.generator.specification import KernelSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
-CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 SHAPE = Shape(2, 20, 4, 517, 517)
 
 
@@ -108,39 +107,17 @@ def test_no_call_waits_for_the_gpu() -> None:
     for made in calls:
         made.run()
     odd = torch.randn(2, 4, 130, 65, device="cuda").bfloat16()[..., :64]
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_synchronization():
         for made in calls:
             made.run()
         warploom.attention(odd, odd, odd)  # planned here, and copied
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda._sleep(CYCLES)
-    busy = torch.cuda.Event()
-    busy.record()
-    results = [made.run() for made in calls]
-    assert not busy.query()  # the calls returned while the kernel before them still ran
+    results = behind_a_kernel(lambda: [made.run() for made in calls])
     for made, found in zip(calls, results, strict=True):
         arena.assert_right(made, *found)
 
 
-def launched(work: Callable[[], Any]) -> list[str]:
-    """The names of what runs on the GPU, in order."""
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        work()
-        torch.cuda.synchronize()
-    cuda = torch.autograd.DeviceType.CUDA
-    return [event.name for event in profile.events() if event.device_type == cuda]
-
-
 @pytest.mark.parametrize("kernel", SIMPLE.values(), ids=short)
 def test_only_our_kernels_and_memsets_run_and_as_many_for_any_size(kernel: KernelSpec) -> None:
-    noise = torch.ones(131, device="cuda")
-    if not launched(lambda: noise + 1):
-        pytest.skip("the profiler sees no kernels on this machine")
     counts = set()
     causal = operation(kernel).mask == "causal"
     for batch, length in ((1, 65), (7, 1021)):

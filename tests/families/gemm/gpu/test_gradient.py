@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gemm_gradients import BF16, E4M3, E5M2, FP16, FP32, Items, exact, held, leaves_of
+from watched import CYCLES
 
 import warploom
 from warploom.runtime.counters import counters
@@ -16,7 +17,6 @@ from warploom.runtime.counters import counters
 pytestmark = pytest.mark.gpu
 
 Operands = tuple[torch.Tensor, torch.Tensor]
-CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 
 
 @pytest.fixture(autouse=True)

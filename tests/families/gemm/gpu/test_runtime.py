@@ -14,6 +14,7 @@ import gemm_cases as cases
 import pytest
 import torch
 from gemm_cases import SIMPLE
+from watched import CYCLES, behind_a_kernel, launched, no_synchronization
 
 import warploom
 from warploom.errors import DeviceError, ProblemError
@@ -21,7 +22,6 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.gemm import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
-CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 
 
 def unused(number: int) -> KernelSpec:
@@ -225,19 +225,11 @@ def test_no_call_waits_for_the_gpu() -> None:
     odd.copy_(made.a.view)
     made.run()
     fresh = arena.call(SIMPLE["layer"], 251, 144, 197)
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_synchronization():
         made.run()
         fresh.run()  # planned here
         warploom.gemm(odd, made.b.view, epilogue=made.listed, spec=made.spec)  # copied first
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda._sleep(CYCLES)
-    busy = torch.cuda.Event()
-    busy.record()
-    made.run()
-    assert not busy.query()  # the call returned while the kernel before it still ran
+    behind_a_kernel(made.run)
     assert_right(made)
     assert_right(fresh)
 
@@ -245,21 +237,8 @@ def test_no_call_waits_for_the_gpu() -> None:
 def test_nothing_but_the_kernel_runs_for_operands_in_place() -> None:
     made = arena.call(SIMPLE["tma"], 257, 136, 193)
     made.run()
-    noise = torch.ones(131, device="cuda")
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-
-    def kernels(work: Callable[[], Any]) -> list[str]:
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=activities) as profile:
-            work()
-            torch.cuda.synchronize()
-        cuda = torch.autograd.DeviceType.CUDA
-        return [event.name for event in profile.events() if event.device_type == cuda]
-
-    if not kernels(lambda: noise + 1):
-        pytest.skip("the profiler sees no kernels on this machine")
-    assert kernels(made.run) == [made.spec.name]
-    ran = kernels(lambda: warploom.gemm(made.a.view, made.b.view, spec=made.spec))
+    assert launched(made.run) == [made.spec.name]
+    ran = launched(lambda: warploom.gemm(made.a.view, made.b.view, spec=made.spec))
     assert ran == [made.spec.name]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import gemm_arena as arena
@@ -15,9 +15,8 @@ from gemm_cases import short
 from warploom.generator.artifact import Artifact
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.launch_plan import LaunchPlan
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned")]
 # Rows and columns in tiles, k in k tiles, each for every part: beside whole tiles, prime ones.
 SHAPES: dict[str, tuple[float, float, float]] = {
     "a part has one k tile": (1, 1, 1),
@@ -38,19 +37,6 @@ def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> None:
     assert len(used) >= 2 * len(artifacts)
     assert all(one.spill_bytes == one.local_bytes == 0 for one in used)
     assert [one.name for one in artifacts.values() if one.serialised] == []
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a launch finds in its workspaces is NaN: a part that was not left is seen."""
-    room = LaunchPlan._room
-
-    def full(plan: LaunchPlan, stream: int) -> torch.Tensor:
-        return room(plan, stream).fill_(255)
-
-    monkeypatch.setattr(LaunchPlan, "_room", full)
-    yield
-    torch.cuda.synchronize()
 
 
 def call(kernel: KernelSpec, shape: tuple[float, float, float], seed: int = 0) -> arena.Call:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import gemm_arena as arena
@@ -17,9 +17,8 @@ from warploom.generator.families._product.launch import cut
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import driver
-from warploom.runtime.launch_plan import LaunchPlan
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned")]
 Tiles = Callable[[int], int]
 TILES: dict[str, Tiles] = {  # of as many clusters as run at a time
     "one tile": lambda clusters: 1,
@@ -38,19 +37,6 @@ def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> None:
     artifacts = build(wider.STREAMED)
     assert all(one.resources[one.name].spill_bytes == 0 for one in artifacts.values())
     assert [one.name for one in artifacts.values() if one.serialised] == []
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a launch finds in its workspaces is NaN: a part that was not left is seen."""
-    room = LaunchPlan._room
-
-    def full(plan: LaunchPlan, stream: int) -> torch.Tensor:
-        return room(plan, stream).fill_(255)
-
-    monkeypatch.setattr(LaunchPlan, "_room", full)
-    yield
-    torch.cuda.synchronize()
 
 
 def call(kernel: KernelSpec, tiles: Tiles, seed: int = 0) -> arena.Call:

@@ -7,6 +7,7 @@ import mixed_cases as cases
 import pytest
 import torch
 from mixed_cases import SIMPLE
+from watched import operator_called
 
 import warploom
 from warploom.quantization import PackedWeight
@@ -59,24 +60,7 @@ def test_the_graphs_of_torch_compile_replay_on_new_contents() -> None:
 def test_torch_finds_no_fault_with_the_operator() -> None:
     weight, a = packed(), drawn(17, K)
     warploom.mixed_gemm(a, weight)  # operators are registered when the runtime is first used
-    found: list[tuple[object, ...]] = []
-
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(
-            self,
-            function: object,
-            types: object,
-            args: tuple[object, ...] = (),
-            kwargs: object = None,
-        ) -> object:
-            if "warploom" in str(function):
-                found.append((function, args, kwargs))
-            return function(*args, **(kwargs or {}))  # type: ignore[operator, call-overload]
-
-    with Seen():
-        warploom.mixed_gemm(a, weight)
-    ((function, args, kwargs),) = found
-    torch.library.opcheck(function, args, kwargs)  # type: ignore[arg-type]
+    torch.library.opcheck(*operator_called(lambda: warploom.mixed_gemm(a, weight)))
 
 
 @pytest.mark.parametrize("m", [1, 43, 300])

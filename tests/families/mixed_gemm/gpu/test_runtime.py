@@ -10,11 +10,11 @@ import pytest
 import torch
 from mixed_cases import SIMPLE
 from product_arena import fill, guarded
+from watched import CYCLES, behind_a_kernel, no_synchronization
 
 import warploom
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
-CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 WAYS = ("few", "some", "many", "split", "shared")
 
 
@@ -109,18 +109,10 @@ def test_no_call_waits_for_the_gpu() -> None:
     made = arena.call(SIMPLE["layer"], 43, 136, 640)
     made.run()
     fresh = arena.call(SIMPLE["layer"], 37, 144, 384)
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_synchronization():
         made.run()
         fresh.run()  # planned here
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda._sleep(CYCLES)
-    busy = torch.cuda.Event()
-    busy.record()
-    made.run()
-    assert not busy.query()  # the call returned while the kernel before it still ran
+    behind_a_kernel(made.run)
     arena.assert_right(made)
     arena.assert_right(fresh)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import mixed_arena as arena
 import mixed_cases as cases
@@ -14,9 +14,8 @@ from warploom.generator.families.mixed_gemm import MixedGemmShape
 from warploom.generator.families.mixed_gemm.launch import cut
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import driver
-from warploom.runtime.launch_plan import LaunchPlan
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built", "poisoned")]
 Tiles = Callable[[int], int]
 TILES: dict[str, Tiles] = {  # of as many blocks as run at a time
     "one tile": lambda blocks: 1,
@@ -26,19 +25,6 @@ TILES: dict[str, Tiles] = {  # of as many blocks as run at a time
 }
 over_tiles = pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
 COLUMNS = 3  # of tiles, where there are many
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a launch finds in its workspaces is NaN: a part that was not left is seen."""
-    room = LaunchPlan._room
-
-    def full(plan: LaunchPlan, stream: int) -> torch.Tensor:
-        return room(plan, stream).fill_(255)
-
-    monkeypatch.setattr(LaunchPlan, "_room", full)
-    yield
-    torch.cuda.synchronize()
 
 
 def call(kernel: KernelSpec, tiles: Tiles, seed: int = 0) -> arena.Call:
