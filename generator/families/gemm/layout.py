@@ -17,7 +17,7 @@ from warploom.generator.tensor_maps import OperandTile, operand_tile
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
-MAINLOOP_REGISTERS = 36
+MAINLOOP_REGISTERS = 34
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, where blocks take turns at one bank
 
 
@@ -46,7 +46,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     sums, bank, scales = _accumulators(operation, schedule)
     banks = _blocks(schedule) if bank else 0
     chunk_columns, registers = chunk(operation, schedule, sums + banks * bank + scales, most)
-    if registers > most and banks > 1 and schedule.sharing > 1:
+    if registers > most and banks and schedule.sharing > 1:
         banks = 1
         # Stages of 48 KB and block scales: half of the staging leaves room for a fourth stage.
         widest = 64 if operation.block_scales == "none" else 32
