@@ -87,9 +87,7 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
         factor_columns = gcd(columns, SCALE_BLOCK)
         latest = SCALE_BLOCK - factor_columns
         count, of_tile = -(-(latest + columns) // SCALE_BLOCK), 0
-    return SideScales(
-        operand, _element(operation, operand), each, count, of_tile, factor_columns
-    )
+    return SideScales(operand, _element(operation, operand), each, count, of_tile, factor_columns)
 
 
 def staged_scales(
@@ -107,11 +105,14 @@ def staged_scales(
 
 def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
     """Registers of a thread for block scales of a k tile: those of rows, times those of blocks of
-    columns; scales of single columns are read where they are used.
+    columns; scales of single columns are read where they are used, while rows' exponents and what
+    is made of them are both held.
     """
     rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
-    blocks = schedule.rows // (WGMMA_M * schedule.sharing)
-    return blocks * rows.count * (1 if columns.each == 1 else schedule.columns // columns.factor_columns)
+    held = schedule.rows // (WGMMA_M * schedule.sharing) * rows.count
+    if columns.each == 1:
+        return held * (2 if rows.element == "e8m0" else 1)
+    return held * schedule.columns // columns.factor_columns
 
 
 def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:
