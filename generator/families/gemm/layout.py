@@ -17,8 +17,8 @@ from warploom.generator.tensor_maps import OperandTile, operand_tile
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
-MAINLOOP_REGISTERS = 36
-STREAM_REGISTERS = 8  # what of a range of k tiles is left, where blocks take turns at one bank
+MAINLOOP_REGISTERS = 34
+STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,12 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     sums, bank, scales = _accumulators(operation, schedule)
     banks = _blocks(schedule) if bank else 0
     chunk_columns, registers = chunk(operation, schedule, sums + banks * bank + scales, most)
-    if registers > most and banks > 1 and schedule.sharing > 1:
+    streamed = STREAM_REGISTERS * schedule.stream_k if bank else 0
+    if registers + streamed > most and banks and schedule.sharing > 1:
         banks = 1
-        # Stages of 48 KB and block scales: half of the staging leaves room for a fourth stage.
-        widest = 64 if operation.block_scales == "none" else 32
-        chunk_columns, registers = chunk(operation, schedule, sums, most, widest)
+        chunk_columns, registers = chunk(operation, schedule, sums, most)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
-        registers += STREAM_REGISTERS * schedule.stream_k
+    registers += streamed
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer
