@@ -16,8 +16,8 @@ from typing import Any, Generic, cast
 import torch
 from torch.autograd import forward_ad
 
+from warploom.generator.locks import remember
 from warploom.runtime.arguments import Arguments, Declaration, ResultsT
-from warploom.runtime.bounded import remember
 from warploom.runtime.call import Key
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker

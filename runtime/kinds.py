@@ -17,8 +17,7 @@ from weakref import WeakSet
 import torch
 from torch.autograd import forward_ad
 
-from warploom.generator.locks import ForkLock
-from warploom.runtime.bounded import remember
+from warploom.generator.locks import ForkLock, remember
 
 KindT = TypeVar("KindT")
 Entry = tuple[bool, object, Callable[..., bool], KindT]  # grad mode, options, guard, what is kept

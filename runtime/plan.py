@@ -21,17 +21,24 @@ from warploom import hooks
 from warploom.errors import KernelMissingError
 from warploom.generator.build import require
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import ForkLock, remember
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
-from warploom.runtime.bounded import remember
 from warploom.runtime.call import Arguments, Call, DetailsT, Draft, Key, ResultsT
 from warploom.runtime.counters import counters
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.kernel import store
 from warploom.runtime.launch_plan import LaunchPlan, plan_launches
-from warploom.runtime.negation import laid_out_as_resolved, negated, refuse_negated, resolved
-from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, require_memory
+from warploom.runtime.tensors import (
+    UnlikeError,
+    WithoutMemoryError,
+    explained,
+    laid_out_as_resolved,
+    negated,
+    refuse_negated,
+    require_memory,
+    resolved,
+)
 
 _BOUND = 4096  # plans remembered
 known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up

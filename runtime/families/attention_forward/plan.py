@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import targets
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.families._attention.problem import Keywords
 from warploom.runtime.families.attention_forward import gradient, operator_call
 from warploom.runtime.families.attention_forward.call import (

@@ -36,11 +36,11 @@ from warploom.runtime.families._product.steps import KINDS, OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import block_scales, reference
 from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
-from warploom.runtime.negation import refuse_negated
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import (
     Named,
     refuse_dual,
+    refuse_negated,
     require_memory,
     require_one_device,
     require_tensors,

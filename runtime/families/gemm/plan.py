@@ -20,10 +20,10 @@ from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import MOST_CHARACTERS
+from warploom.generator.locks import remember
 from warploom.runtime import driver
-from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import Keywords

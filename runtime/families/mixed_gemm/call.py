@@ -36,8 +36,14 @@ from warploom.runtime.families._product.operands import (
 from warploom.runtime.families._product.steps import OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
-from warploom.runtime.negation import refuse_negated
-from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors, shown
+from warploom.runtime.tensors import (
+    Named,
+    refuse_dual,
+    refuse_negated,
+    require_memory,
+    require_tensors,
+    shown,
+)
 
 INPUTS: tuple[str, ...] = get_args(get_type_hints(MixedGemmOperation)["a"])
 
