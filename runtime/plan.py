@@ -57,6 +57,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     copies    operands that are copied first, since TMA cannot read them or torch has negated them
     details   what the family knows of such calls
     draft     the call that it was made of, as `warploom.autotune` needs it for another kernel
+    repeated  it ran a call before that nothing is kept of
     """
 
     key: Key
@@ -67,6 +68,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     device: int
     draft: Draft[DetailsT]
     number: int = field(default_factory=_numbers.__next__, compare=False, repr=False)
+    repeated: bool = field(default=False, compare=False, repr=False)
 
     def __init_subclass__(cls, of: type | None = None) -> None:
         """Have calls of the type `of` planned by this class, whoever plans them."""
