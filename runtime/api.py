@@ -22,7 +22,7 @@ from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
     from warploom.runtime.families._attention.problem import Keywords
-    from warploom.runtime.families.gemm.call import PlanKeywords
+    from warploom.runtime.families.gemm.api import PlanKeywords
 
 __all__ = ["Explanation", "counters", "explain", "load", "warmup"]
 

@@ -477,7 +477,7 @@ class Declared:
 
     def crossing(self) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
         """What the operator is handed, by position and by keyword."""
-        written = dict[str, torch.Tensor | None]()
+        written: dict[str, torch.Tensor | None] = {}
         for name, parts in self.declaration.compounds:
             written |= dict(parts.written(getattr(self, name)))
         return self.encoded(self.declaration.crossing), written

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 
 import warploom
 from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm.call import GemmCall
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -236,7 +237,7 @@ def test_fake_tensors_have_gradients_of_the_right_shapes() -> None:
 def test_the_operator_that_eager_modes_see_differentiates_as_a_plan_does() -> None:
     a, b, bias = leaf(random(M, K)), leaf(random(K, N)), leaf(random(N))
     items = [("bias", bias), ("activation", "silu")]
-    d = operators.call(a, b, items, None, None, "fast", None, "save")
+    d = operators.call(GemmCall(a, b, items, None, None, "fast", None, "save"))
     found = torch.autograd.grad(d, (a, b, bias), random(M, N))
     other = warploom.gemm(a, b, epilogue=items)
     expected = torch.autograd.grad(other, (a, b, bias), random(M, N))

@@ -10,6 +10,7 @@ import torch
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm.call import GemmCall
 
 A = torch.randn(6, 16).bfloat16()
 B = torch.randn(8, 16).bfloat16().t()
@@ -27,9 +28,11 @@ EPILOGUES: dict[str, list[tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_an_epilogue_crosses_the_operator_unchanged(name: str) -> None:
     expected = warploom.gemm(A, B, epilogue=EPILOGUES[name])
-    assert torch.equal(operators.call(A, B, EPILOGUES[name], None, None, "fast", None), expected)
+    assert torch.equal(
+        operators.call(GemmCall(A, B, EPILOGUES[name], None, None, "fast", None)), expected
+    )
     out = torch.empty_like(expected)
-    assert operators.call(A, B, EPILOGUES[name], out, None, "fast", None) is out
+    assert operators.call(GemmCall(A, B, EPILOGUES[name], out, None, "fast", None)) is out
     assert torch.equal(out, expected)
 
 
@@ -104,7 +107,7 @@ def test_more_than_one_amax_is_refused_under_torch_compile() -> None:
     with pytest.raises(
         ProblemError, match=r"2 amax under torch.compile: must be one at most: call"
     ):
-        operators.call(A, B, [("amax", amax), ("amax", amax)], None, None, "fast", None)
+        operators.call(GemmCall(A, B, [("amax", amax), ("amax", amax)], None, None, "fast", None))
     assert amax.item() == 0
 
 
