@@ -75,7 +75,7 @@ def test_the_operator_that_writes_refuses_too() -> None:
     with pytest.raises(ProblemError, match="has not seen before"):
         torch.ops.warploom.gemm_out(asking(A), W.t(), *rest, out=out())
     with pytest.raises(ProblemError, match="has not seen before"):
-        operators.call(GemmCall(A, asking(W).t(), [], out(), None, "fast", None))
+        operators.call(GemmCall(A, asking(W).t(), [], out(), None, True, None))
 
 
 def test_a_plan_refuses_what_an_eager_call_refuses() -> None:

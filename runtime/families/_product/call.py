@@ -187,7 +187,7 @@ def written_keywords() -> dict[str, str]:
 # ---- Calls like an earlier one -------------------------------------------------------------------
 
 _LISTS = 256  # kinds of lists whose calls are recognised, of each function
-_KINDS = {"rounding_state": "stochastic_rounding", "preactivation": "preact"}
+_KINDS = {"rounding_state": "stochastic_rounding", "preactivation": "way of gradients"}
 """Keywords that items of theirs have another kind than, or that have the name of another kind."""
 
 CallOf = Callable[[tuple[Any, ...]], ProductCall]

@@ -14,16 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch.autograd import forward_ad
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import MOST_CHARACTERS, GateLayout
-from warploom.generator.families.gemm import Accumulation
 from warploom.generator.locks import remember
 from warploom.generator.specification import KernelSpec
+from warploom.renamed import current
 from warploom.runtime import driver
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.dispatch import Choice, named
@@ -207,7 +208,7 @@ class _Gemm(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
         needed = ctx.needs_input_grad  # in call and plan too, which need none
-        kind = (call.preactivation, needed, call.accumulate_into is None)
+        kind = (call.preactivation, needed, call.main_grad is None)
         how, ways = plan.rules.get(kind) or _rule(call, plan, tensors, kind)
         kept = [*map(tensors.__getitem__, how.kept)]
         if how.way == "save":
@@ -269,7 +270,7 @@ def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]
     shape = (*details.out_shape[:-1], call.b.shape[-1])  # a gate is given twice as many columns
     z = call.a.new_empty(shape, dtype=kept_type(details.out_dtype, call.a.dtype))
     storing = GemmCall(
-        call.a, call.b, storing_items(listed, z), None, call.out_dtype, call.accumulation
+        call.a, call.b, storing_items(listed, z), None, call.out_dtype, call.use_fast_accum
     )
     if plan.saving is None:
         plan.saving = make(storing, GemmPlan)
@@ -294,7 +295,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 """The keywords of an epilogue that is no list, in the order in which a warm call has them."""
 _PLAIN = (*_DEFAULTS.values(),)
-_OPTIONS = ("out_dtype", "accumulation", "preactivation", "accumulate_into", "gradient_dtype")
+_OPTIONS = ("out_dtype", "use_fast_accum", "preactivation", "main_grad", "gradient_dtype")
 _warm = WarmProducts(GemmCall, ("a", "b"), _DEFAULTS, _OPTIONS, lambda a, b: (a, b))
 
 
@@ -334,7 +335,7 @@ class _Derive:
     how, ways   as `_rule` has it
     tensors     takes from a pool what is read
     numbers     where it has the items' numbers that gradients depend on
-    into        where it has `accumulate_into`, which `options` lack
+    into        where it has `main_grad`, which `options` lack
     """
 
     how: Rule
@@ -350,7 +351,7 @@ class _Derive:
         listed = [call.listed[index] for index in plan.reads or ()]
         tensors = (call.a, call.b, *[item[1] for item in listed])
         needed = (False, False, *[one.requires_grad for one in tensors])
-        how, ways = plan.rules[call.preactivation, needed, call.accumulate_into is None]
+        how, ways = plan.rules[call.preactivation, needed, call.main_grad is None]
         numbers = ITEMS.numbered(call.listed) if how.numbered else ()
         return cls(
             how,
@@ -358,7 +359,7 @@ class _Derive:
             itemgetter(*[places[name] for name in ("a", "b", *[item[0] for item in listed])]),
             tuple([places[name] for name in numbers]),
             call.gradient_options._replace(accumulate_into=None),
-            places["accumulate_into"],
+            places["main_grad"],
         )
 
     def __call__(self, pool: tuple[Any, ...], d: torch.Tensor) -> torch.Tensor:
@@ -409,6 +410,16 @@ _apply_made: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Made)
 # ---- The functions -------------------------------------------------------------------------------
 
 
+_EPILOGUE = Keywords.__annotations__.keys()
+
+
+class _Older(TypedDict, total=False):
+    """Keywords that have a new name."""
+
+    accumulation: str
+    accumulate_into: torch.Tensor | None
+
+
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -425,20 +436,21 @@ def gemm(
     scale_d: float | torch.Tensor | None = None,
     amax: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
+    use_fast_accum: bool = True,
     epilogue: Sequence[Item] | None = None,
     rounding: str = "nearest",
     rounding_state: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
     preactivation: Preactivation = "save",
-    accumulate_into: torch.Tensor | None = None,
+    main_grad: torch.Tensor | None = None,
     gradient_dtype: torch.dtype | None = None,
+    **older: Unpack[_Older],
 ) -> torch.Tensor:
     """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
 
     a is [.., M, K] and b [.., K, N] (a torch weight [N, K] is b after .t()), of one type: fp16,
     bf16, e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Batches broadcast. Products accumulate in
-    fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `accumulation="promoted"` only
+    fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `use_fast_accum=False` only
     those over 128 of k, at the cost of some speed. The result [.., M, N] has `out_dtype`: by
     default that of 16-bit operands, int32 for int8 without epilogue, else bf16. 8-bit results
     saturate, round to nearest even and keep NaN (int8: 0).
@@ -460,7 +472,7 @@ def gemm(
 
     The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with
     `out`. preactivation says where the backward pass has from what the activation is given: kept by
-    the forward pass ("save"), or computed again ("recompute"). accumulate_into, fp32 of b's shape,
+    the forward pass ("save"), or computed again ("recompute"). main_grad, fp32 of b's shape,
     has the gradient of b added to it in place, and b.grad is left alone. gradient_dtype is what
     gradients are multiplied with fp8 operands in: bf16, or float8_e5m2, scaled to its range.
 
@@ -468,10 +480,14 @@ def gemm(
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched.
     """
+    if older:
+        return gemm(**current(gemm, older, locals()))
+    if use_fast_accum is not True and use_fast_accum is not False:
+        require_boolean("use_fast_accum", use_fast_accum)
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
-    if accumulate_into is not None or gradient_dtype is not None or preactivation != "save":
-        check_gradient_options(b, preactivation, accumulate_into, gradient_dtype)
+    if main_grad is not None or gradient_dtype is not None or preactivation != "save":
+        check_gradient_options(b, preactivation, main_grad, gradient_dtype)
     if rounding == "stochastic" and rounding_state is None and isinstance(a, torch.Tensor):
         rounding_state = drawn(a.device)
     values = (
@@ -491,9 +507,9 @@ def gemm(
         rounding,
         rounding_state,
         out_dtype,
-        accumulation,
+        use_fast_accum,
         preactivation,
-        accumulate_into,
+        main_grad,
         gradient_dtype,
     )
     warm = None
@@ -539,9 +555,9 @@ def gemm(
     if forward_ad._current_level >= 0:
         GemmCall(a, b, listed, out).refuse_tangents()
     call = GemmCall(
-        *(a, b, listed, out, out_dtype, accumulation),
+        *(a, b, listed, out, out_dtype, use_fast_accum),
         spec,  # type: ignore[arg-type]
-        *(preactivation, accumulate_into, gradient_dtype),
+        *(preactivation, main_grad, gradient_dtype),
     )
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
@@ -568,7 +584,7 @@ def plan(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
+    use_fast_accum: bool = True,
     spec: KernelSpec | str | None = None,
     **keywords: Unpack[Keywords],
 ) -> GemmPlan:
@@ -577,7 +593,11 @@ def plan(
     Arguments are those of `gemm`. `plan(a, b, out, ...)` then runs tensors of the same shapes,
     strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
     """
-    own = {"out": out, "out_dtype": out_dtype, "accumulation": accumulation, "spec": spec}
+    if keywords.keys() - _EPILOGUE:
+        older = {name: one for name, one in keywords.items() if name not in _EPILOGUE}
+        given: Any = {name: one for name, one in keywords.items() if name in _EPILOGUE}
+        return plan(**current(plan, older, locals()), **given)
+    own = {"out": out, "out_dtype": out_dtype, "use_fast_accum": use_fast_accum, "spec": spec}
     call = GemmCall.asked(a, b, **own, **keywords)
     call.require()
     return make(call, GemmPlan)
@@ -588,5 +608,5 @@ class PlanKeywords(Keywords, total=False):
 
     out: torch.Tensor | None
     out_dtype: torch.dtype | None
-    accumulation: Accumulation
+    use_fast_accum: bool
     spec: KernelSpec | str | None

@@ -8,7 +8,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 import torch
 
-from warploom.arguments import shown
+from warploom.arguments import require_boolean, shown
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import (
     Accumulation,
@@ -59,7 +59,7 @@ def layouts(a: torch.Tensor, spec: KernelSpec | None) -> tuple[tuple[str, ...], 
 def check_gradient_options(
     b: torch.Tensor,
     preactivation: object,
-    accumulate_into: torch.Tensor | None,
+    main_grad: torch.Tensor | None,
     gradient_dtype: torch.dtype | None,
 ) -> None:
     """Raise ProblemError for what gradients cannot be computed by, or added to."""
@@ -75,37 +75,37 @@ def check_gradient_options(
             rule="must be torch.bfloat16 or torch.float8_e5m2",
             fix="leave it out for bf16; operands of 16 bits are multiplied in their own type",
         )
-    if accumulate_into is not None:
-        _check_accumulate_into(b, accumulate_into)
+    if main_grad is not None:
+        _check_main_grad(b, main_grad)
 
 
-def _check_accumulate_into(b: torch.Tensor, into: torch.Tensor) -> None:
+def _check_main_grad(b: torch.Tensor, into: torch.Tensor) -> None:
     if not isinstance(into, torch.Tensor) or into.dtype != torch.float32:
         told = into.dtype if isinstance(into, torch.Tensor) else shown(into)
         raise ProblemError(
-            f"accumulate_into of {told}", rule="must be an fp32 tensor", fix="use .float()"
+            f"main_grad of {told}", rule="must be an fp32 tensor", fix="use .float()"
         )
     if into.shape != b.shape or into.device != b.device:
         raise ProblemError(
-            f"accumulate_into {list(into.shape)} on {into.device}",
+            f"main_grad {list(into.shape)} on {into.device}",
             rule=f"must be as b, {list(b.shape)} on {b.device}",
             fix="a weight [N, K] that is passed as b by .t() has its sums passed by .t() too",
         )
     if into.requires_grad:
         raise ProblemError(
-            f"accumulate_into {list(into.shape)} that requires grad",
+            f"main_grad {list(into.shape)} that requires grad",
             rule="must not: gradients are added to it in place",
-            fix="pass accumulate_into.detach()",
+            fix="pass main_grad.detach()",
         )
     if torch.is_grad_enabled() and not b.requires_grad:
         raise ProblemError(
-            f"accumulate_into beside b {list(b.shape)} that does not require grad",
+            f"main_grad beside b {list(b.shape)} that does not require grad",
             rule="must be of a b whose gradient is wanted",
             fix="leave it out, or call under torch.no_grad()",
         )
     if not torch.compiler.is_dynamo_compiling():  # which does not trace is_neg()
-        refuse_negated([("accumulate_into", into)])
-    refuse_repeated("accumulate_into", into)
+        refuse_negated([("main_grad", into)])
+    refuse_repeated("main_grad", into)
 
 
 INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])
@@ -150,14 +150,13 @@ def _extents(
     return (*shared, a.shape[-2], b.shape[-1]), shared if batched else None
 
 
-def require_accumulation(given: object) -> None:
-    """Raise ProblemError for no name of a way to accumulate."""
-    if given not in get_args(Accumulation):
-        raise ProblemError(
-            f"accumulation {shown(given)}",
-            rule=f"must be one of {', '.join(get_args(Accumulation))}",
-            fix="leave it out for the fast one",
-        )
+def accumulation_of(use_fast_accum: bool) -> Accumulation:
+    """How an operation accumulates where `use_fast_accum` is this."""
+    return "fast" if use_fast_accum else "promoted"
+
+
+def _is_fast(accumulation: str) -> bool:
+    return accumulation == "fast"
 
 
 @declared
@@ -174,17 +173,21 @@ class GemmCall(ProductCall):
     listed: Sequence[Item] = compound(ITEMS, default=())
     out: torch.Tensor | None = result(default=None)
     out_dtype: torch.dtype | None = dtype(default=None, schema="ScalarType")
-    accumulation: Accumulation = option(default="fast", schema="str")
+    use_fast_accum: bool = option(
+        default=True, schema="str accumulation", encode=accumulation_of, decode=_is_fast
+    )
     spec: KernelSpec | None = named_spec(default=None)
     preactivation: Preactivation = option(default="save", schema="str", planned=False)
-    accumulate_into: torch.Tensor | None = option(default=None, schema="Tensor?", planned=False)
+    main_grad: torch.Tensor | None = option(
+        default=None, schema="Tensor? accumulate_into", planned=False
+    )
     gradient_dtype: torch.dtype | None = option(default=None, schema="ScalarType?", planned=False)
 
     @property
     def gradient_options(self) -> GradientOptions:
         """What the call asks of its gradients."""
         dtype = self.gradient_dtype or torch.bfloat16
-        return GradientOptions(self.accumulation, dtype, self.accumulate_into)
+        return GradientOptions(accumulation_of(self.use_fast_accum), dtype, self.main_grad)
 
     @property
     def repeats(self) -> bool:
@@ -194,12 +197,7 @@ class GemmCall(ProductCall):
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         ProductCall.require(self)
-        if self.accumulation not in get_args(Accumulation):
-            raise ProblemError(
-                f"accumulation {shown(self.accumulation)}",
-                rule=f"must be one of {', '.join(get_args(Accumulation))}",
-                fix="leave it out for the fast one",
-            )
+        require_boolean("use_fast_accum", self.use_fast_accum)
 
     def requiring_grad(self) -> torch.Tensor | None:
         """Return a tensor of the call that requires grad. Every call asks, so shortly."""
@@ -260,7 +258,7 @@ class GemmCall(ProductCall):
         left, right = Operand.of(a, allowed_a, shared), Operand.of(b, allowed_b, shared)
         if scaled is not None:
             scales = block_scales.bind(scaled, b, shape[:-2], shared)
-        accumulation = self.accumulation
+        accumulation = accumulation_of(self.use_fast_accum)
         if spec is not None and accumulation == "fast":
             accumulation = cast("GemmOperation", spec.operation).accumulation
         operation = GemmOperation(
@@ -301,7 +299,7 @@ class GemmCall(ProductCall):
             out_dtype=d_type,
             operands={"a": left, "b": right},
             copies=("a",) * bool(left.copy) + ("b",) * bool(right.copy),
-            options=(self.out_dtype, self.accumulation, self.spec),
+            options=(self.out_dtype, self.use_fast_accum, self.spec),
             scales=() if scaled is None else ("a_scales", "b_scales"),
         )
 
@@ -335,7 +333,7 @@ class GemmCall(ProductCall):
         return out
 
 
-GRADIENT = GemmCall.declaration.part("preactivation", "accumulate_into", "gradient_dtype")
+GRADIENT = GemmCall.declaration.part("preactivation", "main_grad", "gradient_dtype")
 """What operators take that say how gradients are computed."""
 PRODUCT = tuple(one for one in GemmCall.declaration.crossing if one not in GRADIENT)
 """What all operators take first."""

@@ -138,7 +138,7 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             tuple(step_of(item).reads(item) for item in listed): listed
             for listed in (by_keywords, one.listed)
         }
-        given = (None, TORCH[operation.d], operation.accumulation)
+        given = (None, TORCH[operation.d], operation.accumulation == "fast")
         return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:

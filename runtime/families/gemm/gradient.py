@@ -366,7 +366,7 @@ def product(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One product of a gradient, as a plan or, for compilers and modes, as an operator."""
-    call = GemmCall(a, b, steps, out, dtype, accumulation)
+    call = GemmCall(a, b, steps, out, dtype, accumulation == "fast")
     if not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0):
         try:
             return planned(call).run(call)

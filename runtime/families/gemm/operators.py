@@ -155,7 +155,7 @@ def _vmap_outputs(
     if any(kind != "preactivation" for kind in kinds):
         raise unfit(", ".join(kinds))
     if into is not None:
-        raise unfit("accumulate_into")
+        raise unfit("main_grad")
     stored = [item[0] for item in folded.listed].index("preactivation") if kinds else 0
     shape = replace(folded, listed=folded.listed[:stored]).fake().shape
     written = [one.new_empty((), device=folded.a.device).expand(shape) for one in before]
@@ -256,7 +256,7 @@ def call(gemm: GemmCall) -> torch.Tensor:
     `out` with what requires grad. Dynamo would make another error of that one, so there an operator
     raises it, as soon as the compiled function runs.
     """
-    a, b, listed, into = gemm.a, gemm.b, gemm.listed, gemm.accumulate_into
+    a, b, listed, into = gemm.a, gemm.b, gemm.listed, gemm.main_grad
     if is_distributed(a) or is_distributed(b):
         from warploom.runtime.families.gemm import sharding  # noqa: F401 (registers the rules)
     dtype = result_type(a, gemm.out, gemm.out_dtype, len(listed) > 0)
@@ -318,7 +318,7 @@ def _outputs(gemm: GemmCall, *, saves: bool) -> torch.Tensor:
     (values, _), written = gemm.crossing(), dict(ITEMS.written(gemm.listed))
     kinds = sorted(written, key=lambda kind: kind == "preactivation")
     before = [written[kind] for kind in kinds]
-    asked = "save" if saves else "recompute", gemm.accumulate_into, gemm.gradient_dtype
+    asked = "save" if saves else "recompute", gemm.main_grad, gemm.gradient_dtype
     d: torch.Tensor
     d, *after = torch.ops.warploom.gemm_outputs(*values, kinds, before, *asked)
     for one, new in zip(before[: len(kinds) - saves], after, strict=False):
@@ -358,7 +358,7 @@ def _mark_inputs(context: Any) -> None:  # noqa: ANN401 (of torch._dynamo.compti
 
 
 def refuse_copied(into: torch.Tensor) -> None:
-    """Raise ProblemError for an `accumulate_into` that a graph which is being recorded has copied.
+    """Raise ProblemError for a `main_grad` that a graph which is being recorded has copied.
 
     Where no stream captures this asks nothing else. Graphs that users capture copy nothing.
     """
@@ -375,7 +375,7 @@ def refuse_copied(into: torch.Tensor) -> None:
     for one in torch.cuda.memory_snapshot(manager.cuda_graphs_thread_pool):  # type: ignore[no-untyped-call]
         if one["address"] <= address < one["address"] + one["total_size"]:
             raise ProblemError(
-                f"accumulate_into {list(into.shape)} in a CUDA graph of torch.compile, a copy",
+                f"main_grad {list(into.shape)} in a CUDA graph of torch.compile, a copy",
                 rule="must be at an address that is fixed, and a multiple of 16",
                 fix="pass the compiled function the tensor itself, or a view of it, and empty "
                 "TORCHINDUCTOR_CACHE_DIR, where torch may have an older graph that copies it",

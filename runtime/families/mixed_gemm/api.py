@@ -64,7 +64,8 @@ def mixed_gemm(
         a = lowered(a)
     if rounding == "stochastic" and rounding_state is None and isinstance(a, torch.Tensor):
         rounding_state = drawn(a.device)
-    warm, values = None, ()
+    warm = None
+    values: tuple[Any, ...] = ()
     known = spec is None and isinstance(weight, PackedWeight)
     if known and not torch.compiler.is_dynamo_compiling():
         warm, values = (

@@ -89,7 +89,7 @@ def test_scales_cross_the_operator() -> None:
     assert torch.equal(compiled(a, scales).view(torch.uint8), d.view(torch.uint8))
     assert torch.equal(scales, expected)
     scales, out = scales_for(4, 256), torch.empty_like(d)
-    operators.call(GemmCall(a, b, [("quantize", scales)], out, E4M3, "fast", None))
+    operators.call(GemmCall(a, b, [("quantize", scales)], out, E4M3, True, None))
     assert torch.equal(scales, expected)
 
 

@@ -225,7 +225,7 @@ def test_options_of_gradients_are_those_of_each_call(
     for turn in range(4):
         launches.clear()
         into = torch.ones(K, N)
-        d = warploom.gemm(a, b, preactivation=preactivation, accumulate_into=into, **keywords)
+        d = warploom.gemm(a, b, preactivation=preactivation, main_grad=into, **keywords)
         assert torch.equal(d, wanted)
         assert turn < 2 or launches
         d.backward(dd)
@@ -257,6 +257,6 @@ def test_a_kernel_that_is_named_and_options_of_gradients_are_never_passed_over()
         warploom.gemm(a, b)
     with pytest.raises(ProblemError, match="preactivation"):
         warploom.gemm(a, b, preactivation="keep")  # type: ignore[arg-type]
-    with pytest.raises(ProblemError, match="accumulation"):
-        warploom.gemm(a, b, accumulation="slow")  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="use_fast_accum 1: must be True or False"):
+        warploom.gemm(a, b, use_fast_accum=1)  # type: ignore[arg-type]
     assert warploom.gemm(a, b, rounding="stochastic").shape == (M, N)

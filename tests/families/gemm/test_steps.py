@@ -123,7 +123,7 @@ def test_a_step_that_joins_is_called_like_any_other() -> None:
 def test_a_step_that_joins_crosses_the_operator() -> None:
     listed = [("clamp", 0.5), ("activation", "relu")]
     expected = warploom.gemm(A, B, epilogue=listed)
-    assert torch.equal(operators.call(GemmCall(A, B, listed, None, None, "fast", None)), expected)
+    assert torch.equal(operators.call(GemmCall(A, B, listed, None, None, True, None)), expected)
 
 
 def test_a_step_that_joins_is_tried_on_random_data() -> None:

@@ -131,7 +131,7 @@ def test_keywords_and_lists_ask_for_the_same() -> None:
     )
     assert torch.equal(d, compiled(a, STATE))
     out = torch.empty_like(d)
-    operators.call(GemmCall(a, b, listed, out, BF16, "fast", None))
+    operators.call(GemmCall(a, b, listed, out, BF16, True, None))
     assert torch.equal(d, out)
     assert not torch.equal(
         warploom.gemm(a, b, rounding="stochastic"), warploom.gemm(a, b, rounding="stochastic")

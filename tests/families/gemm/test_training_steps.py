@@ -178,7 +178,7 @@ def test_the_bound_follows_a_gradient_and_fails_a_wrong_one(function: str) -> No
 def test_outputs_and_gradients_cross_the_operator() -> None:
     dy, z, expected = torch.randn(M, N), full(M, N), full(M, N)
     listed = [("preactivation", z), ("silu_gradient", dy), ("amax", torch.zeros(1))]
-    found = operators.call(GemmCall(A, B, listed, None, None, "fast", None))
+    found = operators.call(GemmCall(A, B, listed, None, None, True, None))
     wanted = [("preactivation", expected), *listed[1:]]
     assert torch.equal(found, warploom.gemm(A, B, epilogue=wanted))
     assert torch.equal(z, expected)
