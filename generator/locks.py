@@ -1,9 +1,13 @@
-"""Locks that a forked child has anew: another thread of its parent may have held one, for ever."""
+"""What threads of a process share: locks that a forked child has anew, and maps with a bound.
+
+Another thread of the child's parent may have held a lock, for ever.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
+from typing import TypeVar
 
 
 class ForkLock:
@@ -25,3 +29,17 @@ class ForkLock:
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+_lock = ForkLock()
+
+
+def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> None:
+    """Keep `value` in a map of at most `bound` entries; the oldest go first."""
+    with _lock:
+        while len(known) >= bound:
+            known.pop(next(iter(known)))
+        known[key] = value

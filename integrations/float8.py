@@ -135,10 +135,10 @@ def multiply(
     **keywords: Any,
 ) -> torch.Tensor:
     """Return a [m, k] times b [n, k] transposed, and what `items` make of it."""
-    accumulation = "fast" if scheme is None else scheme.accumulation
+    is_fast = scheme is None or scheme.accumulation == "fast"
     scales: list[Item] = [("scale_a", a.scale), ("scale_b", b.scale)]
     return gemm(
-        a.values, b.values.t(), epilogue=[*scales, *items], accumulation=accumulation, **keywords
+        a.values, b.values.t(), epilogue=[*scales, *items], use_fast_accum=is_fast, **keywords
     )
 
 

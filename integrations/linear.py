@@ -120,7 +120,7 @@ class Linear(torch.nn.Linear):
             residual=residual,
             out_dtype=None if residual is None else sum_type(input, residual),
             preactivation=self.preactivation,
-            accumulate_into=None if into is None else into.t(),
+            main_grad=None if into is None else into.t(),
         )
 
     def explanation(

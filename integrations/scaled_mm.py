@@ -92,7 +92,7 @@ def scaled_mm(
         scale_b=of_b,
         bias=bias,
         out_dtype=mat_a.dtype if output_dtype is None else output_dtype,
-        accumulation="fast" if use_fast_accum else "promoted",
+        use_fast_accum=use_fast_accum,
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from warploom.generator.locks import remember
 from warploom.integrations import sdpa_mask
 from warploom.integrations import sdpa_rules as rules
 from warploom.integrations.sdpa_calls import REFUSED, Gradients, Operator, planned
-from warploom.runtime.bounded import remember
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import call as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall

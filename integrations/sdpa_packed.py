@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from warploom.generator.locks import remember
 from warploom.integrations.sdpa_calls import REFUSED, Gradients, planned
-from warploom.runtime.bounded import remember
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import call as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall

@@ -12,6 +12,7 @@ from warploom.errors import DeviceError, ProblemError, WarploomError
 from warploom.generator.build import build_many
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
+from warploom.renamed import todays
 from warploom.runtime import kernel as kernels
 from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import named
@@ -22,7 +23,7 @@ from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
     from warploom.runtime.families._attention.problem import Keywords
-    from warploom.runtime.families.gemm.call import PlanKeywords
+    from warploom.runtime.families.gemm.api import PlanKeywords
 
 __all__ = ["Explanation", "counters", "explain", "load", "warmup"]
 
@@ -146,6 +147,8 @@ def explain(
     for known in every():
         meant = known.unnamed if function is None else known.function is function
         if meant and known.operands == len(operands):
+            if known.function is not None:
+                keywords = todays(known.function, keywords)
             call = known.call(*operands, **keywords)
             if gpu is None:
                 return Explanation.of(known.plan(call))

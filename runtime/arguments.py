@@ -1,15 +1,17 @@
 """The arguments of a function, declared once.
 
 A call is a dataclass whose fields say what they are: a tensor, a number that kernels are handed, an
-option, a result. From these follow the key of its plan, the names in messages, the addresses of a
-launch, and what an operator takes (function.py has the function).
+option, a result, or a compound of several tensors and numbers. From these follow the key of its
+plan, the names in messages, the addresses of a launch, and what an operator takes (function.py has
+the function and its warm calls).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from itertools import islice
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast, dataclass_transform
 
@@ -28,14 +30,15 @@ from warploom.runtime.tensors import refuse_dual, require_tensors
 # ---- How an argument is declared -----------------------------------------------------------------
 
 _ROLE = "role"  # in the metadata of a field
-_NOT_HANDED = object()
+_NOTHING: Mapping[str, Any] = {}
+_NONE = (None,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
     """What is said of a field.
 
-    kind      tensor, result, number, option, dtype or spec
+    kind      tensor, result, compound, number, option, dtype or spec
     schema    its type in the schema of operators, and of a pair both types and names; "" for what
               does not cross by position
     aligned   whether the alignment of the tensor's address decides a plan
@@ -45,6 +48,7 @@ class _Role:
     grad      whether the tensor requires grad decides a plan
     encode, decode  what its value is as an operator's argument, and the other way round
     planned   its value decides a plan, of a number whether it is None
+    compound  what an argument of several tensors and numbers is made of
     """
 
     kind: str
@@ -57,6 +61,48 @@ class _Role:
     planned: bool = True
     encode: Callable[[Any], Any] | None = None
     decode: Callable[[Any], Any] | None = None
+    compound: Compound | None = None
+
+
+class Compound(ABC):
+    """What is said of arguments that are made of several tensors and numbers.
+
+    schema    the types and names of what an operator takes in their place
+    values    the names that a function's own arguments have for its tensors and numbers
+    trailing  its tensors come behind the results, where kernels are handed them
+    """
+
+    schema: ClassVar[str]
+    values: tuple[str, ...] = ()
+    trailing: ClassVar[bool] = False
+
+    @abstractmethod
+    def key(self, value: Any) -> object:  # noqa: ANN401 (the argument)
+        """What of an argument decides a plan; it is not asked of one that is empty."""
+
+    @abstractmethod
+    def named(self, value: Any) -> list[tuple[str, torch.Tensor]]:  # noqa: ANN401
+        """Its tensors, by the names that messages have for them."""
+
+    def kernels(self, value: Any) -> tuple[str, ...]:  # noqa: ANN401
+        """What kernels call them, in the order of `addresses`: by default as messages do."""
+        return tuple(name for name, _ in self.named(value))
+
+    def written(self, value: Any) -> list[tuple[str, torch.Tensor]]:  # noqa: ANN401
+        """Those of them that kernels write, each by the keyword that operators have for it."""
+        return []
+
+    @abstractmethod
+    def addresses(self, value: Any) -> tuple[int, ...]:  # noqa: ANN401
+        """The addresses of its tensors, in the order in which kernels are handed them."""
+
+    @abstractmethod
+    def encode(self, value: Any) -> Sequence[object]:  # noqa: ANN401
+        """What an operator is handed by position, as the schema has it."""
+
+    @abstractmethod
+    def decode(self, values: Sequence[Any], written: Mapping[str, torch.Tensor | None]) -> object:
+        """The argument of what an operator was handed by position and by keyword."""
 
 
 def _declared(default: object, role: _Role) -> Any:  # noqa: ANN401 (as dataclasses.field)
@@ -112,9 +158,18 @@ def option(
     return _declared(default, role)
 
 
-def dtype(*, default: Any = MISSING) -> Any:  # noqa: ANN401 (as dataclasses.field)
+def dtype(
+    *,
+    default: Any = MISSING,  # noqa: ANN401 (as dataclasses.field)
+    schema: str = "ScalarType?",
+) -> Any:  # noqa: ANN401 (as dataclasses.field)
     """Declare the type of the first result; None stands for that of a tensor given for it."""
-    return _declared(default, _Role("dtype", "ScalarType?"))
+    return _declared(default, _Role("dtype", schema))
+
+
+def compound(parts: Compound, *, default: Any = MISSING) -> Any:  # noqa: ANN401
+    """Declare an argument of several tensors and numbers."""
+    return _declared(default, _Role("compound", parts.schema, compound=parts))
 
 
 def result(
@@ -139,6 +194,9 @@ def named_spec(
 Crossing = tuple[str, _Role]  # an argument of an operator: its name and what is said of it
 
 
+Operand = tuple[str, Compound | None]  # a tensor, or what is made of several, by its field's name
+
+
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """What is said of the fields of a call.
@@ -146,13 +204,16 @@ class Declaration:
     names       of all arguments of the function, in order
     tensors     names of what is read and of results, in order
     required    those of them that cannot be left out
-    read, results, numbers, options   names by role; `options` are also dtype and spec
-    aligned, grads  of each of `tensors`, whether its alignment, and that it requires grad, decides
-                a plan
-    graded      names of tensors of the latter
-    tensors_of, read_of  take the tensors of a call, and those that are read
-    planned_of, counted_of  take the options that decide a plan by their values, and the numbers
-                that decide it by whether they are None
+    results, numbers, options   names by role; `options` are also dtype and spec
+    values      names of all tensors and numbers, as a function's own arguments have them
+    graded      names of tensors where a plan depends on whether they require grad
+    operands    tensors, results and compounds, in order, trailing ones last; `read`: those whose
+                addresses come before results; `compounds`: the latter, of which `inner` are read
+    decisive    takes the class that declares the arguments, and the options that decide a plan
+    lying_of    takes the tensors whose addresses' alignment decides a plan; `further` others by
+                name, each with whether its alignment, and that it requires grad, does
+    counted     names of numbers that decide a plan by whether they are None
+    read_of     takes the tensors of `read`
     nulls       names of tensors whose address is 0 where they are left out
     kernels     what kernels call what is read, by name
     crossing    what an operator takes by position
@@ -161,17 +222,20 @@ class Declaration:
     names: tuple[str, ...]
     tensors: tuple[str, ...]
     required: tuple[str, ...]
-    read: tuple[str, ...]
     results: tuple[str, ...]
     numbers: tuple[str, ...]
     options: tuple[str, ...]
-    aligned: tuple[bool, ...]
-    grads: tuple[bool, ...]
+    values: frozenset[str]
     graded: tuple[str, ...]
-    tensors_of: Callable[[object], tuple[Any, ...]]
-    read_of: Callable[[object], tuple[Any, ...]]
-    planned_of: Callable[[object], tuple[Any, ...]]
-    counted_of: Callable[[object], tuple[Any, ...]]
+    operands: tuple[Operand, ...]
+    read: tuple[Operand, ...]
+    compounds: tuple[tuple[str, Compound], ...]
+    inner: tuple[tuple[str, Compound], ...]
+    decisive: Callable[[Any], Key]
+    lying_of: Callable[[Any], tuple[torch.Tensor | None, ...]]
+    further: tuple[tuple[str, bool, bool], ...]
+    counted: tuple[str, ...]
+    read_of: Callable[[Any], tuple[Any, ...]]
     nulls: tuple[str, ...]
     kernels: Mapping[str, str]
     crossing: tuple[Crossing, ...]
@@ -201,36 +265,60 @@ def schema_of(crossing: Iterable[Crossing]) -> str:
     )
 
 
-def _taking(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
+def places_of(crossing: Iterable[Crossing]) -> dict[str, int]:
+    """Where an operator takes each of these arguments, by its name in the schema."""
+    types = (one.partition("=")[0] for one in schema_of(crossing).split(", "))
+    return {one.split()[-1]: place for place, one in enumerate(types)}
+
+
+def _taking(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     """What takes these attributes of a call, as a tuple."""
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda call: tuple([getattr(call, name) for name in names])
+    if not names:
+        return lambda call: ()
+    (name,) = names
+    return lambda call: (getattr(call, name),)
 
 
 def _declaration(kind: type[Any]) -> Declaration:
     roles: list[tuple[Field[Any], _Role]] = [(one, one.metadata[_ROLE]) for one in fields(kind)]
 
-    def names(*kinds: str, planned: tuple[bool, ...] = (True, False)) -> tuple[str, ...]:
-        matching = ((one, role) for one, role in roles if role.kind in kinds)
-        return tuple(one.name for one, role in matching if role.planned in planned)
+    def names(*kinds: str) -> tuple[str, ...]:
+        return tuple(one.name for one, role in roles if role.kind in kinds)
 
     tensors = [(one, role) for one, role in roles if role.kind in ("tensor", "result")]
+    required = tuple(one.name for one, _ in tensors if one.default is MISSING)
+    compounds = tuple((one.name, role.compound) for one, role in roles if role.compound)
+    trailing = {name for name, parts in compounds if parts.trailing}
+    operands = [(name, dict(compounds).get(name)) for name in names("tensor", "result", "compound")]
+    operands.sort(key=lambda one: one[0] in trailing)
+    read = tuple(one for one in operands if one[0] not in {*trailing, *names("result")})
+    within = (name for _, parts in compounds for name in parts.values)
+    options = [(one, role) for one, role in roles if role.kind in ("option", "dtype", "spec")]
+    decisive = [one.name for one, role in options if role.planned]
+    optional = [one.name for one, role in options if role.schema.startswith("Tensor")]
+    lying = [one.name for one, role in tensors if role.aligned and not role.grad]
     return Declaration(
         names=tuple(one.name for one, role in roles if role.public),
         tensors=names("tensor", "result"),
-        required=tuple(one.name for one, _ in tensors if one.default is MISSING),
-        read=names("tensor"),
+        required=required,
         results=names("result"),
         numbers=names("number"),
-        options=names("option", "dtype", "spec"),
-        aligned=tuple(role.aligned for _, role in tensors),
-        grads=tuple(role.grad for _, role in tensors),
+        options=tuple(one.name for one, _ in options),
+        values=frozenset((*names("tensor", "result", "number"), *optional, *within)),
         graded=tuple(one.name for one, role in tensors if role.grad),
-        tensors_of=_taking(names("tensor", "result")),
-        read_of=_taking(names("tensor")),
-        planned_of=_taking(names("option", "dtype", "spec", planned=(True,))),
-        counted_of=_taking(names("number", planned=(True,))),
+        operands=tuple(operands),
+        read=read,
+        compounds=compounds,
+        inner=tuple((name, parts) for name, parts in compounds if not parts.trailing),
+        decisive=attrgetter("kind", *decisive),
+        lying_of=_taking(lying),
+        further=tuple(
+            (one.name, role.aligned, role.grad) for one, role in tensors if one.name not in lying
+        ),
+        counted=tuple(one.name for one, role in roles if role.kind == "number" and role.planned),
+        read_of=_taking([name for name, parts in read if parts is None]),
         nulls=tuple(one.name for one, role in tensors if role.null),
         kernels={one.name: role.kernel or one.name for one, role in tensors},
         crossing=tuple((one.name, role) for one, role in roles if role.schema),
@@ -241,7 +329,7 @@ KindT = TypeVar("KindT")
 
 
 @dataclass_transform(
-    field_specifiers=(tensor, number, option, dtype, result, named_spec),
+    field_specifiers=(tensor, number, option, dtype, result, named_spec, compound),
 )
 def declared(kind: type[KindT]) -> type[KindT]:
     """Make a dataclass of a class of Arguments, whose fields are declared by the functions above.
@@ -266,7 +354,7 @@ class Copying(Protocol):
 
 
 DetailsT = TypeVar("DetailsT", bound=Copying)
-ResultsT = TypeVar("ResultsT", bound=tuple[torch.Tensor | None, ...])
+ResultsT = TypeVar("ResultsT", bound=tuple[torch.Tensor | None, ...] | torch.Tensor)
 
 
 class Declared:
@@ -301,44 +389,78 @@ class Declared:
         return self.kernel is None
 
     def signature(self) -> Key:
-        """Everything that decides the plan: how each tensor lies, and what is asked for."""
+        """Everything that decides the plan: how each tensor lies, and what is asked for.
+
+        Every call that is not recognised asks, so there is no function in this.
+        """
         declaration = self.declaration
-        described = zip(
-            declaration.tensors_of(self), declaration.aligned, declaration.grads, strict=True
-        )
-        return (
-            self.kind,
-            *[
-                None
-                if one is None
-                else (
+        key = declaration.decisive(self)
+        for one in declaration.lying_of(self):
+            if one is None:
+                key += _NONE
+            else:
+                key += (
                     one.shape,
                     one.stride(),
                     one.dtype,
-                    one.data_ptr() & 15 if aligned else 0,
+                    one.data_ptr() & 15,
                     one.get_device(),
                     one.is_neg(),
-                    grad and one.requires_grad,
                 )
-                for one, aligned, grad in described
-            ],
-            *declaration.planned_of(self),
-            *[number is None for number in declaration.counted_of(self)],
-        )
+        for name, aligned, grad in declaration.further:
+            one = getattr(self, name)
+            if one is None:
+                key += _NONE
+            else:
+                lies = one.shape, one.stride(), one.dtype, one.get_device(), one.is_neg()
+                key += (*lies, aligned and one.data_ptr() & 15, grad and one.requires_grad)
+        for name, parts in declaration.compounds:
+            value = getattr(self, name)
+            key += (parts.key(value),) if value else _NONE
+        for name in declaration.counted:
+            key += (getattr(self, name) is None,)
+        return key
 
     def named(self) -> list[tuple[str, torch.Tensor | None]]:
         """The tensors of the call, by the names that messages have for them."""
-        return [(name, getattr(self, name)) for name in self.declaration.tensors]
+        return self.tensors_of(self.declaration.operands)
+
+    def tensors_of(self, operands: tuple[Operand, ...]) -> list[tuple[str, torch.Tensor | None]]:
+        """The tensors of these operands, by the names that messages have for them."""
+        tensors: list[tuple[str, torch.Tensor | None]] = []
+        for name, parts in operands:
+            value = getattr(self, name)
+            if parts is None:
+                tensors.append((name, value))
+            elif value:
+                tensors += parts.named(value)
+        return tensors
 
     def read(self) -> list[tuple[str, torch.Tensor]]:
-        """Every tensor that is read, by the name that messages have for it."""
-        names = self.declaration.read
-        return [(name, one) for name in names if (one := getattr(self, name)) is not None]
+        """Every tensor that is read, by the name that messages have for it; not trailing ones."""
+        named = self.tensors_of(self.declaration.read)
+        return [(name, one) for name, one in named if one is not None]
+
+    def trailing(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that are read or written whose addresses come behind those of results."""
+        tensors = list[tuple[str, torch.Tensor]]()
+        for name, parts in self.declaration.compounds:
+            value = getattr(self, name)
+            if parts.trailing and value:
+                tensors += parts.named(value)
+        return tensors
 
     def written(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that are given for a kernel to write."""
-        names = self.declaration.results
-        return [(name, one) for name in names if (one := getattr(self, name)) is not None]
+        tensors = list[tuple[str, torch.Tensor]]()
+        for name in self.declaration.results:
+            one = getattr(self, name)
+            if one is not None:
+                tensors.append((name, one))
+        for name, parts in self.declaration.compounds:
+            if value := getattr(self, name):
+                tensors += parts.written(value)
+        return tensors
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -355,19 +477,25 @@ class Declared:
 
     def crossing(self) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
         """What the operator is handed, by position and by keyword."""
-        return self.encoded(self.declaration.crossing), {}
+        written: dict[str, torch.Tensor | None] = {}
+        for name, parts in self.declaration.compounds:
+            written |= dict(parts.written(getattr(self, name)))
+        return self.encoded(self.declaration.crossing), written
 
     @classmethod
     def crossed(cls, *given: Any, **written: torch.Tensor | None) -> Self:
         """The call of what an operator was handed."""
-        return cls(**{**cls.decoded(cls.declaration.crossing, given), **cls.keywords(written)})
+        arguments = cls.decoded(cls.declaration.crossing, given, written)
+        return cls(**{**arguments, **cls.keywords(written)})
 
     def encoded(self, crossing: Iterable[Crossing]) -> list[Any]:
         """These arguments as an operator takes them."""
         values: list[Any] = []
         for name, role in crossing:
             value = getattr(self, name)
-            if "," in role.schema:  # a pair
+            if role.compound is not None:
+                values += role.compound.encode(value)
+            elif "," in role.schema:  # a pair
                 values += (None, None) if value is None else value
             elif role.kind == "spec":
                 values.append(value.name if isinstance(value, KernelSpec) else value)
@@ -379,16 +507,24 @@ class Declared:
         return values
 
     @classmethod
-    def decoded(cls, crossing: Iterable[Crossing], values: Iterable[Any]) -> dict[str, Any]:
+    def decoded(
+        cls,
+        crossing: Iterable[Crossing],
+        values: Iterable[Any],
+        written: Mapping[str, torch.Tensor | None] = _NOTHING,
+    ) -> dict[str, Any]:
         """The arguments that an operator took so; those that it was not handed are left out."""
         remaining, arguments = iter(values), dict[str, Any]()
         for name, role in crossing:
-            value = next(remaining, _NOT_HANDED)
-            if value is _NOT_HANDED:
+            parts = [*islice(remaining, 1 + role.schema.count(","))]
+            if not parts:
                 break
-            if "," in role.schema:
-                pair = value, next(remaining)
-                value = None if pair == (None, None) else pair
+            if role.compound is not None:
+                arguments[name] = role.compound.decode(parts, written)
+                continue
+            value = parts[0]
+            if len(parts) > 1:
+                value = None if parts == [None, None] else tuple(parts)
             arguments[name] = value if role.decode is None else role.decode(value)
         return arguments
 
@@ -459,18 +595,32 @@ class Arguments(Declared, ABC, Generic[DetailsT, ResultsT]):
 
     def addressed(self) -> tuple[str, ...]:
         """What kernels call the tensors whose addresses they are handed, in order."""
-        kernels = self.declaration.kernels
-        outputs = zip(self.outputs, self.computed(), strict=True)
-        return (
-            *[kernels[name] for name, _ in self.read()],
-            *[name for name, is_computed in outputs if is_computed],
-            *[kernels[name] for name in self.declaration.nulls if getattr(self, name) is None],
-        )
+        kernels, names = self.declaration.kernels, list[str]()
+        for name, parts in self.declaration.read:
+            value = getattr(self, name)
+            if parts is not None:
+                names += parts.kernels(value)
+            elif value is not None:
+                names.append(kernels[name])
+        for name, is_computed in zip(self.outputs, self.computed(), strict=True):
+            if is_computed:
+                names.append(name)
+        for name in self.declaration.nulls:
+            if getattr(self, name) is None:
+                names.append(kernels[name])
+        return tuple(names)
 
     def arguments(self, details: DetailsT, results: ResultsT) -> calls.Arguments:
         """The addresses of tensors, as `addressed` names them, and the numbers."""
-        nulls, tensors = self.declaration.nulls, (*self.declaration.read_of(self), *results)
-        addresses = [one.data_ptr() for one in tensors if one is not None]
-        if nulls:
-            addresses += [0 for name in nulls if getattr(self, name) is None]
+        addresses = list[int]()
+        for one in (*self.declaration.read_of(self), *results):
+            if one is not None:
+                addresses.append(one.data_ptr())
+        for name in self.declaration.nulls:
+            if getattr(self, name) is None:
+                addresses.append(0)
         return tuple(addresses), self.scalars(details)
+
+    def numbered(self, draft: Draft[DetailsT]) -> tuple[str, ...]:
+        """The names that arguments have for the numbers that kernels are handed, in order."""
+        return draft.scalars

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 from warploom.generator.launches import DeviceLimits
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.tensors import Named
 
 DetailsT = TypeVar("DetailsT")

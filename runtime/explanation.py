@@ -13,7 +13,7 @@ from warploom.generator.render import render
 from warploom.generator.store import source_digest
 from warploom.runtime.call import Draft
 from warploom.runtime.counters import counters
-from warploom.runtime.decision import Alternative, Choice
+from warploom.runtime.dispatch import Alternative, Choice
 from warploom.runtime.kernel import store
 from warploom.runtime.plan import Plan
 

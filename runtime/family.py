@@ -14,7 +14,7 @@ from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation
 from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call, Draft
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.plan import Plan, make
 from warploom.runtime.trial import Trial
 

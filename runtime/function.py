@@ -16,8 +16,8 @@ from typing import Any, Generic, cast
 import torch
 from torch.autograd import forward_ad
 
+from warploom.generator.locks import remember
 from warploom.runtime.arguments import Arguments, Declaration, ResultsT
-from warploom.runtime.bounded import remember
 from warploom.runtime.call import Key
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker
@@ -28,16 +28,17 @@ from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained,
 _BOUND = 4096  # kinds of calls remembered, of each function
 _FORMS = 8  # of calls with the same types and options
 _NUMBERS = (float, int)
-_NOTHING: Mapping[str, str] = {}
+_NUMERIC = (float, int, bool)
+_NOTHING: Mapping[str, Any] = {}
 _address = torch.Tensor.data_ptr
 Values = tuple[Any, ...]  # the arguments of a call, in the order in which they are declared
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Values], tuple[Any, ...]]:
     """What takes these of the values, as a tuple."""
-    if len(indices) > 1:
-        return cast("Callable[[Values], tuple[Any, ...]]", itemgetter(*indices))
-    return lambda values: tuple([values[index] for index in indices])
+    first = next(iter(indices), 0)
+    getter: Any = itemgetter(*indices if len(indices) > 1 else [slice(first, first + len(indices))])
+    return cast("Callable[[Values], tuple[Any, ...]]", getter)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -47,8 +48,8 @@ class _Form:
     tensors   those that guards compare: each once
     same      indices of arguments that are one tensor
     others    all but tensors and numbers that kernels are handed: they have the values `shared`
-    typed     numbers, and what is not None of `others`: they have these `types`. The types of
-              tensors are for guards to compare
+    typed     numbers, and those of `others` that have the value of one: they have these `types`,
+              since True is 1. The types of tensors are for guards to compare
     """
 
     tensors: Callable[[Values], tuple[torch.Tensor, ...]]
@@ -63,22 +64,18 @@ class _Form:
         own = self.same, self.shared, self.types
         return own == (other.same, other.shared, other.types)
 
-    def has(self, values: Values) -> bool:
-        """Whether these are arguments of this form, as far as they are no tensors."""
-        return (
-            self.others(values) == self.shared and (*map(type, self.typed(values)),) == self.types
-        )
 
-
-Derive = Callable[[Values, Any], Any]  # results as autograd knows them, of arguments and results
+Derive = Callable[[Values, Any], Any]  # results as autograd knows them, of a pool and results
+CallOf = Callable[[Values], Arguments[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Kind:
     """What is known of a kind of call: its plan, and where addresses and numbers come from.
 
-    Of a call's arguments and what `makers` make, `addressed` takes the tensors whose addresses
-    kernels are handed, and `results` what is returned.
+    A pool has a call's arguments, and what `makers` make: of it `addressed` takes the tensors whose
+    addresses kernels are handed, and `results` what is returned: a tuple, or the tensor that is
+    all. `call_of` makes the call of a pool.
     nulls     addresses of tensors that are left out
     scalars   the numbers, but for those that are arguments: `numbers` are places and indices
     derive    where autograd is to know of the results
@@ -87,11 +84,12 @@ class _Kind:
     plan: Plan[Any, Any]
     makers: tuple[Callable[[], torch.Tensor | None], ...]
     addressed: Callable[[Values], tuple[torch.Tensor, ...]]
-    results: Callable[[Values], tuple[Any, ...]]
+    results: Callable[[Values], Any]
     nulls: tuple[int, ...]
     scalars: tuple[float, ...]
     numbers: tuple[tuple[int, int], ...]
     derive: Derive | None
+    call_of: CallOf
 
     def replaced(self, values: Values) -> tuple[float, ...]:
         """The numbers, with those that are arguments."""
@@ -107,6 +105,9 @@ class WarmCalls(Generic[ResultsT]):
     names    of the function's arguments: as a call declares them, where they are its tensors and
              numbers. The others are hashable, and decide what is done by their values
     call_of  makes the call of a function's arguments, a tuple
+    at_second  what is known is kept from the second call of a plan on: of many there is one
+
+    `places` are those of the names; `call_of` may be given more than the arguments.
     """
 
     def __init__(
@@ -114,11 +115,16 @@ class WarmCalls(Generic[ResultsT]):
         names: Sequence[str],
         declaration: Declaration,
         call_of: Callable[..., Arguments[Any, ResultsT]],
+        *,
+        at_second: bool = False,
     ) -> None:
-        self._declaration, self._call_of = declaration, call_of
-        self._places = {name: index for index, name in enumerate(names)}
-        values = {*declaration.tensors, *declaration.numbers}
-        self._options = _getter([at for name, at in self._places.items() if name not in values])
+        count = len(names)
+        self.call_of: CallOf = lambda pool: call_of(pool[:count])
+        self._at_second = at_second
+        self.places = places = {name: index for index, name in enumerate(names)}
+        self._values = [places[name] for name in names if name in declaration.values]
+        self._options = _getter([at for name, at in places.items() if at not in self._values])
+        self._is_zero_none = bool(declaration.numbers)
         self._kinds: Kinds[_Kind] = Kinds(_BOUND)
         self._forms: dict[Key, tuple[_Form, ...]] = {}
         self._last: _Form | None = None
@@ -126,38 +132,48 @@ class WarmCalls(Generic[ResultsT]):
     def again(self, values: Values) -> ResultsT | None:
         """Results of a call like an earlier one; None for others.
 
-        Types of all arguments are compared before any value is: a tensor may equal a number.
+        Types of all arguments are compared before any value is: a tensor may equal a number, and
+        would be waited for.
         """
-        form, kind = self._last, None
-        try:
-            if form is not None and form.has(values):
-                kind = self._of_form(form, values)
-            if kind is None:
-                for form in self._forms.get(self._key(values), ()):
-                    kind = self._of_form(form, values) if form.has(values) else None
-                    if kind is not None:
-                        self._last = form
-                        break
-        except Exception:  # arguments of no type that they may have: the call says so
+        form = self._last
+        if form is None:
             return None
+        try:
+            kind = self._of_form(form, values)
+        except Exception:  # another form has no tensor, or a number, in the place of one
+            kind = None
+        if kind is None:
+            try:
+                kind = self._of_forms(values)
+            except Exception:  # arguments of no type that they may have: the call says so
+                return None
         if kind is None:
             return None
-        pool = (*values, *[make() for make in kind.makers])
+        pool = (*values, *[make() for make in kind.makers]) if kind.makers else values
         addresses = (*map(_address, kind.addressed(pool)), *kind.nulls)
         scalars = kind.replaced(values) if kind.numbers else kind.scalars
-        if kind.numbers and 0 in scalars:  # which may stand for none, and is no number of a kernel
+        # A number of 0 may stand for none, and is then no number of a kernel.
+        if kind.numbers and self._is_zero_none and 0 in scalars:
             return None
         results: Any = kind.results(pool)
         try:
-            kind.plan.run_at((addresses, scalars), results, self._call_of, values)
+            kind.plan.run_at((addresses, scalars), results, kind.call_of, pool)
         except UnlikeError:  # their addresses, which are new
             return None
-        return results if kind.derive is None else kind.derive(values, results)  # type: ignore[no-any-return]
+        return results if kind.derive is None else kind.derive(pool, results)  # type: ignore[no-any-return]
 
-    def _key(self, values: Values) -> Key:
-        return (*map(type, values),), self._options(values)
+    def _of_forms(self, values: Values) -> _Kind | None:
+        for form in self._forms.get(((*map(type, values),), self._options(values)), ()):
+            kind = self._of_form(form, values)
+            if kind is not None:
+                self._last = form
+                return kind
+        return None
 
     def _of_form(self, form: _Form, values: Values) -> _Kind | None:
+        typed = (*map(type, form.typed(values)),)
+        if typed != form.types or form.others(values) != form.shared:
+            return None
         for first, again in form.same:
             if values[first] is not values[again]:
                 return None
@@ -174,36 +190,51 @@ class WarmCalls(Generic[ResultsT]):
         plan: Plan[Any, ResultsT],
         results: ResultsT,
         derive: Derive | None = None,
+        made: Mapping[str, torch.Tensor] = _NOTHING,
+        call_of: CallOf | None = None,
     ) -> None:
-        """Keep what is known of a call that a plan ran, for others like it."""
+        """Keep what is known of a call that a plan ran, for others like it.
+
+        Args:
+            values: The arguments of the function.
+            call: What was run, which is `call_of` of a pool, by default that of the arguments.
+            plan: What ran it.
+            results: What was returned.
+            derive: Has autograd know of the results of calls like this one.
+            made: Tensors of the call that are made anew for each, as these are, by their names:
+                they come last in a pool.
+        """
         if plan.copies or not call.repeats:
             return
-        places, read = self._places, call.read()
-        for name, tensor in read:
+        if self._at_second and not plan.repeated:
+            plan.repeated = True
+            return
+        places, addressed = self.places, [*call.read(), *call.trailing()]
+        for name, tensor in addressed:
             own = values[places[name]] if name in places else None
-            if own is tensor:
+            if own is tensor or made.get(name) is tensor:
                 continue
             if not isinstance(own, torch.Tensor) or own.data_ptr() != tensor.data_ptr():
                 return  # it is another tensor that is read
-        present = [places[name] for name in self._declaration.tensors if name in places]
-        present = [index for index in present if values[index] is not None]
+        present = [at for at in self._values if isinstance(values[at], torch.Tensor)]
         if not launchable(*[values[index] for index in present]):
             return
-        numbers = [name for name in self._declaration.numbers if values[places[name]] is not None]
-        if any(type(values[places[name]]) not in _NUMBERS for name in numbers):
+        numbers = [at for at in self._values if at not in present and values[at] is not None]
+        if any(type(values[at]) not in _NUMBERS for at in numbers):
             return
         # One that stands for none, as 0 may, is what all calls of a form have.
-        numbers = [name for name in numbers if name in plan.draft.scalars]
-        key = self._key(values)
+        handed = [places[name] for name in call.numbered(plan.draft) if name in places]
+        numbers = [at for at in numbers if at in handed]
+        key = (*map(type, values),), self._options(values)
         first = {id(values[at]): at for at in reversed(present)}
         same = tuple([(first[id(values[at])], at) for at in present if first[id(values[at])] != at])
         try:
             forms = self._forms.get(key, ())
         except TypeError:  # a list in the place of a tuple
             return
-        own = {*present, *(places[name] for name in numbers)}
+        own = {*present, *numbers}
         others = [at for at in range(len(values)) if at not in own]
-        typed = sorted((own - {*present}) | {at for at in others if values[at] is not None})
+        typed = sorted({*numbers, *[at for at in others if type(values[at]) in _NUMERIC]})
         form = _Form(
             _getter(sorted(first.values())),
             same,
@@ -216,42 +247,53 @@ class WarmCalls(Generic[ResultsT]):
         if known is None:
             remember(self._forms, key, (form, *forms[: _FORMS - 1]), _BOUND)
         form = known or form
-        names = [name for name, _ in read]
-        kind = self._known(values, names, call, plan, results, derive)
+        ways = derive, made, call_of or self.call_of
+        kind = self._known(values, call, plan, results, *ways)
         self._last = form
         self._kinds.keep(kind, form, *form.tensors(values))
 
     def _known(
         self,
         values: Values,
-        read: Sequence[str],
         call: Arguments[Any, ResultsT],
         plan: Plan[Any, ResultsT],
         results: ResultsT,
         derive: Derive | None,
+        made: Mapping[str, torch.Tensor],
+        call_of: CallOf,
     ) -> _Kind:
-        places, sources = self._places, list[int]()
+        places, sources = {**self.places}, list[int]()
         makers = list[Callable[[], torch.Tensor | None]]()
-        for made, name in zip_longest(results, call.declaration.results):
+        is_one = isinstance(results, torch.Tensor)
+        returned = (results,) if is_one else results
+        for one, name in zip_longest(returned, call.declaration.results):
             place = places.get(name or "", -1)
             if place < 0 or values[place] is None:
                 place = len(values) + len(makers)
-                makers.append(type(None) if made is None else maker(made))
+                makers.append(type(None) if one is None else maker(one))
             sources.append(place)
-        written = [i for i, made in zip(sources, results, strict=True) if made is not None]
+        for name, one in made.items():
+            places[name] = len(values) + len(makers)
+            makers.append(maker(one))
+        written = [i for i, one in zip(sources, returned, strict=True) if one is not None]
+        read = [places[name] for name, _ in call.read()]
+        trailing = [places[name] for name, _ in call.trailing()]
         _, scalars = call.arguments(plan.details, results)
         numbers = [
-            (at, places[name]) for at, name in enumerate(plan.draft.scalars) if name in places
+            (at, places[name])
+            for at, name in enumerate(call.numbered(plan.draft))
+            if name in places
         ]
         return _Kind(
             plan,
             tuple(makers),
-            _getter([*[places[name] for name in read], *written]),
-            _getter(sources),
+            _getter([*read, *written, *trailing]),
+            itemgetter(*sources) if is_one else _getter(sources),
             (0,) * sum(getattr(call, name) is None for name in call.declaration.nulls),
             scalars,
             tuple([(at, index) for at, index in numbers if values[index] is not None]),
             derive,
+            call_of,
         )
 
 

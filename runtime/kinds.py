@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch.autograd import forward_ad
 
-from warploom.generator.locks import ForkLock
-from warploom.runtime.bounded import remember
+from warploom.generator.locks import ForkLock, remember
 
 KindT = TypeVar("KindT")
 Entry = tuple[bool, object, Callable[..., bool], KindT]  # grad mode, options, guard, what is kept
 
+_ALIKE = 8  # kinds that are kept of tensors of the same shapes, which guards tell apart
+_shape = attrgetter("shape")
 _lock = ForkLock()
 _places: WeakSet[Kinds[object]] = WeakSet()
 
@@ -82,7 +84,7 @@ def guard(*tensors: torch.Tensor) -> Callable[..., bool] | None:
 class Kinds(Generic[KindT]):
     """What is kept of the kinds of calls that come from one place, such as a layer.
 
-    bound   the kinds that are kept
+    bound   the kinds that are kept, at least: of each combination of shapes there may be several
     A copy is empty: plans are neither copied nor pickled.
     """
 
@@ -91,7 +93,7 @@ class Kinds(Generic[KindT]):
     def __init__(self, bound: int = 64) -> None:
         self._bound = bound
         self._last: Entry[KindT] | None = None
-        self._known: dict[tuple[object, ...], Entry[KindT]] = {}
+        self._known: dict[tuple[object, ...], tuple[Entry[KindT], ...]] = {}
         with _lock:
             _places.add(self)  # type: ignore[arg-type]
 
@@ -111,19 +113,21 @@ class Kinds(Generic[KindT]):
             return last[3]
         if not self._known:
             return None
-        entry = self._known.get((grad, options, *properties(*tensors)))
-        if entry is None or not entry[2](*tensors):
-            return None
-        self._last = entry
-        return entry[3]
+        for entry in self._known.get((grad, options, *map(_shape, tensors)), ()):
+            if entry[2](*tensors):
+                self._last = entry
+                return entry[3]
+        return None
 
     def keep(self, kind: KindT, options: object, *tensors: torch.Tensor) -> None:
         """Keep `kind` for calls like this one, unless a tensor comes twice: guards take none."""
         fits = guard(*tensors) if len({id(one) for one in tensors}) == len(tensors) else None
         if fits is not None:
             grad = torch.is_grad_enabled()
-            self._last = (grad, options, fits, kind)
-            remember(self._known, (grad, options, *properties(*tensors)), self._last, self._bound)
+            self._last = entry = grad, options, fits, kind
+            key = grad, options, *map(_shape, tensors)
+            others = [one for one in self._known.get(key, ()) if not one[2](*tensors)]
+            remember(self._known, key, (entry, *others[: _ALIKE - 1]), self._bound)
 
     def clear(self) -> None:
         """Forget all."""

@@ -22,11 +22,11 @@ from cuda.bindings import driver as cuda
 from warploom.errors import ProblemError
 from warploom.generator.families import family
 from warploom.generator.launches import Address, Argument, Launch, Value, Workspace
+from warploom.generator.locks import remember
 from warploom.generator.parameters import ParameterBlock
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import LARGEST_EXTENT, PITCH_BYTES, PITCH_END, TensorMap
 from warploom.runtime import driver, kept
-from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.operands import maker, without_memory

@@ -21,17 +21,24 @@ from warploom import hooks
 from warploom.errors import KernelMissingError
 from warploom.generator.build import require
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import ForkLock, remember
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
-from warploom.runtime.bounded import remember
 from warploom.runtime.call import Arguments, Call, DetailsT, Draft, Key, ResultsT
 from warploom.runtime.counters import counters
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.kernel import store
 from warploom.runtime.launch_plan import LaunchPlan, plan_launches
-from warploom.runtime.negation import laid_out_as_resolved, negated, refuse_negated, resolved
-from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, require_memory
+from warploom.runtime.tensors import (
+    UnlikeError,
+    WithoutMemoryError,
+    explained,
+    laid_out_as_resolved,
+    negated,
+    refuse_negated,
+    require_memory,
+    resolved,
+)
 
 _BOUND = 4096  # plans remembered
 known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up
@@ -50,6 +57,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     copies    operands that are copied first, since TMA cannot read them or torch has negated them
     details   what the family knows of such calls
     draft     the call that it was made of, as `warploom.autotune` needs it for another kernel
+    repeated  it ran a call before that nothing is kept of
     """
 
     key: Key
@@ -60,6 +68,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     device: int
     draft: Draft[DetailsT]
     number: int = field(default_factory=_numbers.__next__, compare=False, repr=False)
+    repeated: bool = field(default=False, compare=False, repr=False)
 
     def __init_subclass__(cls, of: type | None = None) -> None:
         """Have calls of the type `of` planned by this class, whoever plans them."""

@@ -16,7 +16,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.space import operations
 from warploom.generator.specification import Operation
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.families import family
 from warploom.tuning import calls
 from warploom.tuning.calls import NONE, RecordedCall

@@ -20,7 +20,7 @@ from warploom.printable import first_line
 from warploom.runtime.alone import alone
 from warploom.runtime.baselines import contender
 from warploom.runtime.contest import Cell, Contender, Sampling, compete
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.families import family
 
 ROUNDS = 15  # that count

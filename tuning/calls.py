@@ -21,7 +21,7 @@ from warploom.generator.records import problem_text, restore_operation, restore_
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, counted, parse_name
 from warploom.runtime import dispatch
-from warploom.runtime.decision import Asked, Choice
+from warploom.runtime.dispatch import Asked, Choice
 
 SCHEMA = 1
 SUFFIX = ".json"  # by which commands know a file of calls from a configuration

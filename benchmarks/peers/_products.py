@@ -60,7 +60,7 @@ def ours(
 ) -> Contender:
     """Warploom on each set of operands: as dispatched, or by one kernel."""
     outs = [wrong(one.out) for one in given]
-    options: Any = {"accumulation": operation.accumulation, "spec": spec}
+    options: Any = {"use_fast_accum": operation.accumulation == "fast", "spec": spec}
     calls = [
         partial(warploom.gemm, one.a, one.b, out=out, epilogue=one.listed, **options)
         for one, out in zip(given, outs, strict=True)

@@ -26,6 +26,10 @@ class Keyword:
     name: str
     values: Mapping[object, object] = field(default_factory=dict)
 
+    def value_of(self, value: object) -> object:
+        """Today's value of one of the old keyword."""
+        return self.values[value] if isinstance(value, str) and value in self.values else value
+
 
 # Public names of `warploom`, by their old ones.
 NAMES = {"attention_append": "append_kv_cache", "attention_merge": "merge_state"}
@@ -35,6 +39,11 @@ KEYWORDS: Mapping[str, Mapping[str, Keyword]] = {
         "lengths": Keyword("cache_seqlens"),
         "starts": Keyword("cache_leftpad"),
     },
+    "gemm": {
+        "accumulation": Keyword("use_fast_accum", {"fast": True, "promoted": False}),
+        "accumulate_into": Keyword("main_grad"),
+    },
+    "plan": {"accumulation": Keyword("use_fast_accum", {"fast": True, "promoted": False})},
 }
 
 
@@ -79,6 +88,18 @@ def current(
                 f"{name}() got both {keyword.name} and {old}, its old name: pass {keyword.name}"
             )
         warn(f"{name}'s keyword {old}", keyword.name, level=4)
-        is_known = isinstance(value, str) and value in keyword.values
-        arguments[keyword.name] = keyword.values[value] if is_known else value
+        arguments[keyword.name] = keyword.value_of(value)
     return arguments
+
+
+def todays(function: Callable[..., object], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call of a public function by the names of today, with a warning."""
+    name = function.__name__
+    older, found = KEYWORDS.get(name, {}), dict[str, Any]()
+    for given, value in keywords.items():
+        keyword = older.get(given)
+        if keyword is not None:
+            warn(f"{name}'s keyword {given}", keyword.name, level=4)
+            value = keyword.value_of(value)
+        found[given if keyword is None else keyword.name] = value
+    return found

@@ -135,10 +135,10 @@ def gradients_are_added_up_where_they_lie() -> None:
         a, b = values(7, 16), values(16, 9)
         gradient = torch.randn(7, 9).bfloat16()
         into = torch.ones(16, 9)
-        warploom.gemm(a, b, accumulate_into=into).backward(gradient)
+        warploom.gemm(a, b, main_grad=into).backward(gradient)
         given = [shared(one, at) for one, at in zip((a, b), places, strict=True)]
         sums = shared(torch.ones(16, 9), place)
-        found = warploom.gemm(*given, accumulate_into=sums)
+        found = warploom.gemm(*given, main_grad=sums)
         found.backward(shared(gradient, 0 if place is None else 1))
         torch.testing.assert_close(sums.full_tensor(), into)
         assert given[1].grad is None

@@ -13,8 +13,8 @@ from warploom import hooks
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, parse_name
+from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.measure import Timing
 from warploom.tuning.autotune import course, engine, offers
 from warploom.tuning.autotune.candidates import candidates

@@ -15,7 +15,7 @@ from warploom.generator.families.gemm.model import START
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.records import Record, Timed
-from warploom.runtime import decision, dispatch, records
+from warploom.runtime import dispatch, records
 
 H200 = DeviceLimits(132, GPU, records.nvrtc() or "13.0")
 PLAIN = GemmOperation("bf16", "bf16", "bf16")
@@ -39,7 +39,7 @@ def record(m: int = 512, n: int = 6144, k: int = 4096, **more: Any) -> Record:
     return Record(**{**fields, **more})
 
 
-def choose(m: int = 512, n: int = 6144, k: int = 4096, **more: Any) -> decision.Choice:
+def choose(m: int = 512, n: int = 6144, k: int = 4096, **more: Any) -> dispatch.Choice:
     fields = {"operation": PLAIN, "device": H200, "requires": "tma", **more}
     return dispatch.choose(shape=GemmShape(m, n, k), **fields)
 

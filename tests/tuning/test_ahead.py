@@ -26,7 +26,7 @@ from warploom.runtime import driver, plan, records, targets
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
-from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.families.gemm.api import GemmPlan
 
 BF16, E4M3, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
 Call = Callable[..., Any]  # of an operation, given its extents: a plan of it

@@ -18,7 +18,7 @@ from warploom.generator import records_file
 from warploom.generator.gpus import file_name
 from warploom.generator.records import Record, Timed, problem_text
 from warploom.runtime import records
-from warploom.runtime.decision import Asked
+from warploom.runtime.dispatch import Asked
 from warploom.tuning.autotune import api, locks
 from warploom.tuning.autotune.candidates import candidates
 from warploom.tuning.autotune.contest import NotMeasured

@@ -22,7 +22,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.constants import DOUBT
 from warploom.generator.records import Timed
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import decision, dispatch, plan, records, targets
+from warploom.runtime import dispatch, plan, records, targets
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -84,7 +84,7 @@ def test_the_model_alone_decides_where_it_was_found_good(monkeypatch: pytest.Mon
     with_quality(monkeypatch, GOOD)
     found = choose()
     assert found.reason.startswith("the model alone") and found.seconds
-    assert len(found.runners_up) == decision.SHOWN
+    assert len(found.runners_up) == dispatch.SHOWN
     with_quality(monkeypatch, GOOD, "another GPU")
     lent = choose()
     assert lent.spec == found.spec
@@ -156,7 +156,7 @@ def test_what_is_only_predicted_must_be_faster_by_more_than_predictions_of_a_lay
     """A tuned weight lost 2 to 17 % at other m to kernels that the model was too kind to."""
     keep(fresh, record(best=Timed(SLIM, 4e-5, 0.003), default=None, runners_up=()))
 
-    def chosen(error: float, n: int) -> decision.Choice:
+    def chosen(error: float, n: int) -> dispatch.Choice:
         with_quality(monkeypatch, GOOD, error=error)
         return choose(m=600, n=n)
 
@@ -264,7 +264,7 @@ def test_a_warm_call_asks_nothing(fresh: Path, monkeypatch: pytest.MonkeyPatch) 
     asked: list[int] = []
     plain = dispatch.choose
 
-    def counted(*arguments: Any, **keywords: Any) -> decision.Choice:
+    def counted(*arguments: Any, **keywords: Any) -> dispatch.Choice:
         asked.append(1)
         return plain(*arguments, **keywords)
 

@@ -24,7 +24,7 @@ from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.constants import Constants, FamilyConstants
 from warploom.generator.records import Record, Timed
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import decision, dispatch, records, targets
+from warploom.runtime import dispatch, records, targets
 from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.mask import shape as shape_of
@@ -72,7 +72,7 @@ def test_gradients_ask_the_records_too(fresh: Path, monkeypatch: pytest.MonkeyPa
     sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)
     band = Band(right=0)
 
-    def choose(sizes: Extents, device: DeviceLimits = H200) -> decision.Choice:
+    def choose(sizes: Extents, device: DeviceLimits = H200) -> dispatch.Choice:
         return dispatch.choose(operation, shape_of(sizes, band), device=device)
 
     assert choose(sizes).spec.schedule == one.best.schedule

@@ -25,7 +25,7 @@ from warploom.generator.model import load, predict, rescaled, shipped
 from warploom.generator.records import Record, Records, Timed
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
-from warploom.runtime import decision, dispatch, records
+from warploom.runtime import dispatch, records
 from warploom.tuning.autotune.api import autotune
 from warploom.tuning.autotune.keeping import Keeping
 from warploom.tuning.autotune.problem import Problem
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     records.forget()
 
 
-def choose(gpu: str, extents: tuple[int, int, int], **more: object) -> decision.Choice:
+def choose(gpu: str, extents: tuple[int, int, int], **more: object) -> dispatch.Choice:
     device = target(gpu)
     fields = {"operation": PLAIN, "requires": "tma", "device": device, **more}
     return dispatch.choose(shape=GemmShape(*extents), **fields)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_the_nearest_kind_is_the_one_with_the_most_alike_figures() -> None:
         assert name not in [one.name for one in others] and len(others) == len(KINDS) - 1
         assert distance(row, row) == 0
         assert distance(row, DEFAULT) == pytest.approx(distance(DEFAULT, row))
-    assert distance(kind(H100), kind(H200)) < decision.CLOSE
+    assert distance(kind(H100), kind(H200)) < dispatch.CLOSE
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H20", H100, "NVIDIA H100 PCIe"])
@@ -144,7 +144,7 @@ def test_a_close_kind_takes_the_schedule_of_the_very_shape_and_rescales_its_time
     assert there.seconds <= here.seconds <= slower * there.seconds * 1.001
     if extents == ROWS:
         assert here.seconds > 1.3 * there.seconds
-    assert f"on {H200}" in here.reason and here.reason.endswith(decision.NOT_TIMED)
+    assert f"on {H200}" in here.reason and here.reason.endswith(dispatch.NOT_TIMED)
     assert {one.source for one in here.runners_up} == {"predicted"}
     assert here.asked and not here.asked.recorded, "autotuning would leave it as it is"
 
@@ -157,7 +157,7 @@ def test_explain_says_whose_records_and_model_were_taken() -> None:
     assert f"nearest record, 512x6144x4096 on {H200}" in explained(512, 6144, 4096)
     alone = explained(123, 777, 1000)
     assert f"the model alone: nothing near was recorded; its constants are those of {H200}" in alone
-    assert alone.count(decision.NOT_TIMED) == 1
+    assert alone.count(dispatch.NOT_TIMED) == 1
 
 
 def test_a_kind_with_fewer_sms_or_another_balance_has_the_model_choose_among_contenders() -> None:
@@ -167,7 +167,7 @@ def test_a_kind_with_fewer_sms_or_another_balance_has_the_model_choose_among_con
     assert 800 / 148 * 0.8 < here.seconds / there.seconds < 800 / 148 * 1.25
     assert "carried over by the model" in here.reason and "taken" not in here.reason
     for extents in (ROWS, SQUARE, (200, 5000, 3000)):
-        assert choose("H20", extents).reason.endswith(decision.NOT_TIMED)
+        assert choose("H20", extents).reason.endswith(dispatch.NOT_TIMED)
 
 
 def test_a_family_without_a_model_keeps_to_its_table_on_a_kind_with_other_sms(
@@ -177,7 +177,7 @@ def test_a_family_without_a_model_keeps_to_its_table_on_a_kind_with_other_sms(
     shape = MixedGemmShape(16, 4096, 4096)
     requires = families.family("mixed_gemm").table.required(operation, shape)
 
-    def chosen(gpu: str, more: int = 0) -> decision.Choice:
+    def chosen(gpu: str, more: int = 0) -> dispatch.Choice:
         asked = operation, replace(shape, m=shape.m + more)
         return dispatch.choose(*asked, device=target(gpu), requires=requires)
 
@@ -190,7 +190,7 @@ def test_a_family_without_a_model_keeps_to_its_table_on_a_kind_with_other_sms(
     for more in (0, -1):
         close = chosen(H100, more)
         assert close.spec.schedule == best and "no model of this GPU" in close.reason
-        assert close.reason.endswith(decision.NOT_TIMED)
+        assert close.reason.endswith(dispatch.NOT_TIMED)
         assert H200 not in chosen("H20", more).reason
 
 

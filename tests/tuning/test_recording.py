@@ -18,7 +18,7 @@ from warploom import hooks
 from warploom.cli import main
 from warploom.errors import ConfigurationError, ProblemError
 from warploom.runtime import plan, records
-from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.plan import Plan
 from warploom.tuning import calls, recording
 from warploom.tuning.autotune.engine import ENGINE

@@ -20,7 +20,7 @@ from warploom.generator.families.gemm import GemmShape
 from warploom.generator.gpus import file_name
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import Records
-from warploom.runtime import decision, dispatch, records
+from warploom.runtime import dispatch, records
 
 GOOD = records_file.text(Records(GPU, (record(), ATTENTION)))
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -37,7 +37,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     records.forget()
 
 
-def choose(m: int = 512) -> decision.Choice:
+def choose(m: int = 512) -> dispatch.Choice:
     device = DeviceLimits(132, GPU)
     return dispatch.choose(record().operation, GemmShape(m, 6144, 4096), device=device)
 

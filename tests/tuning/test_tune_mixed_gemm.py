@@ -20,7 +20,7 @@ from warploom.generator.families.mixed_gemm import (
     MixedGemmSchedule,
     MixedGemmShape,
 )
-from warploom.runtime import decision, dispatch, records
+from warploom.runtime import dispatch, records
 from warploom.tuning import journal
 from warploom.tuning.problems import Problem, default, problems, shapes_of, usual
 
@@ -86,7 +86,7 @@ def tune(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["tune", *map(str, arguments)])
 
 
-def chosen(m: int, **more: Any) -> decision.Choice:
+def chosen(m: int, **more: Any) -> dispatch.Choice:
     return dispatch.choose(OPERATION, MixedGemmShape(m, 4096, 4096), device=H200, **more)
 
 

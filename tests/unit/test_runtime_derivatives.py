@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm.call import GemmCall
 
 A = torch.randn(5, 16).bfloat16()
 W = torch.randn(8, 16).bfloat16()
@@ -74,7 +75,7 @@ def test_the_operator_that_writes_refuses_too() -> None:
     with pytest.raises(ProblemError, match="has not seen before"):
         torch.ops.warploom.gemm_out(asking(A), W.t(), *rest, out=out())
     with pytest.raises(ProblemError, match="has not seen before"):
-        operators.call(A, asking(W).t(), [], out(), None, "fast", None)
+        operators.call(GemmCall(A, asking(W).t(), [], out(), None, True, None))
 
 
 def test_a_plan_refuses_what_an_eager_call_refuses() -> None:

@@ -53,7 +53,7 @@ CALLS: dict[str, Call] = {
         lambda **given: warploom.gemm(A, B, **given),
         {
             **EPILOGUE,
-            "accumulation": "name",
+            "use_fast_accum": "boolean",
             "preactivation": "name",
             "gradient_dtype": "dtype",
         },
@@ -64,7 +64,7 @@ CALLS: dict[str, Call] = {
     ),
     "plan": (
         lambda **given: warploom.plan(A, B, **given),
-        {**EPILOGUE, "accumulation": "name"},
+        {**EPILOGUE, "use_fast_accum": "boolean"},
     ),
     "mixed_gemm": (lambda **given: warploom.mixed_gemm(A, WEIGHT, **given), EPILOGUE),
     "attention": (

@@ -68,8 +68,8 @@ def test_gradients_are_not_added_to_a_negated_tensor() -> None:
     """The same of main gradients, which are written in the backward pass."""
     a, b = random(M, K).requires_grad_(), random(K, N).requires_grad_()
     into = torch._neg_view(torch.zeros(K, N))
-    with pytest.raises(ProblemError, match=r"^accumulate_into .*negated lazily"):
-        warploom.gemm(a, b, accumulate_into=into)
+    with pytest.raises(ProblemError, match=r"^main_grad .*negated lazily"):
+        warploom.gemm(a, b, main_grad=into)
 
 
 def test_a_type_that_torch_cannot_negate_is_refused(gpu: PretendedGpu) -> None:

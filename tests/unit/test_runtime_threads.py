@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from warploom.generator import build
+from warploom.generator import build, locks
 from warploom.generator.build import counters as built
 from warploom.generator.locks import ForkLock
-from warploom.runtime import bounded
 from warploom.runtime import kernel as kernels
 from warploom.runtime.counters import counters
 from warploom.runtime.kernel import Kernel
@@ -84,7 +83,7 @@ def test_a_kernel_that_several_threads_want_is_built_once(monkeypatch: pytest.Mo
     ("lock", "act"),
     [
         (counters._lock, lambda: counters.add("plans")),
-        (bounded._lock, lambda: bounded.remember({}, (1,), 1, 4)),
+        (locks._lock, lambda: locks.remember({}, (1,), 1, 4)),
         (build._counting, lambda: build._count("compiles")),
         (kernels._loading, lambda: kernels._loading.__enter__()),
     ],

@@ -20,7 +20,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import dispatch
 from warploom.runtime import kernel as kernels
-from warploom.runtime.decision import Asked
+from warploom.runtime.dispatch import Asked
 from warploom.runtime.plan import Plan
 from warploom.tuning.autotune import locks, stage
 from warploom.tuning.autotune.activity import Act, Activity

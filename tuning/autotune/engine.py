@@ -11,7 +11,7 @@ from typing import Any
 from warploom import hooks
 from warploom.generator.launches import NO_GPU
 from warploom.runtime import targets
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.plan import Plan, alive
 from warploom.tuning.autotune.activity import Activity
 from warploom.tuning.autotune.course import Course

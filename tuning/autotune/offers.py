@@ -10,7 +10,7 @@ from typing import Any
 
 from warploom.errors import WarploomError
 from warploom.printable import first_line
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.launch_plan import plan_launches
 from warploom.runtime.plan import Plan
 from warploom.tuning.autotune.activity import Activity

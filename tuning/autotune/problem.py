@@ -12,7 +12,7 @@ from warploom.generator.locks import ForkLock
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.launch_plan import Launched, LaunchPlan
 from warploom.runtime.plan import Plan
 from warploom.tuning.autotune.locks import ProblemLock

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import problem_text
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.decision import Asked
+from warploom.runtime.dispatch import Asked
 from warploom.runtime.plan import Plan
 
 Outcome = Literal[

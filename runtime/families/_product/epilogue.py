@@ -5,25 +5,29 @@ What an item may be is said in steps/: here is what holds of all, whatever they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import torch
 
 from warploom.arguments import require_number
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import EpilogueStep, GateLayout
+from warploom.generator.epilogue import Activation, EpilogueStep, Gate, GateLayout
 from warploom.generator.parameters import Kind
+from warploom.runtime.arguments import Compound
 from warploom.runtime.families._product.steps import (
     KINDS,
     LOADING,
     OUTPUTS,
+    flatten,
     operand,
     step_of,
+    unflatten,
 )
 from warploom.runtime.families._product.steps.gate import LAYOUTS, kind_of
 from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Given
 from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.rounding import check_rounding
@@ -134,49 +138,86 @@ def _check_gate(gate: object, layout: object, activation: str | None) -> None:
         )
 
 
-def signature(listed: Sequence[Item]) -> tuple[object, ...]:
-    """What of the items decides kernel and launch: all but scalars' values and addresses."""
-    return tuple(
-        (len(item), *item[:1], *map(_decisive, item[1 : 3 if item[0] in LOADING else 2]))
-        for item in listed
-    )
+class Items(Compound):
+    """The items of an epilogue, in order. As an operator takes them they are flattened by steps."""
+
+    schema = "str[] kinds, Tensor[] operands, float[] numbers"
+    values = (*[kind for kind, one in KINDS.items() if one.step not in (Activation, Gate)], "beta")
+    trailing = True
+
+    def key(self, value: Sequence[Item]) -> object:
+        """All but scalars' values and addresses."""
+        key = list[object]()
+        for item in value:
+            key += item[:1]
+            key.append(len(item))
+            for one in item[1 : 3 if item[0] in LOADING else 2]:
+                if isinstance(one, torch.Tensor):
+                    key += (
+                        one.dtype,
+                        one.shape,
+                        one.stride(),
+                        one.data_ptr() & 15,
+                        one.get_device(),
+                        one.is_neg(),
+                    )
+                else:
+                    key.append(one if isinstance(one, str) else type(one))
+        return tuple(key)
+
+    def named(self, value: Sequence[Item]) -> list[tuple[str, torch.Tensor]]:
+        """The items' tensors, each by the item's kind."""
+        return [
+            (item[0], one) for item in value for one in item[1:] if isinstance(one, torch.Tensor)
+        ]
+
+    def written(self, value: Sequence[Item]) -> list[tuple[str, torch.Tensor]]:
+        """Those that are outputs of their steps."""
+        return [(item[0], item[-1]) for item in value if item[0] in OUTPUTS]
+
+    def addresses(self, value: Sequence[Item]) -> tuple[int, ...]:
+        """The addresses of the items' tensors, in order."""
+        addresses = list[int]()
+        for item in value:
+            for one in item[1:]:
+                if isinstance(one, torch.Tensor):
+                    addresses.append(one.data_ptr())
+        return tuple(addresses)
+
+    def numbers(self, value: Sequence[Item]) -> tuple[float, ...]:
+        """The host scalars of the items, in the order of the kernel's fields."""
+        numbers: list[float] = []
+        for item in value:
+            if not isinstance(item[1], str | torch.Tensor):
+                numbers.append(float(item[1]))
+            if len(item) > 2 and not isinstance(item[2], torch.Tensor):
+                numbers.append(float(item[2]))
+        return tuple(numbers)
+
+    def numbered(self, value: Sequence[Item]) -> tuple[str, ...]:
+        """The names that keywords have for these."""
+        names: list[str] = []
+        for item in value:
+            if not isinstance(item[1], str | torch.Tensor):
+                names.append(item[0])
+            if len(item) > 2 and not isinstance(item[2], torch.Tensor):
+                names.append(step_of(item).number)
+        return tuple(names)
+
+    def encode(self, value: Sequence[Item]) -> Sequence[object]:
+        """A word for each item, and all tensors and numbers; outputs cross by their kinds."""
+        flat = flatten(value)
+        return flat.words, flat.tensors, flat.numbers
+
+    def decode(
+        self, values: Sequence[Any], written: Mapping[str, torch.Tensor | None]
+    ) -> list[Item]:
+        """The items again."""
+        words, tensors, numbers = values
+        return unflatten(words, Given(iter(tensors), iter(numbers), written))
 
 
-def _decisive(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        aligned = value.data_ptr() & 15
-        lies = value.dtype, value.shape, value.stride(), aligned, value.get_device()
-        return *lies, value.is_neg()
-    return value if isinstance(value, str) else type(value)
-
-
-def addresses(listed: Sequence[Item]) -> tuple[int, ...]:
-    """The addresses of the items' tensors, in order."""
-    return tuple([value.data_ptr() for _, value in tensors(listed)])
-
-
-def tensors(listed: Sequence[Item]) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of the items, in order, each with its item's kind."""
-    return [
-        (item[0], value) for item in listed for value in item[1:] if isinstance(value, torch.Tensor)
-    ]
-
-
-def outputs(listed: Sequence[Item]) -> list[Item]:
-    """The kinds of the items whose tensor is an output of its step, each with the tensor."""
-    return [(item[0], item[-1]) for item in listed if item[0] in OUTPUTS]
-
-
-def scalars(listed: Sequence[Item]) -> tuple[float, ...]:
-    """The host scalars of the items, in the order of the kernel's fields."""
-    values: list[float] = []
-    for item in listed:
-        value = item[1]
-        if not isinstance(value, str) and not isinstance(value, torch.Tensor):
-            values.append(float(value))
-        if len(item) > 2 and not isinstance(item[2], torch.Tensor):
-            values.append(float(item[2]))
-    return tuple(values)
+ITEMS = Items()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import call as calls
 from warploom.runtime import dispatch
 from warploom.runtime.call import Draft, Key
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists

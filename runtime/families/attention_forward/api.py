@@ -13,17 +13,12 @@ from warploom.runtime.families._attention.problem import Alignment, Keywords, Wi
 from warploom.runtime.families.attention_forward import gradient, operator_call
 from warploom.runtime.families.attention_forward import operators as _operators  # noqa: F401 (registers)
 from warploom.runtime.families.attention_forward import plan as plans
-from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
+from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
-from warploom.runtime.function import WarmCalls
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
 
-_warm: WarmCalls[Pair] = WarmCalls(
-    AttentionCall.declaration.names,
-    AttentionCall.declaration,
-    lambda values: AttentionCall(*values),
-)
+_warm = plans.calls()
 
 
 @overload
@@ -180,9 +175,7 @@ def attention(
             raise explained(error, call.require) from error.__cause__
         else:
             if repeats:
-                names, is_derived = call.declaration.names, result[0].requires_grad
-                derive = gradient.derive(call, names, gradient.apply) if is_derived else None
-                _warm.keep(values, call, plan, result, derive)
+                plans.keep(_warm, values, call, plan, result)
     return result if return_lse else result[0]
 
 

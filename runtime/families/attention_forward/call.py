@@ -16,7 +16,7 @@ from warploom.runtime import arguments as calls
 from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments as Launched
 from warploom.runtime.call import Draft
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists, reference
 from warploom.runtime.families._attention.block_lists import Lists

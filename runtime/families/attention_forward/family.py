@@ -11,7 +11,7 @@ from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.launches import DeviceLimits
 from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call, Draft
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.families._attention import sdpa
 from warploom.runtime.families._attention.baselines import scores_of
 from warploom.runtime.families._attention.problem import Arguments

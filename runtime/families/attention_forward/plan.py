@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from dataclasses import fields
+from typing import Any, Unpack
 
 import torch
 from torch.autograd import forward_ad
@@ -10,7 +11,7 @@ from torch.autograd import forward_ad
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import targets
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.families._attention.problem import Keywords
 from warploom.runtime.families.attention_forward import gradient, operator_call
 from warploom.runtime.families.attention_forward.call import (
@@ -19,8 +20,33 @@ from warploom.runtime.families.attention_forward.call import (
     Pair,
     gradients_choice,
 )
+from warploom.runtime.function import WarmCalls
 from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.tensors import explained, refuse_dual
+
+_DEFAULTS = {one.name: one.default for one in fields(AttentionCall)[3:]}  # behind q, k and v
+# A state that is drawn, lists of tiles and a kernel that is named are for the call to find.
+_RECOGNISED = _DEFAULTS.keys() - {"spec", "block_mask", "dropout_p", "dropout_state"}
+
+
+def calls() -> WarmCalls[Pair]:
+    """No calls yet, of all arguments of `warploom.attention`."""
+    declaration = AttentionCall.declaration
+    return WarmCalls(declaration.names, declaration, lambda values: AttentionCall(*values))
+
+
+def keep(
+    warm: WarmCalls[Pair],
+    values: tuple[Any, ...],
+    call: AttentionCall,
+    plan: AttentionPlan,
+    results: Pair,
+) -> None:
+    """Keep what is known of a call that ran, for others like it."""
+    derive = None
+    if results[0].requires_grad:
+        derive = gradient.derive(call, call.declaration.names, gradient.apply)
+    warm.keep(values, call, plan, results, derive)
 
 
 class AttentionPlan(Plan[Details, Pair]):
@@ -31,12 +57,21 @@ class AttentionPlan(Plan[Details, Pair]):
     `warploom.attention` are. Numbers, as the scale is, and what is said of gradients may differ.
     """
 
+    _warm: WarmCalls[Pair] | None = None  # its own calls that ran before
+
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[Keywords]
     ) -> Pair:
         """Run the plan with the keywords that it was made with, and tensors like those."""
+        traced = torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        values = None
+        if not traced and keywords.keys() <= _RECOGNISED:
+            values = (q, k, v, *map(keywords.get, _DEFAULTS, _DEFAULTS.values()))
+            results = None if self._warm is None else self._warm.again(values)
+            if results is not None:
+                return results
         call = AttentionCall(q, k, v, **keywords)
-        if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        if traced:
             return operator_call.attention(call)
         try:
             same = call.signature() == self.key
@@ -51,7 +86,12 @@ class AttentionPlan(Plan[Details, Pair]):
             )
         if forward_ad._current_level >= 0:
             refuse_dual("warploom.attention", (q, k, v, call.out, *call.further.values()))
-        return gradient.run(self, call)
+        results = gradient.run(self, call)
+        if values is not None:
+            if self._warm is None:
+                self._warm = calls()
+            keep(self._warm, values, call, self, results)
+        return results
 
     def __repr__(self) -> str:
         sizes = self.details.sizes

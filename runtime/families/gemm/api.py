@@ -1,27 +1,423 @@
-"""What users call: `warploom.gemm` and `warploom.plan`."""
+"""What users call: `warploom.gemm` and `warploom.plan`, and how autograd sees a call.
+
+Autograd sees the launch as one function. What it keeps are the operands that a wanted gradient is a
+GEMM of, scales, and what the activation needs; see gradient_rule.py. A second derivative is refused
+when it is computed, not before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Unpack
+import itertools
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch.autograd import forward_ad
 
-from warploom.generator.epilogue import GateLayout
-from warploom.generator.families.gemm import Accumulation
+from warploom.arguments import require_boolean
+from warploom.errors import ProblemError
+from warploom.generator.epilogue import MOST_CHARACTERS, GateLayout
+from warploom.generator.locks import remember
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import named
-from warploom.runtime.families._product.epilogue import Item, Keywords
+from warploom.renamed import current
+from warploom.runtime import driver
+from warploom.runtime.counters import launch_numbers
+from warploom.runtime.dispatch import Choice, named
+from warploom.runtime.elements import name_of
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.call import Checked, WarmProducts
+from warploom.runtime.families._product.epilogue import ITEMS, Item, Keywords
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm import operators
-from warploom.runtime.families.gemm import plan as plans
+from warploom.runtime.families.gemm.block_scales import without_gradients
 from warploom.runtime.families.gemm.call import GemmCall, check_gradient_options
-from warploom.runtime.families.gemm.gradient_rule import Preactivation
-from warploom.runtime.families.gemm.plan import GemmPlan
-from warploom.runtime.plan import make
+from warploom.runtime.families.gemm.gradient import Tensors, gradients, once
+from warploom.runtime.families.gemm.gradient_plans import Ways, simple
+from warploom.runtime.families.gemm.gradient_rule import (
+    FLOATS,
+    GradientOptions,
+    Preactivation,
+    Rule,
+    kept_type,
+    numbers_of,
+    reads_of,
+    rule,
+    storing_items,
+    way_of,
+)
+from warploom.runtime.function import WarmCalls
+from warploom.runtime.kinds import alike
+from warploom.runtime.launch_plan import Bound, LaunchPlan
+from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.rounding import drawn
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
+
+Fits = Callable[..., bool]
+Launch = Callable[[int, int], tuple[object, ...]]  # returns the driver's status, 0 being success
+
+_READY = 1 << 14  # calls of plans remembered, over all plans, by addresses and stream
+_ready: OrderedDict[tuple[int, ...], tuple[Fits, Launch, Bound]] = OrderedDict()
+_numbers = itertools.count()
+
+os.register_at_fork(after_in_child=_ready.clear)
+
+
+@dataclass
+class GemmPlan(Plan[Checked, torch.Tensor], of=GemmCall):
+    """What a kind of call needs: its kernel and launch, and which operands are copied first.
+
+    `plan(a, b, out, ...)` runs it for tensors of the planned shapes, strides and types; it is what
+    `warploom.gemm` itself runs after looking the plan up.
+    """
+
+    rules: dict[tuple[object, ...], Any] = field(default_factory=dict)  # of gradients
+    reads: tuple[int, ...] | None = None  # the items whose tensors are read
+    saving: GemmPlan | None = None  # stores what the activation is given, too
+    _fits: Fits | None = None  # of the tensors that it ran on last
+    _warm: WarmCalls[torch.Tensor] | None = None  # of its own calls
+    _number: int = field(default_factory=_numbers.__next__)  # of no other plan of the process
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> torch.Tensor:
+        """Run the plan with the keywords that it was made with, and tensors like those.
+
+        A launch that ran before, on the same addresses and stream, is only fired again: that it may
+        be is seen in less time than the driver's own, and all that follows takes some times it.
+        """
+        key = None
+        dual = forward_ad._current_level >= 0
+        traced = torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        if out is not None and self.device >= 0 and not (keywords or dual or traced):
+            stream = driver.current_stream(self.device)
+            key = (self._number, a.data_ptr(), b.data_ptr(), out.data_ptr(), stream)
+            ready = _ready.get(key)
+            if ready is not None:
+                fits, launch, bound = ready
+                if fits(a, b, out) and not launch(bound[1], 0)[0]:
+                    next(launch_numbers)
+                    return out
+        values = None
+        if not traced and keywords.keys() <= _DEFAULTS.keys():
+            given = [*map(keywords.get, _DEFAULTS, _PLAIN)] if keywords else _PLAIN
+            values = (a, b, out, *given, *self.details.options[:2], "save", None, None)
+            d = None if self._warm is None else self._warm.again(values)
+            if d is not None:
+                return d
+        listed = epilogue.items(**keywords) if keywords else ()
+        call = GemmCall(a, b, listed, out, *self.details.options)
+        if traced:  # compilers, and modes that decide by operator
+            call.preactivation = "recompute"
+            return operators.call(call)
+        try:
+            same = call.signature() == self.key
+        except Exception as error:
+            raise explained(error, call.require) from error.__cause__
+        if not same:
+            raise ProblemError(
+                f"a {list(a.shape)} {a.dtype}, b {list(b.shape)} {b.dtype}",
+                rule="a plan runs only what it was made for: shapes, strides, types, alignment",
+                fix="call warploom.plan again, or warploom.gemm",
+            )
+        if dual:
+            call.refuse_tangents()
+        laid_out, details = self.launch, self.details
+        wanted = torch.is_grad_enabled() and call.requiring_grad() is not None
+        if key is None or laid_out is None or not self._repeatable or wanted:
+            d = run(self, call)
+            if values is not None:
+                _keep(self._known(), values, call, self, d)
+            return d
+        results = call.results(details)
+        arguments = call.arguments(details, results)
+        (launched,), bound = laid_out.run(*arguments, call.check, details, results)
+        if not launched.roams:
+            last = self._fits
+            fits = last if last and last(a, b, results) else alike(a, b, results)
+            self._fits = fits
+            remember(_ready, key, (fits, launched.launch, bound), _READY)
+        return results
+
+    def relaunch(self, choice: Choice, launch: LaunchPlan) -> None:
+        """Run these launches from now on; what was ready to be fired again is not."""
+        super().relaunch(choice, launch)
+        self._number = next(_numbers)
+
+    def __repr__(self) -> str:
+        shape, dtype = self.details.out_shape, self.details.out_dtype
+        return self.described(f"{list(shape)} {name_of(dtype, 'out')}")
+
+    def _known(self) -> WarmCalls[torch.Tensor]:
+        """The calls of this plan that ran before."""
+        if self._warm is None:
+            spec = self.details.options[-1]
+            made: Callable[..., Any] = _warm.made  # a call of gemm
+            self._warm = _warm.of_keywords(lambda values: replace(made(values), spec=spec))
+        return self._warm
+
+    @property
+    def _repeatable(self) -> bool:
+        """True when a call is one launch and nothing else: no copies, no workspaces."""
+        launch = self.launch
+        alone = launch is not None and len(launch.launches) == 1 and not launch.workspaces
+        return alone and not self.copies
+
+
+_CHARACTERS = 48  # of what is put into an epilogue for gradients, in the name of its kernel
+
+
+def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
+    """Run a planned call, so that autograd can differentiate it where a gradient is wanted.
+
+    Raises ProblemError for what autograd would have to know of: `out`, and outputs of steps that
+    require grad.
+    """
+    if not torch.is_grad_enabled() or call.requiring_grad() is None:
+        return plan.run(call)
+    a, b, listed = call.a, call.b, call.listed
+    if plan.details.scales:
+        raise without_gradients()
+    if call.out is not None:
+        call.refuse()
+    if not listed:
+        return _apply(call, plan, a, b)
+    if plan.reads is None:
+        plan.reads = tuple(reads_of(listed))
+    if len(plan.reads) < len(listed):  # some items have no tensor, or an output
+        call.refuse()
+    return _apply(call, plan, a, b, *[listed[index][1] for index in plan.reads])
+
+
+class _Gemm(torch.autograd.Function):
+    """D of a call, differentiable in what it reads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
+        call: GemmCall,
+        plan: GemmPlan,
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        needed = ctx.needs_input_grad  # in call and plan too, which need none
+        kind = (call.preactivation, needed, call.main_grad is None)
+        how, ways = plan.rules.get(kind) or _rule(call, plan, tensors, kind)
+        kept = [*map(tensors.__getitem__, how.kept)]
+        if how.way == "save":
+            d, z = _saving(call, plan)
+            kept.append(z)
+        else:
+            d = plan.run(call)
+            if how.way == "output":
+                kept.append(d)
+        ctx.save_for_backward(*kept)
+        ctx.set_materialize_grads(False)
+        # Nothing of this is a tensor with a graph, which would escape hooks and be kept alive.
+        if ways is not None:
+            ctx.run = ways.run
+        else:
+            numbers = numbers_of(call.listed) if how.numbered else ()
+            ctx.run = partial(gradients, how, numbers, call.gradient_options)
+        return d
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        dd: torch.Tensor | None,
+    ) -> Tensors:
+        """Return the gradients that are wanted."""
+        found: Tensors = (None,) * len(ctx.needs_input_grad[2:])
+        if dd is not None:
+            found = once(ctx.run, dd, *ctx.saved_tensors)
+        return None, None, *found
+
+
+# Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
+_apply: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Gemm).apply
+
+
+def _rule(
+    call: GemmCall, plan: GemmPlan, tensors: Sequence[torch.Tensor], kind: tuple[Any, ...]
+) -> tuple[Rule, Ways | None]:
+    """How the calls of a kind are differentiated. A kernel that was named stores nothing more."""
+    needed = kind[1][2:]
+    asked = call.preactivation if call.spec is None else "recompute"
+    stored = plan.details.out_dtype in FLOATS
+    way = way_of(call.listed, needed, preactivation=asked, stored=stored)
+    written = sum(len(step.token) + 1 for step in plan.details.epilogue.steps)
+    if way in ("save", "recompute") and written + _CHARACTERS > MOST_CHARACTERS:
+        way = "composite"
+    how, options = rule(tensors, call.listed, needed, way), call.gradient_options
+    ways = None
+    plain = options.accumulation == "fast" and options.accumulate_into is None
+    if plain and plan.details.out_dtype == call.b.dtype and simple(tensors, call.listed, how):
+        ways = Ways(how, partial(gradients, how, (), options), of_weight=False)
+    plan.rules[kind] = how, ways
+    return how, ways
+
+
+def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """D, and what its activation was given, by a plan of its own that is found once."""
+    details, listed = plan.details, call.listed
+    shape = (*details.out_shape[:-1], call.b.shape[-1])  # a gate is given twice as many columns
+    z = call.a.new_empty(shape, dtype=kept_type(details.out_dtype, call.a.dtype))
+    storing = GemmCall(
+        call.a, call.b, storing_items(listed, z), None, call.out_dtype, call.use_fast_accum
+    )
+    if plan.saving is None:
+        plan.saving = make(storing, GemmPlan)
+    return plan.saving.run(storing), z
+
+
+# ---- Calls like an earlier one -------------------------------------------------------------------
+
+_DEFAULTS: dict[str, Any] = {
+    "bias": None,
+    "residual": None,
+    "beta": 1.0,
+    "activation": None,
+    "gate": None,
+    "gate_layout": "halves",
+    "scale_a": None,
+    "scale_b": None,
+    "scale_d": None,
+    "amax": None,
+    "rounding": "nearest",
+    "rounding_state": None,
+}
+"""The keywords of an epilogue that is no list, in the order in which a warm call has them."""
+_PLAIN = (*_DEFAULTS.values(),)
+_OPTIONS = ("out_dtype", "use_fast_accum", "preactivation", "main_grad", "gradient_dtype")
+_warm = WarmProducts(GemmCall, ("a", "b"), _DEFAULTS, _OPTIONS, lambda a, b: (a, b))
+
+
+def _keep(
+    warm: WarmCalls[torch.Tensor],
+    values: tuple[Any, ...],
+    call: GemmCall,
+    plan: GemmPlan,
+    d: torch.Tensor,
+) -> None:
+    """Keep what is known of a call that ran, for others like it."""
+    if not d.requires_grad:
+        warm.keep(values, call, plan, d)
+        return
+    listed, places = call.listed, warm.places
+    try:
+        derive = _Derive.of(call, plan, places)
+    except KeyError:  # an item of a kind that no argument is called by
+        return
+    if derive.how.way != "save" or plan.saving is None:
+        warm.keep(values, call, plan, d, derive)
+        return
+
+    def storing_again(pool: tuple[Any, ...]) -> GemmCall:
+        again = cast("GemmCall", warm.call_of(pool))
+        return replace(again, listed=storing_items(again.listed, pool[-1]))
+
+    z = d.new_empty((*d.shape[:-1], call.b.shape[-1]), dtype=kept_type(d.dtype, call.a.dtype))
+    storing = replace(call, listed=storing_items(listed, z))
+    warm.keep(values, storing, plan.saving, d, derive, {"preactivation": z}, storing_again)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _Derive:
+    """What has autograd know of D of calls like an earlier one.
+
+    how, ways   as `_rule` has it
+    tensors     takes from a pool what is read
+    numbers     where it has the items' numbers that gradients depend on
+    into        where it has `main_grad`, which `options` lack
+    """
+
+    how: Rule
+    ways: Ways | None
+    tensors: Callable[[tuple[Any, ...]], tuple[torch.Tensor, ...]]
+    numbers: tuple[int, ...]
+    options: GradientOptions
+    into: int
+
+    @classmethod
+    def of(cls, call: GemmCall, plan: GemmPlan, places: Mapping[str, int]) -> _Derive:
+        """That of a call which was differentiated, with the places of its arguments."""
+        listed = [call.listed[index] for index in plan.reads or ()]
+        tensors = (call.a, call.b, *[item[1] for item in listed])
+        needed = (False, False, *[one.requires_grad for one in tensors])
+        how, ways = plan.rules[call.preactivation, needed, call.main_grad is None]
+        numbers = ITEMS.numbered(call.listed) if how.numbered else ()
+        return cls(
+            how,
+            ways,
+            itemgetter(*[places[name] for name in ("a", "b", *[item[0] for item in listed])]),
+            tuple([places[name] for name in numbers]),
+            call.gradient_options._replace(accumulate_into=None),
+            places["main_grad"],
+        )
+
+    def __call__(self, pool: tuple[Any, ...], d: torch.Tensor) -> torch.Tensor:
+        how = self.how
+        if self.ways is not None:
+            run: Callable[..., Tensors] = self.ways.run
+        else:
+            options = self.options._replace(accumulate_into=pool[self.into])
+            run = partial(gradients, how, tuple([pool[at] for at in self.numbers]), options)
+        stored = pool[-1] if how.way == "save" else d
+        return _apply_made(how, run, (d, stored), *self.tensors(pool))
+
+
+class _Made(torch.autograd.Function):
+    """D that was computed, differentiable in what was read."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        how: Rule,
+        run: Callable[..., Tensors],
+        made: tuple[torch.Tensor, torch.Tensor],
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        kept = [*map(tensors.__getitem__, how.kept)]
+        if how.way in ("save", "output"):
+            kept.append(made[1])
+        ctx.save_for_backward(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.run = run
+        return made[0]
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        dd: torch.Tensor | None,
+    ) -> Tensors:
+        """Return the gradients that are wanted."""
+        found: Tensors = (None,) * len(ctx.needs_input_grad[3:])
+        if dd is not None:
+            found = once(ctx.run, dd, *ctx.saved_tensors)
+        return None, None, None, *found
+
+
+_apply_made: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Made).apply
+
+
+# ---- The functions -------------------------------------------------------------------------------
+
+
+_EPILOGUE = Keywords.__annotations__.keys()
+
+
+class _Older(TypedDict, total=False):
+    """Keywords that have a new name."""
+
+    accumulation: str
+    accumulate_into: torch.Tensor | None
 
 
 def gemm(
@@ -40,20 +436,21 @@ def gemm(
     scale_d: float | torch.Tensor | None = None,
     amax: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
+    use_fast_accum: bool = True,
     epilogue: Sequence[Item] | None = None,
     rounding: str = "nearest",
     rounding_state: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
     preactivation: Preactivation = "save",
-    accumulate_into: torch.Tensor | None = None,
+    main_grad: torch.Tensor | None = None,
     gradient_dtype: torch.dtype | None = None,
+    **older: Unpack[_Older],
 ) -> torch.Tensor:
     """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
 
     a is [.., M, K] and b [.., K, N] (a torch weight [N, K] is b after .t()), of one type: fp16,
     bf16, e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Batches broadcast. Products accumulate in
-    fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `accumulation="promoted"` only
+    fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `use_fast_accum=False` only
     those over 128 of k, at the cost of some speed. The result [.., M, N] has `out_dtype`: by
     default that of 16-bit operands, int32 for int8 without epilogue, else bf16. 8-bit results
     saturate, round to nearest even and keep NaN (int8: 0).
@@ -75,7 +472,7 @@ def gemm(
 
     The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with
     `out`. preactivation says where the backward pass has from what the activation is given: kept by
-    the forward pass ("save"), or computed again ("recompute"). accumulate_into, fp32 of b's shape,
+    the forward pass ("save"), or computed again ("recompute"). main_grad, fp32 of b's shape,
     has the gradient of b added to it in place, and b.grad is left alone. gradient_dtype is what
     gradients are multiplied with fp8 operands in: bf16, or float8_e5m2, scaled to its range.
 
@@ -83,9 +480,47 @@ def gemm(
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched.
     """
-    listed: Sequence[Item] = ()
+    if older:
+        return gemm(**current(gemm, older, locals()))
+    if use_fast_accum is not True and use_fast_accum is not False:
+        require_boolean("use_fast_accum", use_fast_accum)
+    if torch._C._is_any_autocast_enabled():
+        a, b = lowered(a), lowered(b)
+    if main_grad is not None or gradient_dtype is not None or preactivation != "save":
+        check_gradient_options(b, preactivation, main_grad, gradient_dtype)
     if rounding == "stochastic" and rounding_state is None and isinstance(a, torch.Tensor):
         rounding_state = drawn(a.device)
+    values = (
+        a,
+        b,
+        out,
+        bias,
+        residual,
+        beta,
+        activation,
+        gate,
+        gate_layout,
+        scale_a,
+        scale_b,
+        scale_d,
+        amax,
+        rounding,
+        rounding_state,
+        out_dtype,
+        use_fast_accum,
+        preactivation,
+        main_grad,
+        gradient_dtype,
+    )
+    warm = None
+    if spec is None and not torch.compiler.is_dynamo_compiling():
+        warm = _warm.keywords
+        if epilogue is not None:
+            warm, values = _warm.of_list(values, epilogue)
+        d = None if warm is None else warm.again(values)
+        if d is not None:
+            return d
+    listed: Sequence[Item] = ()
     if (
         scale_a is not None
         or scale_b is not None
@@ -117,25 +552,29 @@ def gemm(
             rounding=rounding,
             rounding_state=rounding_state,
         )
-    if torch._C._is_any_autocast_enabled():
-        a, b = lowered(a), lowered(b)
     if forward_ad._current_level >= 0:
         GemmCall(a, b, listed, out).refuse_tangents()
-    if accumulate_into is not None or gradient_dtype is not None or preactivation != "save":
-        check_gradient_options(b, preactivation, accumulate_into, gradient_dtype)
-    gradients = preactivation, accumulate_into, gradient_dtype
+    call = GemmCall(
+        *(a, b, listed, out, out_dtype, use_fast_accum),
+        spec,  # type: ignore[arg-type]
+        *(preactivation, main_grad, gradient_dtype),
+    )
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return operators.call(a, b, listed, out, out_dtype, accumulation, spec, *gradients)
-    found = None if spec is None else named(spec)
-    call = GemmCall(a, b, listed, out, out_dtype, accumulation, found, *gradients)
+        return operators.call(call)
+    if spec is not None:
+        call.spec = named(spec)
     try:
-        return plans.gemm(call)
+        plan = planned(call, GemmPlan)
+        d = run(plan, call)
+        if warm is not None:
+            _keep(warm, values, call, plan, d)
+        return d
     except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(a, b, listed, out, out_dtype, accumulation, found, *gradients)
+        return operators.call(call)
     except Exception as error:
         if inside_vmap():  # whose tensors have no memory, and which the operators fold
-            return operators.call(a, b, listed, out, out_dtype, accumulation, found, *gradients)
+            return operators.call(call)
         raise explained(error, call.require) from error.__cause__
 
 
@@ -145,7 +584,7 @@ def plan(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
+    use_fast_accum: bool = True,
     spec: KernelSpec | str | None = None,
     **keywords: Unpack[Keywords],
 ) -> GemmPlan:
@@ -154,23 +593,20 @@ def plan(
     Arguments are those of `gemm`. `plan(a, b, out, ...)` then runs tensors of the same shapes,
     strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
     """
-    call = asked(
-        a, b, out=out, out_dtype=out_dtype, accumulation=accumulation, spec=spec, **keywords
-    )
+    if keywords.keys() - _EPILOGUE:
+        older = {name: one for name, one in keywords.items() if name not in _EPILOGUE}
+        given: Any = {name: one for name, one in keywords.items() if name in _EPILOGUE}
+        return plan(**current(plan, older, locals()), **given)
+    own = {"out": out, "out_dtype": out_dtype, "use_fast_accum": use_fast_accum, "spec": spec}
+    call = GemmCall.asked(a, b, **own, **keywords)
     call.require()
     return make(call, GemmPlan)
 
 
-def asked(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
-    spec: KernelSpec | str | None = None,
-    **keywords: Unpack[Keywords],
-) -> GemmCall:
-    """The call that the arguments of `plan` ask for."""
-    listed = epilogue_items(**keywords)
-    return GemmCall(a, b, listed, out, out_dtype, accumulation, named(spec))
+class PlanKeywords(Keywords, total=False):
+    """The keywords of `plan`: those of the epilogue, and its own."""
+
+    out: torch.Tensor | None
+    out_dtype: torch.dtype | None
+    use_fast_accum: bool
+    spec: KernelSpec | str | None

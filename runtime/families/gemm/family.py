@@ -17,8 +17,8 @@ from warploom.runtime.families._product.reference import apply, rounded, write_o
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import api
+from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make
@@ -138,12 +138,12 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             tuple(step_of(item).reads(item) for item in listed): listed
             for listed in (by_keywords, one.listed)
         }
-        given = (None, TORCH[operation.d], operation.accumulation)
+        given = (None, TORCH[operation.d], operation.accumulation == "fast")
         return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
         """A product."""
-        return api.asked(*operands, **keywords)
+        return GemmCall.asked(*operands, **keywords)
 
     def plan(self, call: Call[Any, Any]) -> GemmPlan:
         """The plan of a product."""

@@ -22,7 +22,7 @@ from warploom.generator.families.gemm import Accumulation
 from warploom.generator.step import Reads
 from warploom.runtime.families._product.operands import broadcast, matrix, result_type
 from warploom.runtime.families._product.reference import apply
-from warploom.runtime.families._product.steps import flatten, step_of
+from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.gate import layout_of
 from warploom.runtime.families._product.steps.gate_gradient import of_both
 from warploom.runtime.families._product.steps.operand import Extents, natural
@@ -38,8 +38,6 @@ from warploom.runtime.families.gemm.gradient_rule import (
     Rule,
     is_column_major,
 )
-from warploom.runtime.families.gemm.operator_arguments import Call as OperatorArguments
-from warploom.runtime.families.gemm.operator_arguments import dispatched
 from warploom.runtime.operands import dense_copy
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import WithoutMemoryError, refuse_dual
@@ -368,17 +366,14 @@ def product(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One product of a gradient, as a plan or, for compilers and modes, as an operator."""
+    call = GemmCall(a, b, steps, out, dtype, accumulation == "fast")
     if not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0):
         try:
-            call = GemmCall(a, b, steps, out, dtype, accumulation)
             return planned(call).run(call)
         except WithoutMemoryError:  # torch knows which code is to see these tensors
             pass
-    flat, dtype = flatten(steps), result_type(a, out, dtype, len(steps) > 0)
-    operands = a, b, flat.words, flat.tensors, flat.numbers
-    return dispatched(
-        OperatorArguments(*operands, dtype, accumulation, None), out, dict(flat.written)
-    )
+    call.out_dtype = result_type(a, out, dtype, len(steps) > 0)
+    return call.dispatched()
 
 
 def of_a(dz: Gradient, a: Metadata, b: torch.Tensor) -> torch.Tensor:

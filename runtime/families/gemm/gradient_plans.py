@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from warploom.runtime.families._product.call import Checked
 from warploom.runtime.families._product.operands import matrix
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.gemm.call import CheckedCall, GemmCall
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import A, B, Rule
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import dense_copy, without_memory
@@ -94,7 +95,7 @@ class _Product:
     turned   the transpose of that is the gradient
     """
 
-    plan: Plan[CheckedCall, torch.Tensor]
+    plan: Plan[Checked, torch.Tensor]
     call_of: Callable[[torch.Tensor, torch.Tensor], GemmCall]
     left: bool
     like: torch.Tensor

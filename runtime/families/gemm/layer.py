@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from warploom.runtime.families._product.epilogue import items as epilogue_items
-from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.families.gemm.api import GemmPlan, gemm
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient import gradients, once
 from warploom.runtime.families.gemm.gradient_plans import Ways, simple
@@ -30,7 +30,6 @@ from warploom.runtime.families.gemm.gradient_rule import (
     storing_items,
     way_of,
 )
-from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import without_memory
 from warploom.runtime.plan import planned

@@ -8,33 +8,27 @@ which are written, cross beside `out`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.families.gemm import Accumulation
-from warploom.generator.specification import KernelSpec, parse_name
-from warploom.runtime.families._product.epilogue import unseen
+from warploom.runtime.arguments import places_of, schema_of
+from warploom.runtime.families._product.call import written_keywords
+from warploom.runtime.families._product.epilogue import ITEMS, unseen
 from warploom.runtime.families._product.examples import Dimension, Examples, items, unfit
-from warploom.runtime.families._product.operands import result_type
-from warploom.runtime.families._product.steps import KINDS, columns, flatten
+from warploom.runtime.families._product.operands import broadcast, result_type
+from warploom.runtime.families._product.steps import KINDS
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.block_scales import block_scales, without_gradients
-from warploom.runtime.families.gemm.call import (
-    GemmCall,
-    refuse_grad,
-    requiring_grad,
-    written_unseen,
-)
+from warploom.runtime.families.gemm.call import GRADIENT, PRODUCT, GemmCall
 from warploom.runtime.families.gemm.gradient import gradients, once
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
-    GradientOptions,
-    Preactivation,
     kept_type,
     numbers_of,
     read_by,
@@ -43,93 +37,60 @@ from warploom.runtime.families.gemm.gradient_rule import (
     tensors_of,
     way_of,
 )
-from warploom.runtime.families.gemm.operator_arguments import (
-    WIDTH,
-    Call,
-    Gradients,
-    Outputs,
-    dispatched,
-    empty_product,
-    empty_result,
-    listed_of,
-)
 from warploom.runtime.operator import is_distributed, no_gradient, register
 from warploom.runtime.plan import planned
 
-
-class _Refused(NamedTuple):
-    """What the operator takes that raises; `name` is that of an output that requires grad."""
-
-    a: Annotated[torch.Tensor, "Tensor"]
-    b: Annotated[torch.Tensor, "Tensor"]
-    out_dtype: Annotated[torch.dtype, "ScalarType"]
-    name: Annotated[str, "str"]
+_PRODUCT, _GRADIENT = schema_of(PRODUCT), schema_of(GRADIENT)
+_OUTPUTS = "str[] written_kinds, Tensor[] written"  # of steps, as they were before
+_PLACES = places_of(PRODUCT)
+_A, _B, _OPERANDS, _WIDTH = _PLACES["a"], _PLACES["b"], _PLACES["operands"], len(_PLACES)
 
 
-_AUXILIARY = [kind for kind, one in KINDS.items() if one.step.auxiliary]
-_WRITTEN = {
-    "out": "Tensor(a!)",
-    **{kind: f"Tensor({chr(ord('b') + i)}!)?" for i, kind in enumerate(_AUXILIARY)},
-}
-
-
-def _run(
-    call: Call, out: torch.Tensor | None, written: Mapping[str, torch.Tensor | None]
-) -> torch.Tensor:
-    found = parse_name(call.spec) if call.spec else None
-    listed = listed_of(call, written)
+def _gemm(*values: Any, **written: torch.Tensor | None) -> torch.Tensor:
+    call = GemmCall.crossed(*values, **written)
     with torch.no_grad():
-        gemm = GemmCall(call.a, call.b, listed, out, call.out_dtype, call.accumulation, found)
-        return planned(gemm).run(gemm)
+        return planned(call).run(call)
 
 
-def _gemm(*given: Any) -> torch.Tensor:
-    return _run(Call(*given[:WIDTH]), None, {})
+def _gemm_outputs(*values: Any) -> list[torch.Tensor]:
+    kinds, before, _, into, _ = values[_WIDTH:]
+    if into is not None:
+        refuse_copied(into)
+    written = {
+        kind: torch.empty_like(one) if KINDS[kind].overwrites else one.clone()
+        for kind, one in zip(kinds, before, strict=True)
+    }
+    return [_gemm(*values[:_WIDTH], **written), *written.values()]
 
 
-def _gemm_outputs(*given: Any) -> list[torch.Tensor]:
-    call, outputs = Call(*given[:WIDTH]), Outputs(*given[WIDTH : WIDTH + 2])
-    asked = Gradients(*given[WIDTH + 2 :])
-    if asked.accumulate_into is not None:
-        refuse_copied(asked.accumulate_into)
-    written = [
-        torch.empty_like(one) if KINDS[kind].overwrites else one.clone()
-        for kind, one in zip(outputs.written_kinds, outputs.written, strict=True)
-    ]
-    return [_run(call, None, dict(zip(outputs.written_kinds, written, strict=True))), *written]
+def _gemm_out(*values: Any, **written: torch.Tensor | None) -> None:
+    _gemm(*values, **written)
 
 
-def _gemm_out(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
-    _run(Call(*given), out, written)
+def _refused(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, name: str) -> NoReturn:
+    raise unseen(name)
 
 
-def _refused(*given: Any) -> NoReturn:
-    raise unseen(_Refused(*given).name)
+def _refuse_grad(*values: Any, **written: torch.Tensor | None) -> None:
+    GemmCall.crossed(*values, **written).refuse()
 
 
-def _refuse_grad(
-    *given: Any, out: torch.Tensor | None = None, **written: torch.Tensor | None
-) -> None:
-    if torch.is_grad_enabled():
-        refuse_grad(given[0], given[1], out, listed_of(Call(*given), written))
+def _fake(*values: Any) -> torch.Tensor:
+    return GemmCall.crossed(*values).fake()
 
 
-def _fake(*given: Any) -> torch.Tensor:
-    return empty_result(Call(*given[:WIDTH]))
+def _fake_outputs(*values: Any) -> list[torch.Tensor]:
+    return [_fake(*values[:_WIDTH]), *map(torch.empty_like, values[_WIDTH + 1])]
 
 
-def _fake_outputs(*given: Any) -> list[torch.Tensor]:
-    outputs = Outputs(*given[WIDTH : WIDTH + 2])
-    return [_fake(*given), *map(torch.empty_like, outputs.written)]
-
-
-def _fake_out(*given: Any, **written: torch.Tensor | None) -> None:
+def _fake_out(*values: Any, **written: torch.Tensor | None) -> None:
     return None
 
 
-def _fake_refused(*given: Any) -> torch.Tensor:
-    call = _Refused(*given)
-    return empty_product(call.a, call.b, call.b.shape[-1], call.out_dtype)
+def _fake_refused(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, name: str
+) -> torch.Tensor:
+    return GemmCall(a, b, out_dtype=out_dtype).fake()
 
 
 # ---- Gradients and vmap --------------------------------------------------------------------------
@@ -141,14 +102,14 @@ def _save(
     output: torch.Tensor | Sequence[torch.Tensor],
 ) -> None:
     """Keep what the gradients of an operator's call need."""
-    call = Call(*inputs[:WIDTH])
-    asked = Gradients(*inputs[WIDTH + len(Outputs._fields) :])
+    asked = inputs[_WIDTH + 2 :] or ("recompute", None, None)
+    call = GemmCall.crossed(*inputs[:_WIDTH], *asked)
     results = [output] if isinstance(output, torch.Tensor) else output
-    listed = read_by(listed_of(call, {}))
-    tensors = (call.a, call.b, *call.operands)
+    tensors = tensors_of(call.a, call.b, call.listed)
+    listed = read_by(call.listed)
     needed = tuple(one.requires_grad for one in tensors)
     stored = call.out_dtype in FLOATS
-    how = way_of(listed, needed, preactivation=asked.preactivation, stored=stored)
+    how = way_of(listed, needed, preactivation=call.preactivation, stored=stored)
     ctx.rule = rule(tensors, listed, needed, how)
     kept = [tensors[place] for place in ctx.rule.kept]
     if how in ("output", "save"):  # what is stored for that comes last
@@ -156,8 +117,7 @@ def _save(
     ctx.save_for_backward(*kept)
     ctx.set_materialize_grads(False)
     ctx.numbers = numbers_of(listed)
-    dtype = asked.gradient_dtype or torch.bfloat16
-    ctx.options = GradientOptions(call.accumulation, dtype, asked.accumulate_into)
+    ctx.options = call.gradient_options
     ctx.none = list(map(no_gradient, inputs))
 
 
@@ -173,15 +133,15 @@ def _backward(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401
         found = sharding.gradients(*given)
     else:
         found = once(partial(gradients, *given[:3]), *given[3:])
-    results = list(ctx.none)
-    results[:2], results[Call._fields.index("operands")] = found[:2], list(found[2:])
+    results = [*ctx.none]
+    results[_A], results[_B], results[_OPERANDS] = found[0], found[1], list(found[2:])
     return tuple(results)
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[torch.Tensor, int]:  # noqa: ANN401
     """The rule of `warploom::gemm`."""
-    folded = _folded(info.batch_size, Call(*in_dims), Call(*given))
-    return torch.ops.warploom.gemm(*folded), 0
+    values, _ = _folded(info.batch_size, in_dims, given).crossing()
+    return torch.ops.warploom.gemm(*values), 0
 
 
 def _vmap_outputs(
@@ -190,31 +150,32 @@ def _vmap_outputs(
     *given: Any,
 ) -> tuple[list[torch.Tensor], list[int]]:
     """The rule of `warploom::gemm_outputs`, of which each example may store a preactivation."""
-    call, outputs = Call(*given[:WIDTH]), Outputs(*given[WIDTH : WIDTH + 2])
-    folded = _folded(info.batch_size, Call(*in_dims[:WIDTH]), call)
-    shape = (*torch.broadcast_shapes(folded.a.shape[:-2], folded.b.shape[:-2]),)  # type: ignore[no-untyped-call]
-    stored = folded.kinds.index("preactivation") if "preactivation" in folded.kinds else 0
-    shape = (*shape, folded.a.shape[-2], columns(folded.kinds[:stored], folded.b.shape[-1]))
-    if any(kind != "preactivation" for kind in outputs.written_kinds):
-        raise unfit(", ".join(outputs.written_kinds))
-    written = [one.new_empty((), device=folded.a.device).expand(shape) for one in outputs.written]
-    into = given[WIDTH + 3]
+    kinds, before, _, into, _ = given[_WIDTH:]
+    folded = _folded(info.batch_size, in_dims, given)
+    if any(kind != "preactivation" for kind in kinds):
+        raise unfit(", ".join(kinds))
     if into is not None:
-        raise unfit("accumulate_into")
+        raise unfit("main_grad")
+    stored = [item[0] for item in folded.listed].index("preactivation") if kinds else 0
+    shape = replace(folded, listed=folded.listed[:stored]).fake().shape
+    written = [one.new_empty((), device=folded.a.device).expand(shape) for one in before]
+    values, _ = folded.crossing()
     results: list[torch.Tensor] = torch.ops.warploom.gemm_outputs(
-        *folded, outputs.written_kinds, written, *given[WIDTH + 2 :]
+        *values, kinds, written, *given[_WIDTH + 2 :]
     )
     return results, [0] * len(results)
 
 
-def _folded(count: int, dims: Call, call: Call) -> Call:
+def _folded(count: int, in_dims: tuple[Any, ...], values: tuple[Any, ...]) -> GemmCall:
     """A call of all examples."""
+    call = GemmCall.crossed(*values[:_WIDTH])
     a, b = call.a, call.b
-    dim_a: Dimension = dims.a  # type: ignore[assignment]
-    dim_b: Dimension = dims.b  # type: ignore[assignment]
+    dim_a: Dimension = in_dims[_A]
+    dim_b: Dimension = in_dims[_B]
+    own: Sequence[Any] = in_dims[_OPERANDS] or [None] * len(values[_OPERANDS])
     one_a = a if dim_a is None else a.select(dim_a, 0)
     one_b = b if dim_b is None else b.select(dim_b, 0)
-    _refuse_block_scales(one_a, one_b, dims, call)
+    _refuse_block_scales(one_a, one_b, call.listed, own)
     batches = torch.broadcast_shapes(one_a.shape[:-2], one_b.shape[:-2])  # type: ignore[no-untyped-call]
     examples = Examples(count, Extents(tuple(batches), one_a.shape[-2], one_b.shape[-1]))
     if dim_a is None and dim_b is None:  # only items differ
@@ -223,16 +184,20 @@ def _folded(count: int, dims: Call, call: Call) -> Call:
         a = examples.first(a, dim_a, 2)
     if dim_b is not None:
         b = examples.first(b, dim_b, 2)
-    own: Sequence[Any] = dims.operands or [None] * len(call.operands)
-    flat = flatten(list(items(listed_of(call, {}), iter(own), examples)))
-    return call._replace(a=a, b=b, kinds=flat.words, operands=flat.tensors, numbers=flat.numbers)
+    return replace(call, a=a, b=b, listed=list(items(call.listed, iter(own), examples)))
 
 
-def _refuse_block_scales(a: torch.Tensor, b: torch.Tensor, dims: Call, call: Call) -> None:
-    own: Sequence[Any] = dims.operands or [None] * len(call.operands)
-    pairs = zip(call.operands, own, strict=True)
-    examples = [one if dim is None else one.select(dim, 0) for one, dim in pairs]
-    if block_scales(a, b, listed_of(call._replace(operands=examples), {})) is not None:
+def _refuse_block_scales(
+    a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item], own: Sequence[Dimension]
+) -> None:
+    dims = iter(own)
+    examples = [
+        (item[0], item[1] if (dim := next(dims)) is None else item[1].select(dim, 0), *item[2:])
+        if isinstance(item[1], torch.Tensor)
+        else item
+        for item in listed
+    ]
+    if block_scales(a, b, examples) is not None:
         raise ProblemError(
             "block scales inside of torch.func's vmap",
             rule="must be of calls outside of it",
@@ -245,7 +210,7 @@ def _refuse_block_scales(a: torch.Tensor, b: torch.Tensor, dims: Call, call: Cal
 
 register(
     "gemm",
-    Call,
+    _PRODUCT,
     returns="Tensor",
     run=_gemm,
     fake=_fake,
@@ -255,9 +220,7 @@ register(
 )
 register(
     "gemm_outputs",
-    Call,
-    Outputs,
-    Gradients,
+    f"{_PRODUCT}, {_OUTPUTS}, {_GRADIENT}",
     returns="Tensor[]",
     run=_gemm_outputs,
     fake=_fake_outputs,
@@ -267,71 +230,64 @@ register(
 )
 register(
     "gemm_out",
-    Call,
+    _PRODUCT,
     returns="()",
     run=_gemm_out,
     fake=_fake_out,
-    written=_WRITTEN,
+    written=written_keywords(),
     refuse=_refuse_grad,
 )
-register("gemm_unseen", _Refused, returns="Tensor", run=_refused, fake=_fake_refused)
+register(
+    "gemm_unseen",
+    "Tensor a, Tensor b, ScalarType out_dtype, str name",
+    returns="Tensor",
+    run=_refused,
+    fake=_fake_refused,
+)
 
 
 # ---- A call, for a compiler to trace -------------------------------------------------------------
 
 
-def call(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    listed: Sequence[Item],
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    accumulation: Accumulation,
-    spec: KernelSpec | str | None,
-    preactivation: Preactivation = "recompute",
-    accumulate_into: torch.Tensor | None = None,
-    gradient_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Run the call as an operator, for a compiler to trace. Arguments are those of `GemmCall`.
+def call(gemm: GemmCall) -> torch.Tensor:
+    """Run the call as an operator, for a compiler to trace.
 
     Raises ProblemError for more than one output of a kind, which only eager calls take, and for
     `out` with what requires grad. Dynamo would make another error of that one, so there an operator
     raises it, as soon as the compiled function runs.
     """
+    a, b, listed, into = gemm.a, gemm.b, gemm.listed, gemm.main_grad
     if is_distributed(a) or is_distributed(b):
         from warploom.runtime.families.gemm import sharding  # noqa: F401 (registers the rules)
-    asked = result_type(a, out, out_dtype, len(listed) > 0)
-    wanted = torch.is_grad_enabled() and requiring_grad(a, b, out, listed) is not None
+    dtype = result_type(a, gemm.out, gemm.out_dtype, len(listed) > 0)
+    gemm.out_dtype = dtype
+    wanted = torch.is_grad_enabled() and gemm.requiring_grad() is not None
     if wanted and block_scales(a, b, listed) is not None:
         raise without_gradients()
-    name = written_unseen(a, b, out, listed) if wanted else None
+    name = gemm.written_unseen() if wanted else None
     if name is not None:
         if not torch.compiler.is_dynamo_compiling():
             raise unseen(name)
-        return _refuse(a, b[..., : columns(flatten(listed).words, b.shape[-1])], out, asked, name)
-    if accumulate_into is not None and torch.compiler.is_dynamo_compiling():
-        keep_in_place(accumulate_into)
-    gradients = Gradients("recompute", accumulate_into, gradient_dtype)
-    z: torch.Tensor | None = None
-    if wanted and _saves(a, b, listed, asked, spec, preactivation):
-        kept = kept_type(asked, a.dtype)
-        z = a.new_empty((), dtype=kept).expand(empty_product(a, b, b.shape[-1], asked).shape)
-        listed, gradients = storing_items(listed, z), gradients._replace(preactivation="save")
-    flat = flatten(listed)
-    written = dict(flat.written)
-    if len(written) < len(flat.written):
-        kinds = [kind for kind, _ in flat.written]
+        columns = b[..., : gemm.fake().shape[-1]]
+        return _refuse(a, columns, gemm.out, dtype, name)
+    if into is not None and torch.compiler.is_dynamo_compiling():
+        keep_in_place(into)
+    saves = wanted and _saves(gemm)
+    if saves:
+        kept = kept_type(dtype, a.dtype)
+        z = a.new_empty((), dtype=kept).expand((*broadcast(a, b), a.shape[-2], b.shape[-1]))
+        gemm.listed = storing_items(listed, z)
+    kinds = [kind for kind, _ in ITEMS.written(gemm.listed)]
+    if len({*kinds}) < len(kinds):
         often = max(kinds, key=kinds.count)
         raise ProblemError(
             f"an epilogue with {kinds.count(often)} {often} under torch.compile",
             rule="must be one at most",
             fix="call warploom.gemm outside of the compiled function",
         )
-    kernel = spec.name if isinstance(spec, KernelSpec) else spec
-    given = Call(a, b, flat.words, flat.tensors, flat.numbers, asked, accumulation, kernel)
-    if wanted and (written or accumulate_into is not None or gradient_dtype is not None):
-        return _outputs(given, gradients, written)
-    return dispatched(given, out, written)
+    if wanted and (kinds or into is not None or gemm.gradient_dtype is not None):
+        return _outputs(gemm, saves=saves)
+    return gemm.dispatched()
 
 
 def _refuse(
@@ -343,35 +299,29 @@ def _refuse(
     return refused
 
 
-def _saves(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    listed: Sequence[Item],
-    dtype: torch.dtype,
-    spec: object,
-    preactivation: Preactivation,
-) -> bool:
+def _saves(gemm: GemmCall) -> bool:
     """True for a call that stores what its activation is given; what is exported does not."""
-    if spec is not None or preactivation == "recompute" or torch.compiler.is_exporting():
+    if gemm.spec is not None or gemm.preactivation == "recompute":
         return False
-    needed = [one.requires_grad for one in tensors_of(a, b, listed)]
-    stored = dtype in FLOATS
-    return way_of(listed, needed, preactivation="save", stored=stored) == "save"
+    if torch.compiler.is_exporting():
+        return False
+    needed = [one.requires_grad for one in tensors_of(gemm.a, gemm.b, gemm.listed)]
+    stored = gemm.out_dtype in FLOATS
+    return way_of(gemm.listed, needed, preactivation="save", stored=stored) == "save"
 
 
-def _outputs(
-    given: Call, gradients: Gradients, written: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+def _outputs(gemm: GemmCall, *, saves: bool) -> torch.Tensor:
     """Run a call for autograd, whose operators write to nothing: what steps write is copied.
 
     What is kept for the backward pass only comes last.
     """
+    (values, _), written = gemm.crossing(), dict(ITEMS.written(gemm.listed))
     kinds = sorted(written, key=lambda kind: kind == "preactivation")
-    outputs = Outputs(kinds, [written[kind] for kind in kinds])
+    before = [written[kind] for kind in kinds]
+    asked = "save" if saves else "recompute", gemm.main_grad, gemm.gradient_dtype
     d: torch.Tensor
-    d, *found = torch.ops.warploom.gemm_outputs(*given, *outputs, *gradients)
-    own = gradients.preactivation == "save"
-    for one, new in zip(outputs.written[: len(kinds) - own], found, strict=False):
+    d, *after = torch.ops.warploom.gemm_outputs(*values, kinds, before, *asked)
+    for one, new in zip(before[: len(kinds) - saves], after, strict=False):
         one.copy_(new.detach())
     return d
 
@@ -408,7 +358,7 @@ def _mark_inputs(context: Any) -> None:  # noqa: ANN401 (of torch._dynamo.compti
 
 
 def refuse_copied(into: torch.Tensor) -> None:
-    """Raise ProblemError for an `accumulate_into` that a graph which is being recorded has copied.
+    """Raise ProblemError for a `main_grad` that a graph which is being recorded has copied.
 
     Where no stream captures this asks nothing else. Graphs that users capture copy nothing.
     """
@@ -425,7 +375,7 @@ def refuse_copied(into: torch.Tensor) -> None:
     for one in torch.cuda.memory_snapshot(manager.cuda_graphs_thread_pool):  # type: ignore[no-untyped-call]
         if one["address"] <= address < one["address"] + one["total_size"]:
             raise ProblemError(
-                f"accumulate_into {list(into.shape)} in a CUDA graph of torch.compile, a copy",
+                f"main_grad {list(into.shape)} in a CUDA graph of torch.compile, a copy",
                 rule="must be at an address that is fixed, and a multiple of 16",
                 fix="pass the compiled function the tensor itself, or a view of it, and empty "
                 "TORCHINDUCTOR_CACHE_DIR, where torch may have an older graph that copies it",

@@ -96,7 +96,7 @@ class GemmTrial(GemmData):
                 one.b,
                 out=one.out,
                 epilogue=one.listed,
-                accumulation=self.operation.accumulation,
+                use_fast_accum=self.operation.accumulation == "fast",
                 spec=spec,
             )
             for one in self.sets

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate
 
 from warploom.generator.epilogue import Bias, Gate, Residual, Scale, StochasticRounding
 from warploom.generator.step import Reads
+from warploom.runtime.arguments import places_of
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import gradient, gradient_rule
 from warploom.runtime.families.gemm.block_scales import block_scales
+from warploom.runtime.families.gemm.call import PRODUCT, GemmCall
 from warploom.runtime.families.gemm.gradient_rule import A, B, GradientOptions
-from warploom.runtime.families.gemm.operator_arguments import WIDTH, Call, listed_of
 from warploom.runtime.sharding import Layout, Rule, register, split
 
 Axes = tuple[int | None, ...]  # of each dimension of a tensor; None: it has one element there
 Placements = tuple[Placement, ...]
+_WIDTH = len(places_of(PRODUCT))
 _Asked = tuple[Reads, Sequence[int]]  # what of D an item's tensor lies beside, and its shape
 
 
@@ -139,9 +141,10 @@ class _Split(NamedTuple):
     d: Placement
 
 
-def _splits(call: Call, written: Mapping[str, torch.Tensor]) -> Iterator[_Split]:
+def _splits(values: Sequence[Any], written: Mapping[str, torch.Tensor]) -> Iterator[_Split]:
     """Each way to share out a call: none, then by each dimension of D, then by k."""
-    listed = listed_of(call, written)
+    call = GemmCall.crossed(*values, **written)
+    listed = call.listed
     read, whole = _read(listed), Replicate()
     stored = [item for kind in written for item in listed if item[0] == kind]
     yield _Split((whole,) * (2 + len(read)), (whole,) * len(stored), whole)
@@ -155,25 +158,26 @@ def _splits(call: Call, written: Mapping[str, torch.Tensor]) -> Iterator[_Split]
     for axis in _split_axes(axes, listed):
         yield _Split(_places(axes.read, axis), _places(axes.stored, axis), split(range(k), axis))
     linear = all(step_of(item).step in (Scale, Bias, Residual) for item in listed)
-    if axes.extents[k] > 1 and linear and call.out_dtype.itemsize > 1:  # 8 bits would saturate
+    wide = cast("torch.dtype", call.out_dtype).itemsize > 1  # 8 bits would saturate
+    if axes.extents[k] > 1 and linear and wide:
         added = (whole if step_of(item).step is Scale else Partial() for item in read)
         yield _Split((*_places(axes.read[:2], k), *added), (), Partial())
 
 
 def _gemm(size: int, *given: Any) -> list[Rule]:
-    return [Rule(one.read, (one.d,)) for one in _splits(Call(*given), {})]
+    return [Rule(one.read, (one.d,)) for one in _splits(given, {})]
 
 
 def _gemm_outputs(size: int, *given: Any) -> list[Rule]:
-    kinds, written, *gradients = given[WIDTH:]
+    kinds, written, *gradients = given[_WIDTH:]
     into = [None for one in gradients if isinstance(one, torch.Tensor)]  # for the backward pass
-    splits = _splits(Call(*given[:WIDTH]), dict(zip(kinds, written, strict=True)))
+    splits = _splits(given[:_WIDTH], dict(zip(kinds, written, strict=True)))
     return [Rule((*one.read, *one.stored, *into), (one.d, *one.stored)) for one in splits]
 
 
 def _gemm_out(size: int, *given: Any, out: torch.Tensor, **written: torch.Tensor) -> list[Rule]:
     stored = {kind: one for kind, one in written.items() if one is not None}
-    splits = _splits(Call(*given), stored)
+    splits = _splits(given, stored)
     count = 1 + len(stored)
     return [Rule((*one.read, one.d, *one.stored), (), written=count) for one in splits]
 

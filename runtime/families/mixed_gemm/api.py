@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -10,10 +11,12 @@ from torch.autograd import forward_ad
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedWeight
 from warploom.runtime.dispatch import named
+from warploom.runtime.families._product.call import Checked, WarmProducts
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.mixed_gemm import gradient, operators
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.plan import Plan, planned
 from warploom.runtime.rounding import drawn
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
@@ -57,9 +60,41 @@ def mixed_gemm(
     current stream without waiting. On CPU tensors the reference computes the same, in float64.
     Raises ProblemError before anything is launched.
     """
-    listed: Sequence[Item] = ()
+    if torch._C._is_any_autocast_enabled():
+        a = lowered(a)
     if rounding == "stochastic" and rounding_state is None and isinstance(a, torch.Tensor):
         rounding_state = drawn(a.device)
+    warm = None
+    values: tuple[Any, ...] = ()
+    known = spec is None and isinstance(weight, PackedWeight)
+    if known and not torch.compiler.is_dynamo_compiling():
+        warm, values = (
+            _warm.keywords,
+            (
+                a,
+                weight.slabs,
+                weight.channel_scales,
+                weight.channel_zeros,
+                weight.metadata,
+                out,
+                bias,
+                residual,
+                beta,
+                activation,
+                scale_a,
+                scale_d,
+                amax,
+                rounding,
+                rounding_state,
+                out_dtype,
+            ),
+        )
+        if epilogue is not None:
+            warm, values = _warm.of_list(values, epilogue)
+        d = None if warm is None else warm.again(values)
+        if d is not None:
+            return d
+    listed: Sequence[Item] = ()
     if (
         scale_a is not None
         or bias is not None
@@ -85,19 +120,44 @@ def mixed_gemm(
             rounding=rounding,
             rounding_state=rounding_state,
         )
-    if torch._C._is_any_autocast_enabled():
-        a = lowered(a)
     if forward_ad._current_level >= 0:
         MixedGemmCall(a, weight, listed, out).refuse_tangents()
+    call = MixedGemmCall(a, weight, listed, out, out_dtype, spec)  # type: ignore[arg-type]
     # Compilers, and modes that decide by operator, see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return operators.call(a, weight, listed, out, out_dtype, spec)
-    call = MixedGemmCall(a, weight, listed, out, out_dtype, named(spec))
+        return operators.call(call)
+    if spec is not None:
+        call.spec = named(spec)
     try:
-        return gradient.mixed_gemm(call)
+        plan: Plan[Checked, torch.Tensor] = planned(call, Plan)
+        d = gradient.run(plan, call)
+        if warm is not None:
+            gradient.keep_warm(warm, values, call, plan, d)
+        return d
     except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(a, weight, listed, out, out_dtype, call.spec)
+        return operators.call(call)
     except Exception as error:
         if inside_vmap():  # whose tensors have no memory, and which the operators fold
-            return operators.call(a, weight, listed, out, out_dtype, call.spec)
+            return operators.call(call)
         raise explained(error, call.require) from error.__cause__
+
+
+_KEYWORDS: dict[str, Any] = {
+    "bias": None,
+    "residual": None,
+    "beta": 1.0,
+    "activation": None,
+    "scale_a": None,
+    "scale_d": None,
+    "amax": None,
+    "rounding": "nearest",
+    "rounding_state": None,
+}
+_WEIGHT = ("weight.data", "weight.channel_scales", "weight.channel_zeros", "metadata")
+_warm = WarmProducts(
+    MixedGemmCall,
+    ("a", *_WEIGHT),
+    _KEYWORDS,
+    ("out_dtype",),
+    lambda a, data, scales, zeros, metadata: (a, PackedWeight(data, metadata, scales, zeros)),
+)

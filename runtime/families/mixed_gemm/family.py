@@ -12,8 +12,6 @@ from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemm
 from warploom.quantization import PackedWeight
 from warploom.runtime import measure
 from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
-from warploom.runtime.dispatch import named
-from warploom.runtime.families._product.epilogue import items
 from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families.mixed_gemm import api, reference, samples
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
@@ -70,17 +68,9 @@ class MixedGemmRuntime(SampledFamily[MixedGemmOperation, MixedGemmShape]):
     function = staticmethod(api.mixed_gemm)
     operands = 2
 
-    def call(
-        self,
-        *operands: Any,
-        out: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        spec: Any = None,  # noqa: ANN401
-        **keywords: Any,
-    ) -> MixedGemmCall:
+    def call(self, *operands: Any, **keywords: Any) -> MixedGemmCall:
         """The call that `mixed_gemm` makes."""
-        a, weight = operands
-        return MixedGemmCall(a, weight, items(**keywords), out, out_dtype, named(spec))
+        return MixedGemmCall.asked(*operands, **keywords)
 
     def draw(
         self,

@@ -7,19 +7,21 @@ they are not only added to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from warploom.quantization import Metadata, PackedWeight
+from warploom.runtime.families._product.epilogue import ITEMS
 from warploom.runtime.families._product.reference import apply
 from warploom.runtime.families._product.steps import flatten, unflatten
 from warploom.runtime.families._product.steps.step import Given, Item
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
-from warploom.runtime.plan import Plan, planned
+from warploom.runtime.function import WarmCalls
+from warploom.runtime.plan import Plan
 
 _ADDED = {"bias", "residual"}  # items that need nothing of what they are added to
 
@@ -48,15 +50,80 @@ class Differentiated:
         return self.of_a if self.of_a.itemsize == 2 else torch.bfloat16
 
 
-def mixed_gemm(call: MixedGemmCall) -> torch.Tensor:
-    """Run the planned call, planning it first when it is new, for autograd to differentiate."""
-    plan: Plan[Any, torch.Tensor] = planned(call, Plan)
+def run(plan: Plan[Any, torch.Tensor], call: MixedGemmCall) -> torch.Tensor:
+    """Run a planned call, so that autograd can differentiate it where a gradient is wanted.
+
+    Raises ProblemError for what autograd would have to know of, and for a weight that requires
+    grad.
+    """
     if not (torch.is_grad_enabled() and call.requires_grad):
         return plan.run(call)
     call.refuse()
     read = call.a, *flatten(call.listed).tensors
     result: torch.Tensor = _MixedGemm.apply(call, plan, *read)  # type: ignore[no-untyped-call]
     return result
+
+
+def keep_warm(
+    warm: WarmCalls[torch.Tensor],
+    values: tuple[Any, ...],
+    call: MixedGemmCall,
+    plan: Plan[Any, torch.Tensor],
+    d: torch.Tensor,
+) -> None:
+    """Keep what is known of a call that ran, for others like it."""
+    if not d.requires_grad:
+        warm.keep(values, call, plan, d)
+        return
+    items = [item for item in call.listed if isinstance(item[1], torch.Tensor)]
+    names = ["a", *[item[0] for item in items]]
+    numbers = ITEMS.numbered(call.listed)
+    if not warm.places.keys() >= {*names, *numbers}:
+        return  # items of kinds that no argument is called by
+    read = (call.a, *[item[1] for item in items])
+    needed = tuple(one.requires_grad for one in read)
+    how = differentiated(call.weight, call.listed, call.a.dtype, needed)
+    of_weight = _taking(warm, [f"weight.{name}" for name in call.weight.tensors()])
+    tensors, counted = _taking(warm, names), _taking(warm, numbers)
+
+    def derive(pool: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+        own = replace(how, numbers=counted(pool)) if numbers else how
+        derived: torch.Tensor = _apply_made(own, (result,), of_weight(pool), *tensors(pool))
+        return derived
+
+    warm.keep(values, call, plan, d, derive)
+
+
+def _taking(
+    warm: WarmCalls[torch.Tensor], names: Sequence[str]
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    places = [warm.places[name] for name in names]
+    return lambda pool: tuple([pool[place] for place in places])
+
+
+class _Made(torch.autograd.Function):
+    """D that was computed, differentiable in what was read but the weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        how: Differentiated,
+        made: tuple[torch.Tensor],
+        weight: tuple[torch.Tensor, ...],
+        *read: torch.Tensor,
+    ) -> torch.Tensor:
+        save(ctx, how, weight, read)
+        return made[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dd: torch.Tensor | None) -> Found:  # noqa: ANN401
+        """Return the gradients that are wanted."""
+        return None, None, None, *gradients(ctx, dd)
+
+
+# Function.apply itself only adds what torch.func asks for, whose tensors do not come here.
+_apply_made: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Made).apply
 
 
 class _MixedGemm(torch.autograd.Function):

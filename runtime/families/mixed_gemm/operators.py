@@ -7,122 +7,84 @@ beside `out`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.specification import KernelSpec, parse_name
-from warploom.quantization import Metadata, PackedWeight
+from warploom.runtime.arguments import places_of
+from warploom.runtime.families._product.call import written_keywords
+from warploom.runtime.families._product.epilogue import ITEMS
 from warploom.runtime.families._product.examples import Dimension, Examples, items
 from warploom.runtime.families._product.operands import result_type
-from warploom.runtime.families._product.steps import KINDS, flatten, step_of, unflatten
+from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.operand import Extents
-from warploom.runtime.families._product.steps.step import Given, Item
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import gradient
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
 from warploom.runtime.operator import no_gradient, register
+from warploom.runtime.plan import run
+
+_SCHEMA = MixedGemmCall.declaration.schema
+_PLACES = places_of(MixedGemmCall.declaration.crossing)
+_A, _OPERANDS = _PLACES["a"], _PLACES["operands"]
 
 
-class _Call(NamedTuple):
-    """What both operators take, in order, each with its type in their schemas."""
-
-    a: Annotated[torch.Tensor, "Tensor"]
-    data: Annotated[torch.Tensor, "Tensor"]
-    channel_scales: Annotated[torch.Tensor | None, "Tensor?"]
-    channel_zeros: Annotated[torch.Tensor | None, "Tensor?"]
-    format: Annotated[str, "str"]
-    group: Annotated[int | None, "int?"]
-    scale: Annotated[str, "str"]
-    activations: Annotated[str, "str"]
-    n: Annotated[int, "int"]
-    k: Annotated[int, "int"]
-    kinds: Annotated[Sequence[str], "str[]"]
-    operands: Annotated[Sequence[torch.Tensor], "Tensor[]"]
-    numbers: Annotated[Sequence[float], "float[]"]
-    out_dtype: Annotated[torch.dtype, "ScalarType"]
-    spec: Annotated[str | None, "str?"]
-
-    @property
-    def weight(self) -> PackedWeight:
-        """The packed weight again."""
-        what = (self.format, self.group, self.scale, self.activations)
-        metadata = Metadata(*what, self.n, self.k)
-        return PackedWeight(self.data, metadata, self.channel_scales, self.channel_zeros)
-
-    def listed(self, written: Mapping[str, torch.Tensor | None]) -> list[Item]:
-        """The items, their outputs being `written`."""
-        return unflatten(self.kinds, Given(iter(self.operands), iter(self.numbers), written))
-
-    def asked(
-        self, out: torch.Tensor | None, written: Mapping[str, torch.Tensor | None]
-    ) -> MixedGemmCall:
-        """The call."""
-        spec = parse_name(self.spec) if self.spec else None
-        return MixedGemmCall(self.a, self.weight, self.listed(written), out, self.out_dtype, spec)
-
-
-_AUXILIARY = [kind for kind, one in KINDS.items() if one.step.auxiliary]
-_WRITTEN = {
-    "out": "Tensor(a!)",
-    **{kind: f"Tensor({chr(ord('b') + i)}!)?" for i, kind in enumerate(_AUXILIARY)},
-}
-
-
-def _mixed_gemm(*given: Any) -> torch.Tensor:
+def _mixed_gemm(*values: Any, **written: torch.Tensor | None) -> torch.Tensor:
+    call = MixedGemmCall.crossed(*values, **written)
     with torch.no_grad():
-        return gradient.mixed_gemm(_Call(*given).asked(None, {}))
+        return run(call)
 
 
-def _mixed_gemm_out(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
-    with torch.no_grad():
-        gradient.mixed_gemm(_Call(*given).asked(out, written))
+def _mixed_gemm_out(*values: Any, **written: torch.Tensor | None) -> None:
+    _mixed_gemm(*values, **written)
 
 
-def _refuse_grad(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
-    _Call(*given).asked(out, written).refuse()
+def _refuse_grad(*values: Any, **written: torch.Tensor | None) -> None:
+    MixedGemmCall.crossed(*values, **written).refuse()
 
 
-def _fake(*given: Any) -> torch.Tensor:
-    call = _Call(*given)
-    return call.a.new_empty((*call.a.shape[:-1], call.n), dtype=call.out_dtype)
+def _fake(*values: Any) -> torch.Tensor:
+    return MixedGemmCall.crossed(*values).fake()
 
 
-def _fake_out(*given: Any, **written: torch.Tensor | None) -> None:
+def _fake_out(*values: Any, **written: torch.Tensor | None) -> None:
     return None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ANN401
-    call = _Call(*inputs)
-    read = (call.a, *call.operands)
+    call = MixedGemmCall.crossed(*inputs)
+    read = (call.a, *inputs[_OPERANDS])
     needed = tuple(one.requires_grad for one in read)
-    gradient.keep(ctx, call.weight, call.listed({}), read, needed)
+    gradient.keep(ctx, call.weight, call.listed, read, needed)
     ctx.none = list(map(no_gradient, inputs))
 
 
 def _backward(ctx: Any, dd: torch.Tensor | None) -> tuple[object, ...]:  # noqa: ANN401
-    a, *operands = gradient.gradients(ctx, dd)
-    return _Call(*ctx.none)._replace(a=a, operands=operands)  # type: ignore[arg-type]
+    results = [*ctx.none]
+    results[_A], *results[_OPERANDS] = gradient.gradients(ctx, dd)
+    return tuple(results)
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[torch.Tensor, int]:  # noqa: ANN401
     """All examples are rows of one product."""
-    call, dims = _Call(*given), _Call(*in_dims)
+    call = MixedGemmCall.crossed(*given)
     if any(dim is not None for dim in in_dims[1:4]):
         raise ProblemError(
             "a packed weight inside of torch.func's vmap",
             rule="must be one for all examples",
             fix="call warploom.mixed_gemm for each",
         )
-    dim: Dimension = dims.a  # type: ignore[assignment]
+    dim: Dimension = in_dims[_A]
     a = call.a.expand(info.batch_size, *call.a.shape) if dim is None else call.a.movedim(dim, 0)
-    examples = Examples(info.batch_size, Extents(tuple(a.shape[1:-2]), a.shape[-2], call.n))
-    own: Sequence[Any] = dims.operands or [None] * len(call.operands)
-    listed = items(call.listed({}), iter(own), examples)
-    flat = flatten([_in_rows(item, examples) for item in listed])
-    folded = call._replace(a=a, kinds=flat.words, operands=flat.tensors, numbers=flat.numbers)
-    return torch.ops.warploom.mixed_gemm(*folded), 0
+    n = call.weight.metadata.n
+    examples = Examples(info.batch_size, Extents(tuple(a.shape[1:-2]), a.shape[-2], n))
+    own: Sequence[Any] = in_dims[_OPERANDS] or [None] * len(given[_OPERANDS])
+    folded = [_in_rows(item, examples) for item in items(call.listed, iter(own), examples)]
+    values, _ = replace(call, a=a, listed=folded).crossing()
+    return torch.ops.warploom.mixed_gemm(*values), 0
 
 
 def _in_rows(item: Item, examples: Examples) -> Item:
@@ -137,7 +99,7 @@ def _in_rows(item: Item, examples: Examples) -> Item:
 
 register(
     "mixed_gemm",
-    _Call,
+    _SCHEMA,
     returns="Tensor",
     run=_mixed_gemm,
     fake=_fake,
@@ -147,60 +109,40 @@ register(
 )
 register(
     "mixed_gemm_out",
-    _Call,
+    _SCHEMA,
     returns="()",
     run=_mixed_gemm_out,
     fake=_fake_out,
-    written=_WRITTEN,
+    written=written_keywords(),
     refuse=_refuse_grad,
 )
 
 
-def call(
-    a: torch.Tensor,
-    weight: PackedWeight,
-    listed: Sequence[Item],
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    spec: KernelSpec | str | None,
-) -> torch.Tensor:
-    """Run the call as an operator, for a compiler to trace. Arguments are those of `MixedGemmCall`.
+def call(mixed: MixedGemmCall) -> torch.Tensor:
+    """Run the call as an operator, for a compiler to trace.
 
     Raises ProblemError for more than one output of a kind, which only eager calls take, and for
     outputs where a gradient is wanted.
     """
-    asked = result_type(a, out, out_dtype, has_epilogue=True)
-    flat, metadata = flatten(listed), weight.metadata
-    written = dict(flat.written)
-    if len(written) < len(flat.written):
+    mixed.out_dtype = result_type(mixed.a, mixed.out, mixed.out_dtype, has_epilogue=True)
+    out, kinds = mixed.out, [kind for kind, _ in ITEMS.written(mixed.listed)]
+    values, written = mixed.crossing()
+    if len(written) < len(kinds):
         raise ProblemError(
-            f"an epilogue with {len(flat.written)} outputs of {len(written)} kinds",
+            f"an epilogue with {len(kinds)} outputs of {len(written)} kinds",
             rule="must have one of a kind at most under torch.compile",
             fix="call warploom.mixed_gemm outside of the compiled function",
         )
     writing = [*written, *(() if out is None else ("out",))]
-    if writing and torch.is_grad_enabled() and MixedGemmCall(a, weight, listed, out).requires_grad:
+    if writing and torch.is_grad_enabled() and mixed.requires_grad:
         raise ProblemError(
             f"{', '.join(writing)} under torch.compile, beside tensors that require grad",
             rule="must be left out: operators that autograd differentiates write to nothing",
             fix="call it under torch.no_grad(), or outside of the compiled function",
         )
-    given = _Call(
-        a,
-        weight.slabs,
-        weight.channel_scales,
-        weight.channel_zeros,
-        *(metadata.format, metadata.group, metadata.scale, metadata.activations),
-        *(metadata.n, metadata.k),
-        flat.words,
-        flat.tensors,
-        flat.numbers,
-        asked,
-        spec.name if isinstance(spec, KernelSpec) else spec,
-    )
     if out is None and not written:
-        result: torch.Tensor = torch.ops.warploom.mixed_gemm(*given)
+        result: torch.Tensor = torch.ops.warploom.mixed_gemm(*values)
         return result
-    out = _fake(*given) if out is None else out
-    torch.ops.warploom.mixed_gemm_out(*given, out=out, **written)
+    out = mixed.fake() if out is None else out
+    torch.ops.warploom.mixed_gemm_out(*values, out=out, **written)
     return out

@@ -22,7 +22,7 @@ from warploom.generator.configurations import spaces
 from warploom.generator.gpus import DEFAULT
 
 if TYPE_CHECKING:
-    from warploom.runtime.decision import Alternative, Choice
+    from warploom.runtime.dispatch import Alternative, Choice
     from warploom.runtime.explanation import Explanation
 
 

@@ -20,7 +20,7 @@ from warploom.runtime.families._product.operands import (
     stacked,
     step_pitch,
 )
-from warploom.runtime.families.gemm.call import Options, check_call
+from warploom.runtime.families.gemm.call import GemmCall
 
 BF16 = torch.bfloat16
 Shape = tuple[int, ...]
@@ -196,14 +196,14 @@ def test_any_two_tensors_that_broadcast_are_multiplied_batch_by_batch(
     pair: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     assert_equals_matmul(*pair)
-    checked = check_call(*pair, (), None, Options())
+    checked = GemmCall(*pair).checked()
     if not checked.operation.batched:
         return
     shape = broadcast(*pair)
     problem = checked.problem
     operands: tuple[tuple[torch.Tensor, Copy | None, Batches], ...] = (
-        (pair[0], checked.a.copy, problem.batches_a),
-        (pair[1], checked.b.copy, problem.batches_b),
+        (pair[0], checked.operands["a"].copy, problem.batches_a),
+        (pair[1], checked.operands["b"].copy, problem.batches_b),
     )
     for operand, copy, lie in operands:
         read = copy(operand) if copy else operand

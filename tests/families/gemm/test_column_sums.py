@@ -21,6 +21,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._product.epilogue import bind
 from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm.call import GemmCall
 
 BF16 = torch.bfloat16
 M, K, N = 11, 24, 13
@@ -108,7 +109,7 @@ def test_a_vector_is_not_read_by_the_same_call() -> None:
 def test_sums_cross_the_operator() -> None:
     sums, expected = full(N), full(N)
     listed = [("relu_gradient", torch.randn(2, 3, M, N)), ("column_sum", sums)]
-    found = operators.call(A, B, listed, None, None, "fast", None)
+    found = operators.call(GemmCall(A, B, listed, None, None, True, None))
     wanted = [listed[0], ("column_sum", expected)]
     assert torch.equal(found, warploom.gemm(A, B, epilogue=wanted))
     assert torch.equal(sums, expected)

@@ -11,16 +11,17 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families.gemm.call import CheckedCall, Options, check_call
+from warploom.runtime.families._product.call import Checked
+from warploom.runtime.families.gemm.call import GemmCall
 
 BF16 = torch.bfloat16
 M, N = 5, 16  # an odd m: what is read by rows lies an odd number of elements apart
 
 
-def checked(listed: Sequence[tuple[Any, ...]], *batches: int, m: int = M) -> CheckedCall:
+def checked(listed: Sequence[tuple[Any, ...]], *batches: int, m: int = M) -> Checked:
     """Check a call of D [*batches, m, N]: stored by TMA, unless its epilogue forbids it."""
     a, b = torch.zeros(*batches, m, 32, dtype=BF16), torch.zeros(*batches, 32, N, dtype=BF16)
-    return check_call(a, b, listed, None, Options())
+    return GemmCall(a, b, listed).checked()
 
 
 def zeros(*shape: int, pitch: int = N, shift: int = 0) -> torch.Tensor:

@@ -19,6 +19,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.gemm import operators, reference
+from warploom.runtime.families.gemm.call import GemmCall
 
 H200 = DeviceLimits(132, "NVIDIA H200")
 BF16 = torch.bfloat16
@@ -90,9 +91,9 @@ def test_a_gate_crosses_the_operator_and_vmap() -> None:
     for kind in ("gate", "gate_interleaved"):
         listed = [("bias", bias), (kind, "silu"), ("bias", after)]
         expected = warploom.gemm(a, b, epilogue=listed)
-        assert torch.equal(operators.call(a, b, listed, None, None, "fast", None), expected)
+        assert torch.equal(operators.call(GemmCall(a, b, listed, None, None, True, None)), expected)
         out = torch.empty_like(expected)
-        operators.call(a, b, listed, out, None, "fast", None)
+        operators.call(GemmCall(a, b, listed, out, None, True, None))
         assert torch.equal(out, expected)
 
         def each(a: torch.Tensor, after: torch.Tensor, kind: str = kind) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 
 import warploom
 from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm.call import GemmCall
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -124,7 +125,7 @@ def test_a_compiled_layer_adds_its_weights_gradient_in_place(way: str) -> None:
     weight, bias = leaf(random(N, K)), leaf(random(N))
 
     def layer(x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-        return warploom.gemm(x, weight.t(), bias=bias, accumulate_into=into.t(), **WAYS[way])
+        return warploom.gemm(x, weight.t(), bias=bias, main_grad=into.t(), **WAYS[way])
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     into, expected = torch.ones(N, K), torch.ones(N, K)
@@ -236,7 +237,7 @@ def test_fake_tensors_have_gradients_of_the_right_shapes() -> None:
 def test_the_operator_that_eager_modes_see_differentiates_as_a_plan_does() -> None:
     a, b, bias = leaf(random(M, K)), leaf(random(K, N)), leaf(random(N))
     items = [("bias", bias), ("activation", "silu")]
-    d = operators.call(a, b, items, None, None, "fast", None, "save")
+    d = operators.call(GemmCall(a, b, items, None, None, True, None, "save"))
     found = torch.autograd.grad(d, (a, b, bias), random(M, N))
     other = warploom.gemm(a, b, epilogue=items)
     expected = torch.autograd.grad(other, (a, b, bias), random(M, N))

@@ -147,7 +147,7 @@ def test_what_stands_beside_int8_operands_has_gradients() -> None:
         held(one, other, M * N, "int8")
 
 
-# ---- accumulate_into -----------------------------------------------------------------------------
+# ---- main_grad -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["row, col", "row, row", "rows of one matrix", "batches"])
@@ -158,7 +158,7 @@ def test_the_gradient_of_b_is_added_in_place(layout: str, across: bool, preactiv
     into = torch.randn(b.mT.shape).mT if across else torch.randn(b.shape)
     before = into.clone()
     keywords: dict[str, Any] = {"activation": "silu", "scale_a": 0.5, "scale_b": scales(N)}
-    d = warploom.gemm(a, b, accumulate_into=into, preactivation=preactivation, **keywords)
+    d = warploom.gemm(a, b, main_grad=into, preactivation=preactivation, **keywords)
     dd = random(*d.shape, seed=5)
     for times in (1, 2):
         d.backward(dd, retain_graph=True)
@@ -172,7 +172,7 @@ def test_the_gradient_of_b_is_added_in_place(layout: str, across: bool, preactiv
 def test_accumulating_over_broadcast_batches_sums_them() -> None:
     a, b = leaf(random(2, 3, M, K)), leaf(random(3, K, N))
     into = torch.zeros(b.shape)
-    d = warploom.gemm(a, b, accumulate_into=into)
+    d = warploom.gemm(a, b, main_grad=into)
     d.backward(random(*d.shape, seed=5))
     held(into, exact(a, b, [], random(*d.shape, seed=5))[1], 2 * M, "b")
 
@@ -181,7 +181,7 @@ def test_accumulating_is_seen_by_autograd() -> None:
     """Whoever saved the sums for a backward pass of their own must be told that they changed."""
     a, b, into = leaf(random(M, K)), leaf(random(K, N)), torch.zeros(K, N)
     version = into._version
-    warploom.gemm(a, b, accumulate_into=into).sum().backward()
+    warploom.gemm(a, b, main_grad=into).sum().backward()
     assert into._version > version
 
 
@@ -189,12 +189,12 @@ def test_accumulating_is_seen_by_autograd() -> None:
 
 INTO = torch.zeros(K, N)
 PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
-    "type": ({"accumulate_into": INTO.bfloat16()}, "accumulate_into of torch.bfloat16.*fp32"),
-    "no tensor": ({"accumulate_into": 1.0}, "accumulate_into of 1.0.*fp32"),
-    "shape": ({"accumulate_into": INTO.t()}, r"accumulate_into \[24, 16\].*as b, \[16, 24\]"),
-    "device": ({"accumulate_into": INTO.to("meta")}, "on meta.*as b"),
-    "grad": ({"accumulate_into": leaf(INTO)}, "requires grad.*must not.*detach"),
-    "expanded": ({"accumulate_into": INTO[:1].expand(K, N)}, "accumulate_into.*one place"),
+    "type": ({"main_grad": INTO.bfloat16()}, "main_grad of torch.bfloat16.*fp32"),
+    "no tensor": ({"main_grad": 1.0}, "main_grad of 1.0.*fp32"),
+    "shape": ({"main_grad": INTO.t()}, r"main_grad \[24, 16\].*as b, \[16, 24\]"),
+    "device": ({"main_grad": INTO.to("meta")}, "on meta.*as b"),
+    "grad": ({"main_grad": leaf(INTO)}, "requires grad.*must not.*detach"),
+    "expanded": ({"main_grad": INTO[:1].expand(K, N)}, "main_grad.*one place"),
     "preactivation": ({"preactivation": "keep"}, "'keep'.*save or recompute"),
     "gradient_dtype": ({"gradient_dtype": FP32}, "gradient_dtype torch.float32.*float8_e5m2"),
     "out": ({"out": torch.zeros(M, N).bfloat16()}, "out with a tensor that requires grad"),
@@ -212,9 +212,9 @@ def test_what_gradients_cannot_be_had_of_is_refused_by_the_forward_call(case: st
 def test_accumulating_for_a_frozen_b_is_refused() -> None:
     a, b = leaf(random(M, K)), random(K, N)
     with pytest.raises(ProblemError, match="does not require grad"):
-        warploom.gemm(a, b, accumulate_into=INTO)
+        warploom.gemm(a, b, main_grad=INTO)
     with torch.no_grad():  # as in evaluation, where nothing is differentiated
-        warploom.gemm(a, b, accumulate_into=INTO)
+        warploom.gemm(a, b, main_grad=INTO)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])

@@ -17,15 +17,15 @@ from warploom.runtime.families.gemm.operators import refuse_copied
 
 
 def of_a_weight(x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    return warploom.gemm(x, weight.t(), accumulate_into=into.t())
+    return warploom.gemm(x, weight.t(), main_grad=into.t())
 
 
 def as_they_are(x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    return warploom.gemm(x, weight, accumulate_into=into)
+    return warploom.gemm(x, weight, main_grad=into)
 
 
 def of_a_part(x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    return warploom.gemm(x, weight[1], accumulate_into=into[1])
+    return warploom.gemm(x, weight[1], main_grad=into[1])
 
 
 def checkpointed(x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ def checkpointed(x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> t
 
 
 def of_a_copy(x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    return warploom.gemm(x, weight, accumulate_into=into.clone())
+    return warploom.gemm(x, weight, main_grad=into.clone())
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,7 @@ def test_sums_that_a_graph_of_a_compiler_has_copied_are_refused(
         monkeypatch.setattr(torch.cuda, "memory_snapshot", trees.memory_snapshot)
         refuse_copied(into)
 
-    with pytest.raises(
-        ProblemError, match=r"accumulate_into \[4, 8\].*a copy.*TORCHINDUCTOR_CACHE_DIR"
-    ):
+    with pytest.raises(ProblemError, match=r"main_grad \[4, 8\].*a copy.*TORCHINDUCTOR_CACHE_DIR"):
         asked(inside)
     asked(Trees(at + 64))
     asked(Trees(at - 64, result=at))

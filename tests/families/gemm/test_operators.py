@@ -10,6 +10,7 @@ import torch
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm.call import GemmCall
 
 A = torch.randn(6, 16).bfloat16()
 B = torch.randn(8, 16).bfloat16().t()
@@ -27,9 +28,11 @@ EPILOGUES: dict[str, list[tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_an_epilogue_crosses_the_operator_unchanged(name: str) -> None:
     expected = warploom.gemm(A, B, epilogue=EPILOGUES[name])
-    assert torch.equal(operators.call(A, B, EPILOGUES[name], None, None, "fast", None), expected)
+    assert torch.equal(
+        operators.call(GemmCall(A, B, EPILOGUES[name], None, None, True, None)), expected
+    )
     out = torch.empty_like(expected)
-    assert operators.call(A, B, EPILOGUES[name], out, None, "fast", None) is out
+    assert operators.call(GemmCall(A, B, EPILOGUES[name], out, None, True, None)) is out
     assert torch.equal(out, expected)
 
 
@@ -104,7 +107,7 @@ def test_more_than_one_amax_is_refused_under_torch_compile() -> None:
     with pytest.raises(
         ProblemError, match=r"2 amax under torch.compile: must be one at most: call"
     ):
-        operators.call(A, B, [("amax", amax), ("amax", amax)], None, None, "fast", None)
+        operators.call(GemmCall(A, B, [("amax", amax), ("amax", amax)], None, None, True, None))
     assert amax.item() == 0
 
 
@@ -124,7 +127,7 @@ def test_torch_compile_accumulates_a_gradient_in_place(backend: str) -> None:
 
 def test_torch_compile_broadcasts_batches_and_takes_an_accumulation() -> None:
     def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return warploom.gemm(q, k.mT, accumulation="promoted", scale_a=0.5)
+        return warploom.gemm(q, k.mT, use_fast_accum=False, scale_a=0.5)
 
     compiled = torch.compile(scores, fullgraph=True, backend="eager")
     q, k = torch.randn(2, 4, 3, 16), torch.randn(2, 1, 5, 16)

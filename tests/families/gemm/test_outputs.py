@@ -225,10 +225,11 @@ def test_an_accumulation_is_part_of_the_kernel_that_is_chosen(
     accumulation: Accumulation,
 ) -> None:
     a, b = A[:, :16].to(E4M3), B.to(E5M2).t().contiguous().t()[:16]
-    kernel = parse_name(warploom.explain(a, b, accumulation=accumulation).kernel)
+    fast = accumulation == "fast"
+    kernel = parse_name(warploom.explain(a, b, use_fast_accum=fast).kernel)
     assert isinstance(kernel.operation, GemmOperation)
     assert kernel.operation.accumulation == accumulation
-    assert torch.equal(warploom.gemm(a, b, accumulation=accumulation), warploom.gemm(a, b))
+    assert torch.equal(warploom.gemm(a, b, use_fast_accum=fast), warploom.gemm(a, b))
 
 
 def test_promoted_sums_are_allowed_less_error_the_longer_they_are() -> None:

@@ -21,6 +21,7 @@ from warploom.generator.families.gemm import (
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.gemm import operators, reference
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.samples import GemmData
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -88,7 +89,7 @@ def test_scales_cross_the_operator() -> None:
     assert torch.equal(compiled(a, scales).view(torch.uint8), d.view(torch.uint8))
     assert torch.equal(scales, expected)
     scales, out = scales_for(4, 256), torch.empty_like(d)
-    operators.call(a, b, [("quantize", scales)], out, E4M3, "fast", None)
+    operators.call(GemmCall(a, b, [("quantize", scales)], out, E4M3, True, None))
     assert torch.equal(scales, expected)
 
 

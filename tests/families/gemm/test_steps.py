@@ -27,6 +27,7 @@ from warploom.runtime.families._product.steps import KINDS, STEPS
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
 from warploom.runtime.families.gemm import operators, reference
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.samples import GemmData
 
 BF16 = torch.bfloat16
@@ -113,7 +114,7 @@ def test_a_step_that_joins_is_called_like_any_other() -> None:
     exact = 2 * (A.double() @ B.double() + 1).clamp(-0.5, 0.5)
     torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
     assert (found.abs() == 1).any()
-    assert epilogue.scalars(listed) == (0.5, 2.0)
+    assert epilogue.ITEMS.numbers(listed) == (0.5, 2.0)
     bound = epilogue.bind(listed, (), 6, 8, -1, batched=False)
     assert bound.steps[1].token == "clamp_both"
     assert bound.scalars == ("clamp_1", "scale_2")
@@ -122,7 +123,7 @@ def test_a_step_that_joins_is_called_like_any_other() -> None:
 def test_a_step_that_joins_crosses_the_operator() -> None:
     listed = [("clamp", 0.5), ("activation", "relu")]
     expected = warploom.gemm(A, B, epilogue=listed)
-    assert torch.equal(operators.call(A, B, listed, None, None, "fast", None), expected)
+    assert torch.equal(operators.call(GemmCall(A, B, listed, None, None, True, None)), expected)
 
 
 def test_a_step_that_joins_is_tried_on_random_data() -> None:

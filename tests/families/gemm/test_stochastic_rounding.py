@@ -23,6 +23,7 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import rounding
 from warploom.runtime.families.gemm import operators, reference
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.samples import GemmData
 
 BF16, FP16, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2
@@ -130,7 +131,7 @@ def test_keywords_and_lists_ask_for_the_same() -> None:
     )
     assert torch.equal(d, compiled(a, STATE))
     out = torch.empty_like(d)
-    operators.call(a, b, listed, out, BF16, "fast", None)
+    operators.call(GemmCall(a, b, listed, out, BF16, True, None))
     assert torch.equal(d, out)
     assert not torch.equal(
         warploom.gemm(a, b, rounding="stochastic"), warploom.gemm(a, b, rounding="stochastic")
@@ -216,9 +217,8 @@ def test_what_is_rendered_rounds_last_and_once() -> None:
 def test_a_sharded_call_is_computed_whole() -> None:
     """Parts would repeat each other's numbers, which are of places in a tensor."""
     from warploom.runtime.families.gemm import sharding  # which imports torch's
-    from warploom.runtime.families.gemm.operator_arguments import Call
 
     a, b = torch.randn(4, 64).to(BF16), torch.randn(64, 256).to(BF16)
-    call = Call(a, b, ["stochastic_rounding"], [STATE], [], BF16, "fast", None)
-    assert len(list(sharding._splits(call, {}))) == 1
-    assert len(list(sharding._splits(call._replace(kinds=[], operands=[]), {}))) > 2
+    rounded = (a, b, ["stochastic_rounding"], [STATE], [], BF16, "fast", None)
+    assert len(list(sharding._splits(rounded, {}))) == 1
+    assert len(list(sharding._splits((a, b, [], [], [], BF16, "fast", None), {}))) > 2

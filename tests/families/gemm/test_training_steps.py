@@ -14,6 +14,7 @@ from warploom.runtime.families._activation import gradient
 from warploom.runtime.families._product.epilogue import bind
 from warploom.runtime.families._product.reference import apply
 from warploom.runtime.families.gemm import operators, reference
+from warploom.runtime.families.gemm.call import GemmCall
 
 BF16, FP32 = torch.bfloat16, torch.float32
 FUNCTIONS = ("relu", "gelu", "gelu_tanh", "silu")
@@ -177,7 +178,7 @@ def test_the_bound_follows_a_gradient_and_fails_a_wrong_one(function: str) -> No
 def test_outputs_and_gradients_cross_the_operator() -> None:
     dy, z, expected = torch.randn(M, N), full(M, N), full(M, N)
     listed = [("preactivation", z), ("silu_gradient", dy), ("amax", torch.zeros(1))]
-    found = operators.call(A, B, listed, None, None, "fast", None)
+    found = operators.call(GemmCall(A, B, listed, None, None, True, None))
     wanted = [("preactivation", expected), *listed[1:]]
     assert torch.equal(found, warploom.gemm(A, B, epilogue=wanted))
     assert torch.equal(z, expected)

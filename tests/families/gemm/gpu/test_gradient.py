@@ -143,7 +143,7 @@ def test_the_gradient_of_b_is_added_in_place_and_around_it_nothing(n: int, acros
         room = torch.full((k + 2, n + 16), torch.nan, device="cuda")
         into = room[1:-1, 8:-8]
         into.fill_(1.0)
-    d = warploom.gemm(a, b, accumulate_into=into, scale_a=0.5)
+    d = warploom.gemm(a, b, main_grad=into, scale_a=0.5)
     dd = drawn(m, n)
     d.backward(dd)
     assert weight.grad is None
@@ -210,7 +210,7 @@ def test_both_passes_are_captured_in_one_graph(keywords: dict[str, Any]) -> None
     into = torch.zeros(136, 192, device="cuda")
 
     def step() -> tuple[torch.Tensor, ...]:
-        d = layer(x, weight, bias, accumulate_into=into.t(), **keywords)
+        d = layer(x, weight, bias, main_grad=into.t(), **keywords)
         return torch.autograd.grad(d, (x, bias, weight), dd, allow_unused=True)[:2]
 
     side = torch.cuda.Stream()

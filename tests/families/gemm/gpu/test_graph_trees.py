@@ -37,7 +37,7 @@ def given() -> list[torch.Tensor]:
 def squared(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, into: torch.Tensor
 ) -> torch.Tensor:
-    d = warploom.gemm(x, weight.t(), bias=bias, activation="silu", accumulate_into=into.t())
+    d = warploom.gemm(x, weight.t(), bias=bias, activation="silu", main_grad=into.t())
     return d.float().square().mean()
 
 
