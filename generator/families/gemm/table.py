@@ -21,14 +21,15 @@ SHORTEST_PART = 8  # k tiles of a part of k: of fewer, a second launch saves not
 class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
     """Schedules of classes of bits, layouts, sums, rows and depth."""
 
-    kinds = ("bits",)
+    kinds = ("bits", "block_scales")
     advice = "convert the operands, or choose another out_dtype or epilogue"
 
     def modelled(self, operation: GemmOperation) -> bool:
-        """K-major operands without promotion were swept; of others, and of a D whose blocks have
-        scales, the classes know more.
+        """K-major operands were swept without promotion, and with block scales; of others, and of a
+        D whose blocks have scales, the classes know more.
         """
-        plain = operation.accumulation == "fast" and not quantizes(operation.epilogue)
+        swept = operation.accumulation == "fast" or operation.block_scales != "none"
+        plain = swept and not quantizes(operation.epilogue)
         return plain and (operation.layout_a, operation.layout_b) == ("row", "col")
 
     def features(self, operation: GemmOperation, shape: GemmShape) -> dict[str, Feature]:
