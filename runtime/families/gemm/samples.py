@@ -127,7 +127,7 @@ class GemmTrial(GemmData):
 
 
 def _along_rows(scales: torch.Tensor) -> torch.Tensor:
-    """The same scales [.., R, K/128], one column after the other, each at a multiple of 16 bytes."""
+    """The same scales [.., R, K/128], one column after the other, at multiples of 16 bytes."""
     *batches, rows, blocks = scales.shape
     step = -(-rows * scales.element_size() // 16) * 16 // scales.element_size()
     found = torch.empty((*batches, blocks, step), dtype=scales.dtype, device=scales.device)
