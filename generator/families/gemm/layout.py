@@ -8,7 +8,7 @@ from functools import lru_cache
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
-from warploom.generator.families.gemm.scales import scale_bytes, scale_registers
+from warploom.generator.families.gemm.scales import column_scales, scale_bytes, scale_registers
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
@@ -18,6 +18,7 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
 MAINLOOP_REGISTERS = 36
+AHEAD_REGISTERS = 44  # beside two banks
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, where blocks take turns at one bank
 
 
@@ -28,6 +29,7 @@ class GemmLayout(ProductLayout):
     b: OperandTile
     scale_bytes: int  # of a stage, for block scales of single rows
     banks: int  # of promoted sums: blocks of 64 rows whose MMAs of a k tile may be in flight
+    ahead: bool  # whether MMAs of a k tile run while those of the one before are scaled
 
     @property
     def operand_bytes(self) -> int:
@@ -53,6 +55,14 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         chunk_columns, registers = chunk(operation, schedule, sums, most, widest)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
         registers += STREAM_REGISTERS * schedule.stream_k
+    # Where each consumer has one block and registers for two banks, it scales one under MMAs of the other.
+    ahead = operation.block_scales != "none" and _blocks(schedule) == 1
+    ahead = ahead and not schedule.stream_k  # whose ranges take registers, too
+    needed = sums + 2 * bank + scales + AHEAD_REGISTERS
+    if ahead and column_scales(operation, schedule).each == 1:
+        needed += schedule.columns // 4  # scales of a thread's columns
+    if ahead := ahead and needed <= most:
+        registers = max(registers, needed)
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer
@@ -82,6 +92,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         reduced=schedule.split_k > 1,
         scale_bytes=scale_bytes(operation, schedule),
         banks=banks,
+        ahead=ahead,
     )
 
 
