@@ -20,6 +20,7 @@ from warploom.generator.families._product.schedule import ProductOperation, Prod
 from warploom.generator.tensor_maps import SPANS, OperandTile
 from warploom.generator.wgmma import WGMMA_M
 
+WIDEST = 64  # columns of a chunk
 REDUCED_COLUMNS = 16  # of a chunk of the second launch, where the store takes as few
 STORE_BUFFERS = 2  # staging buffers per consumer: one being filled, one being stored
 REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of consumers
@@ -124,10 +125,9 @@ def chunk(
     schedule: ProductSchedule,
     accumulators: int,
     most: int,
-    widest: int = 64,
 ) -> tuple[int, int]:
-    """Columns of a chunk, the most (up to `widest`) with which `most` registers suffice beside a
-    thread's `accumulators`, and the registers that these and the chunk take.
+    """Columns of a chunk, the most with which `most` registers suffice beside a thread's
+    `accumulators`, and the registers that these and the chunk take.
 
     Where a second launch finishes the tile, it has narrow chunks, and sums leave as they are.
     """
@@ -137,7 +137,7 @@ def chunk(
         return min(wide, default=widths[0]), accumulators + BASE_REGISTERS["tma"]
     columns, registers = 0, 0
     widths = chunks(operation, schedule) or [8]
-    for columns in [width for width in widths if width <= widest] or widths[-1:]:
+    for columns in [width for width in widths if width <= WIDEST] or widths[-1:]:
         registers = accumulators + _registers(operation, schedule, columns // 8)
         if registers <= most:
             break

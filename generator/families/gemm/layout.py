@@ -17,9 +17,9 @@ from warploom.generator.tensor_maps import OperandTile, operand_tile
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
-MAINLOOP_REGISTERS = 36
-AHEAD_REGISTERS = 44  # beside two banks
-STREAM_REGISTERS = 8  # what of a range of k tiles is left, where blocks take turns at one bank
+MAINLOOP_REGISTERS = 34
+AHEAD_REGISTERS = 44  # the same beside two banks that take turns
+STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,19 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     sums, bank, scales = _accumulators(operation, schedule)
     banks = _blocks(schedule) if bank else 0
     chunk_columns, registers = chunk(operation, schedule, sums + banks * bank + scales, most)
-    if registers > most and banks > 1 and schedule.sharing > 1:
+    streamed = STREAM_REGISTERS * schedule.stream_k if bank else 0
+    if registers + streamed > most and banks and schedule.sharing > 1:
         banks = 1
-        # Stages of 48 KB and block scales: half of the staging leaves room for a fourth stage.
-        widest = 64 if operation.block_scales == "none" else 32
-        chunk_columns, registers = chunk(operation, schedule, sums, most, widest)
+        chunk_columns, registers = chunk(operation, schedule, sums, most)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
-        registers += STREAM_REGISTERS * schedule.stream_k
-    # Where each consumer has one block and registers for two banks, it scales one under MMAs of the other.
-    ahead = operation.block_scales != "none" and _blocks(schedule) == 1
-    ahead = ahead and not schedule.stream_k  # whose ranges take registers, too
-    needed = sums + 2 * bank + scales + AHEAD_REGISTERS
-    if ahead and column_scales(operation, schedule).each == 1:
+    registers += streamed
+    # A consumer with one block and a tile of its own scales one bank under the MMAs of the other.
+    # Two that share a tile do so under each other's, and took up to 8 % longer with two banks each.
+    needed = sums + 2 * bank + scales + AHEAD_REGISTERS + STREAM_REGISTERS * schedule.stream_k
+    if operation.block_scales != "none" and column_scales(operation, schedule).each == 1:
         needed += schedule.columns // 4  # scales of a thread's columns
-    if ahead := ahead and needed <= most:
+    single = _blocks(schedule) == schedule.sharing == 1
+    if ahead := operation.block_scales != "none" and single and needed <= most:
         registers = max(registers, needed)
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.

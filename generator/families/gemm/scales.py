@@ -33,6 +33,7 @@ class SideScales:
     each      rows of the operand ([M, K] or [N, K]) that share one: 1 or 128
     count     that a thread reads for a k tile: of each 64 rows of wgmma, or of all columns
     of_tile   in a stage
+    factor_columns  of wgmma that share a scale wherever a tile begins; 1 for those of rows
     """
 
     operand: Literal["a", "b"]
@@ -40,6 +41,7 @@ class SideScales:
     each: int
     count: int
     of_tile: int
+    factor_columns: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -80,11 +82,12 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
     operand: Literal["a", "b"] = "a" if schedule.swap_ab else "b"
     each = operation.scale_rows(operand)
     columns = schedule.columns
-    count, of_tile = columns // 4, columns
+    count, of_tile, factor_columns = columns // 4, columns, 1
     if each > 1:  # a tile begins at any multiple of its columns
-        latest = SCALE_BLOCK - gcd(columns, SCALE_BLOCK)
+        factor_columns = gcd(columns, SCALE_BLOCK)
+        latest = SCALE_BLOCK - factor_columns
         count, of_tile = -(-(latest + columns) // SCALE_BLOCK), 0
-    return SideScales(operand, _element(operation, operand), each, count, of_tile)
+    return SideScales(operand, _element(operation, operand), each, count, of_tile, factor_columns)
 
 
 def staged_scales(
@@ -102,11 +105,14 @@ def staged_scales(
 
 def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
     """Registers of a thread for block scales of a k tile: those of rows, times those of blocks of
-    columns; scales of single columns are read where they are used.
+    columns; scales of single columns are read where they are used, while rows' exponents and what
+    is made of them are both held.
     """
     rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
-    blocks = schedule.rows // (WGMMA_M * schedule.sharing)
-    return blocks * rows.count * (1 if columns.each == 1 else columns.count)
+    held = schedule.rows // (WGMMA_M * schedule.sharing) * rows.count
+    if columns.each == 1:
+        return held * (2 if rows.element == "e8m0" else 1)
+    return held * schedule.columns // columns.factor_columns
 
 
 def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:

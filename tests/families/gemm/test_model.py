@@ -129,11 +129,10 @@ def test_block_scales_take_time_in_which_nothing_multiplies_and_loads_go_on() ->
 
 
 @pytest.mark.parametrize(
-    ("shape", "wide", "narrow"),
-    [((4096, 4096, 4096), 125e-6, 139e-6), ((4096, 28672, 4096), 844e-6, 933e-6)],
+    ("shape", "measured"), [((4096, 4096, 4096), 121e-6), ((4096, 28672, 4096), 826e-6)], ids=str
 )
 def test_block_scaled_tiles_take_what_was_measured(
-    shape: tuple[int, int, int], wide: float, narrow: float
+    shape: tuple[int, int, int], measured: float
 ) -> None:
     """On an H200, in a graph: the fit's launches are between events, and take 4.7 us more."""
     fitted = shipped("NVIDIA H200")
@@ -141,12 +140,9 @@ def test_block_scaled_tiles_take_what_was_measured(
     operation = GemmOperation(
         "e4m3", "e4m3", "bf16", accumulation="promoted", block_scales="row_block"
     )
-    for schedule, measured in (
-        (GemmSchedule((256, 128, 128), 4, (2, 1)), wide),
-        (GemmSchedule((128, 128, 128), 5), narrow),
-    ):
-        found = seconds(fitted.families["gemm"].values, operation, schedule, GemmShape(*shape), 132)
-        assert found - 4.7e-6 == pytest.approx(measured, rel=0.05)
+    schedule, values = GemmSchedule((256, 128, 128), 3, (1, 2)), fitted.families["gemm"].values
+    found = seconds(values, operation, schedule, GemmShape(*shape), 132)
+    assert found - 4.7e-6 == pytest.approx(measured, rel=0.05)
 
 
 def test_what_l2_does_not_keep_is_read_once_for_each_band() -> None:

@@ -94,12 +94,12 @@ MUTANTS = {
     ),
     "a row has the block scale of its neighbour": Mutant(
         SCALED,
-        r"lane / 4 \+ i % 2 \* 8\]",
+        r"scales\.rows\[row \+",
         (257, 264, 520),
-        "(lane / 4 + 1 + i % 2 * 8) % 16]",
+        "scales.rows[(row ^ 1) +",
     ),
     "rows of a fragment have each other's block scales": Mutant(
-        SCALED, r"lane / 4 \+ i % 2 \* 8\]", (257, 264, 520), "lane / 4 + 8 - i % 2 * 8]"
+        SCALED, r"kWgmmaM \+ i % 2 \* 8\]", (257, 264, 520), "kWgmmaM + 8 - i % 2 * 8]"
     ),
     "columns have the scale of the next 128x128": Mutant(
         SCALED,
@@ -132,7 +132,7 @@ MUTANTS = {
         AHEAD, r"shared\.scales\[previous\]", (257, 264, 1160), "shared.scales[position.stage]"
     ),
     "products are scaled before their MMAs are done": Mutant(
-        AHEAD, r"warpgroup_wait<kInFlight>", (257, 264, 4200), "warpgroup_wait<kInFlight + 1>"
+        AHEAD, r"warpgroup_wait<kIssues>", (257, 264, 4200), "warpgroup_wait<kIssues + 1>"
     ),
     "a swapped column has the block scale of its neighbour": Mutant(
         SWAPPED, r"lane % 4 \* 2 \+ i % 2\]", (61, 264, 520), "lane % 4 * 2 + 1 - i % 2]"
