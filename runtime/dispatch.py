@@ -1,12 +1,13 @@
 """Which kernel a call gets: the spec that was given, what was tuned, else the family's table.
 
-In this order: the given spec; the record of this very problem; the record of the nearest shape of
-the same operation, whose times the model carries over; the model alone, where it was held against
-sweeps and found good enough; the table. Where the model may decide alone, a record has a say if it
-is of the same layer, or near. Where a GPU kind has no records or no model, another kind's are
-taken. A kernel is chosen once for each kind of call: plans are kept. What records and the model say
-of a problem are pure functions of what is known of it: each is given the kernels that it may choose
-from, and returns None where it has nothing to say. No shape is decided by a branch here.
+In this order: the given spec; the record of this very problem; that of the shape for the operation
+that this one is timed as, such as a gate's for its GEMM; the record of the nearest shape of either,
+whose times the model carries over; the model alone, where it was held against sweeps and found good
+enough; the table. Where the model may decide alone, a record has a say if it is of the same layer,
+or near. Where a GPU kind has no records or no model, another kind's are taken. A kernel is chosen
+once for each kind of call: plans are kept. What records and the model say of a problem are pure
+functions of what is known of it: each is given the kernels that it may choose from, and returns
+None where it has nothing to say. No shape is decided by a branch here.
 """
 
 from __future__ import annotations
@@ -294,10 +295,18 @@ def choose(
     choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
     asked = Asked(operation, shape, requires, recorded=choice is not None)
     unread = [*found.unread]
+    plainer = described.table.timed_as(operation)
+    if choice is None and plainer != operation:
+        exact = found.records.exact(plainer, shape, here)
+        choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
+        if choice is not None:
+            choice = replace(choice, reason=f"{choice.reason}, of {names.full(plainer)}")
     if choice is None:
         default = untuned(operation, shape, device, requires)
         within = math.inf if default.seconds is None else NEAR
         nearest = near(found, operation, shape, here, within)
+        if nearest is None and plainer != operation:
+            nearest = near(found, plainer, shape, here, within)
         specs = _of_record(nearest.record if nearest else None, operation, shape, device, requires)
         choice = carried(nearest, specs, default.spec, shape, here) or default
         unread += [why for one in lent(device.gpu, operation.family) for why in one.unread]

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from typing import Any
 
 import torch
 
 import warploom
 from benchmarks.families import BEFORE, Asked, Case
-from benchmarks.peers._libraries import GEMM
+from benchmarks.peers import _block_scaled
+from benchmarks.peers._libraries import BLOCK_SCALED, GEMM
 from benchmarks.peers._products import TYPES, Shape, floor, ours
 from benchmarks.peers.libraries.torch_kernels import cublaslt
 from benchmarks.problems import products
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.families.gemm import SCALE_BLOCK, GemmOperation, GemmShape
 from warploom.generator.records import problem_text
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.alone import alone
@@ -27,14 +29,17 @@ from warploom.runtime.families.gemm.samples import GemmData, Operands
 from warploom.runtime.measure import largest_share
 from warploom.runtime.trial import wrong
 
-DRAWN = {**TYPES, "fp16": GemmOperation("fp16", "fp16", "fp16")}
+DRAWN = {**TYPES, "fp16": GemmOperation("fp16", "fp16", "fp16"), **_block_scaled.TYPES}
 ROUNDS, SWEPT = 15, 5  # that count: of a few contenders, and of the many of a sweep
 
 
 def drawn(asked: Asked) -> Iterator[Case]:
     """The products of a seed, of every type its own."""
     for name, operation in DRAWN.items():
-        for shape in products(f"gemm {name}", element(operation.a).bits, asked.seed, asked.count):
+        bits = element(operation.a).bits
+        for m, n, k in products(f"gemm {name}", bits, asked.seed, asked.count):
+            scaled = operation.block_scales != "none"  # baselines take whole blocks of k
+            shape = m, n, -(-k // SCALE_BLOCK) * SCALE_BLOCK if scaled else k
             problem = {**dict(zip("mnk", shape, strict=True)), "type": name, "seed": asked.seed}
             yield Case(
                 f"{name} {'x'.join(map(str, shape))}",
@@ -55,11 +60,16 @@ def contenders(operation: GemmOperation, shape: Shape, asked: Asked) -> list[Con
     found = [ours(operation, [one])]
     if before := asked.before.get(problem_text(operation, GemmShape(*shape))):
         found.append(ours(operation, [one], BEFORE, parse_name(before)))
-    for name in asked.peers or ("cublas",):
-        found.append(GEMM[name](operation, [one]))
+    scaled = operation.block_scales != "none"
+    baselines = BLOCK_SCALED if scaled else GEMM
+    for name in asked.peers or (BLOCK_SCALED if scaled else ("cublas",)):
+        if name in baselines:
+            found.append(baselines[name](operation, [one]))
         if name == "cublas" and element(operation.a).bits == 16:
             found.append(cublaslt(operation, [one]))
-    bound = cache(lambda: gemm_bound(one.a, one.b, one.listed, one.out.dtype))
+    bound = cache(
+        lambda: gemm_bound(one.a, one.b, one.listed, one.out.dtype, operation.accumulation)
+    )
     return [
         *found,
         *(swept(spec, one, bound) for spec in asked.specs if spec.operation == operation),
@@ -70,7 +80,16 @@ def swept(
     spec: KernelSpec, one: Operands, bound: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 ) -> Contender:
     """One kernel. All of a sweep write to one output, so that each runs once more to be checked."""
-    call = partial(warploom.gemm, one.a, one.b, out=one.out, epilogue=one.listed, spec=spec)
+    accumulation: Any = spec.operation.accumulation
+    call = partial(
+        warploom.gemm,
+        one.a,
+        one.b,
+        out=one.out,
+        epilogue=one.listed,
+        accumulation=accumulation,
+        spec=spec,
+    )
 
     def share() -> float:
         one.out.copy_(wrong(one.out))

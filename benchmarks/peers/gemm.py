@@ -199,6 +199,7 @@ FAMILY = Products(
         "e4m3": "GEMM, e4m3, one scale per tensor",
         "e4m3_row_column": "GEMM, e4m3, a scale per row and column",
         "int8": "GEMM, int8",
+        "e4m3_block_few": "GEMM, e4m3, block scales of 1x128 by 128x128, up to 128 rows",
         "e4m3_block": "GEMM, e4m3, block scales of 1x128 by 128x128",
         "e4m3_block_row": "GEMM, e4m3, block scales of 1x128 both",
     },

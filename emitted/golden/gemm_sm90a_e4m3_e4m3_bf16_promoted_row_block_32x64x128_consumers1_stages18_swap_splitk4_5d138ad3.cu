@@ -369,10 +369,11 @@ struct PartialTile {
 };
 
 // ---- Block scales: by TMA where it can, else by the other warps of the producer -------------------
-// Whether TMA can copy them: those of one k lie side by side, at multiples of 16 bytes.
+// Whether TMA can copy them: those of one k lie side by side, and begin at multiples of 16 bytes. Of the
+// last 16 bytes a part may be past the operand's end; they lie in the same page, and scale nothing stored.
 __device__ __forceinline__ bool side_by_side(const Parameters& p) {
-  if (p.a_scales_row != 1 || p.a_scales_k % 4 != 0 || p.m % 4 != 0 || kTileM % 4 != 0 ||
-      reinterpret_cast<uint64_t>(p.a_scales) % 16 != 0)
+  if ((p.a_scales_row != 1 && p.m > 1) || p.a_scales_k % 4 != 0 ||
+      kTileM % 4 != 0 || reinterpret_cast<uint64_t>(p.a_scales) % 16 != 0)
     return false;
   return true;
 }
@@ -439,8 +440,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
-    // Rows past the end have none, and their products are not stored.
-    const int a_scales_bytes = together ? max(0, min(32, p.m - at.m)) * sizeof(float) : 0;
+    // Of rows past the end there are none but to fill 16 bytes: products of these are not stored.
+    const int a_scales_rows = together ? max(0, min(32, p.m - at.m)) : 0;
+    const int a_scales_bytes = (a_scales_rows + 3) / 4 * 16;
     CUTE_NO_UNROLL  // the producer has few registers
     for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
@@ -465,6 +467,12 @@ using RowOperand = OperandB; using ColumnOperand = OperandA;
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
+// A descriptor of what begins `offset` times 16 bytes later. Nothing is carried into its upper half, which the
+// compiler knows for this: the strides.
+__device__ __forceinline__ uint64_t moved(uint64_t descriptor, int offset) {
+  return descriptor >> 32 << 32 | (uint32_t(descriptor) + uint32_t(offset));
+}
+
 // Keeps the compiler from moving the sums of a block across asynchronous products.
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
@@ -483,20 +491,19 @@ __device__ __forceinline__ float as_float(float scale) { return scale; }
 
 // The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
 // one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
+// There are two of the first level, so that the MMAs of a k tile run while the one before is scaled.
 struct Products {
   static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
-  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
-  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
-  const int first;  // block of 64 rows of the tile that is this consumer's
   // Of blocks of 128 rows there are few: a thread reads those of the next k tile one k tile ahead.
-  const float* row_scales;  // of the k tile that was read last
+  const float* row_scales;  // of the first k tile
+  int k_tile = 0;  // that is read next
   float next_rows[kBlocks];
   int left;  // k tiles, with the next
 
-  // For the tile at `at`, the consumer's first row, and `left` k tiles from `k_tile` on.
-  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int k_tile, int left, int first)
-      : first(first), left(left) {
-    const float* start = p.b_scales + min(k_tile, (p.k + kTileK - 1) / kTileK - 1) * p.b_scales_k;
+  // For the tile at `at`, the consumer's first row, and `left` k tiles from `begin` on.
+  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int begin, int left, int first)
+      : left(left) {
+    const float* start = p.b_scales + min(begin, (p.k + kTileK - 1) / kTileK - 1) * p.b_scales_k;
     const int block = min(at.n, p.n - 1) / 128;
     row_scales = start + block * p.b_scales_row;
     read(p, at);
@@ -509,7 +516,7 @@ struct Products {
     for (int i = 0; i < kBlocks; ++i) {
       const int start = min(at.n, p.n - 1) / 128;
       const int block = min(at.n + i * kWgmmaM, p.n - 1) / 128;
-      next_rows[i] = row_scales[(block - start) * p.b_scales_row];
+      next_rows[i] = row_scales[k_tile * p.b_scales_k + (block - start) * p.b_scales_row];
     }
   }
 
@@ -518,40 +525,44 @@ struct Products {
     for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
   }
 
-  // Issues the products of one stage and 64 rows.
-  __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
-    fence(partial[block % kBanks]);
+  static_assert(kBlocks == 1);
+  Accumulator sums[kBlocks][kCount], partial[2][kCount];
+
+  // Issues the products of one stage.
+  template <int kBank>
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+    fence(partial[kBank]);
     cute::warpgroup_arrive();
     CUTE_UNROLL
     for (int step = 0; step < kTileK / Wgmma::kK; ++step)
-      Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                 partial[block % kBanks], step > 0);
+      Wgmma::fma(moved(rows, step * RowOperand::kStep), moved(columns, step * ColumnOperand::kStep),
+                 partial[kBank], step > 0);
     cute::warpgroup_commit_batch();
   }
 
-  // Adds the scaled products of the next stage. Each warp releases it once it has read the last scale.
-  __device__ __forceinline__ void next(const Parameters& p, const Place& at, uint64_t rows, uint64_t columns,
-                                       const Scales& scales, EmptyBarrier& empty) {
-    CUTE_UNROLL
-    for (int block = 0; block < kBanks; ++block) issue(block, rows, columns);
+  // Issues the products of the next stage in the other bank, if there is one, and adds the scaled ones of the
+  // stage before, which each warp then releases.
+  template <int kBank, bool kIssues>
+  __device__ __forceinline__ void add(const Parameters& p, const Place& at, const Scales& scales,
+                                      EmptyBarrier& empty, uint64_t rows = 0,
+                                      uint64_t columns = 0) {
     const int lane = threadIdx.x % 32;
+    float next_columns[kCount / 2];  // two of each eight
+    CUTE_UNROLL
+    for (int i = 0; i < kCount / 2; ++i) next_columns[i] = scales.columns[i / 2 * 8 + lane % 4 * 2 + i % 2];
+    if constexpr (kIssues) issue<1 - kBank>(rows, columns);
     float of_rows[kBlocks][kRowScales];
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kRowScales; ++i)
       of_rows[i][0] = as_float(next_rows[i]);
-    if (--left > 0) row_scales += p.b_scales_k;  // past the last it is read once more
+    k_tile += --left > 0;  // past the last it is read once more
     read(p, at);
+    cute::warpgroup_wait<kIssues>();
+    fence(partial[kBank]);
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) cute::warpgroup_wait<kBanks - 1>();
-      else cute::warpgroup_wait<0>();
-      fence(partial[block % kBanks]);
-      CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        const float of_column = as_float(scales.columns[i / 4 * 8 + lane % 4 * 2 + i % 2]);
-        sums[block][i] += partial[block % kBanks][i] * of_column * of_rows[block][i / 2 % 2 % kRowScales];
-      }
-      if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
+    for (int i = 0; i < kCount; ++i) {
+      const float of_column = as_float(next_columns[i / 4 * 2 + i % 2]);
+      sums[0][i] += partial[kBank][i] * (of_column * of_rows[0][0]);
     }
     release(empty);
   }
@@ -562,7 +573,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer;
-  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t rows = moved(matrix(shared.b[0], 0, 1024, 1), part * kBlocks * kBlockRows);
   const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
@@ -573,15 +584,40 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Products products(p, at, unit.begin,
                       unit.k_tiles(), part * kBlocks);
     order.begin();
+    int previous = position.stage;  // the stage whose products may still be running
+    int k_tile = 1;                 // the next
+    shared.full[position.stage].wait(position.phase);
+    products.issue<0>(moved(rows, position.stage * kStageRows), moved(columns, position.stage * kStageColumns));
+    position.advance();
     CUTE_NO_UNROLL
-    for (int k_tile = 0; k_tile < unit.k_tiles(); ++k_tile) {
+    for (; k_tile < unit.k_tiles() - 1; k_tile += 2) {
       shared.full[position.stage].wait(position.phase);
-      products.next(p, at, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
-                    shared.scales[position.stage], shared.empty[position.stage]);
+      products.add<0, true>(p, at, shared.scales[previous], shared.empty[previous],
+                            moved(rows, position.stage * kStageRows),
+                            moved(columns, position.stage * kStageColumns));
+      order.multiplied(k_tile - 1, unit.k_tiles());
+      previous = position.stage;
+      position.advance();
+      shared.full[position.stage].wait(position.phase);
+      products.add<1, true>(p, at, shared.scales[previous], shared.empty[previous],
+                            moved(rows, position.stage * kStageRows),
+                            moved(columns, position.stage * kStageColumns));
       order.multiplied(k_tile, unit.k_tiles());
+      previous = position.stage;
+      position.advance();
+    }
+    const bool odd = k_tile < unit.k_tiles();  // the last is in the second bank
+    if (odd) {
+      shared.full[position.stage].wait(position.phase);
+      products.add<0, true>(p, at, shared.scales[previous], shared.empty[previous],
+                            moved(rows, position.stage * kStageRows),
+                            moved(columns, position.stage * kStageColumns));
+      previous = position.stage;
       position.advance();
     }
     order.pass(position);
+    if (odd) products.add<1, false>(p, at, shared.scales[previous], shared.empty[previous]);
+    else products.add<0, false>(p, at, shared.scales[previous], shared.empty[previous]);
     const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);

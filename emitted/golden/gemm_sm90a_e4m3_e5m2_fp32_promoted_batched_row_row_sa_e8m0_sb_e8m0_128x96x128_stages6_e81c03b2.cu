@@ -306,14 +306,15 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 206848);
 
 // ---- Block scales: by TMA where it can, else by the other warps of the producer -------------------
-// Whether TMA can copy them: those of one k lie side by side, at multiples of 16 bytes.
+// Whether TMA can copy them: those of one k lie side by side, and begin at multiples of 16 bytes. Of the
+// last 16 bytes a part may be past the operand's end; they lie in the same page, and scale nothing stored.
 __device__ __forceinline__ bool side_by_side(const Parameters& p) {
-  if (p.a_scales_row != 1 || p.a_scales_k % 16 != 0 || p.m % 16 != 0 || kTileM % 16 != 0 ||
-      reinterpret_cast<uint64_t>(p.a_scales) % 16 != 0)
+  if ((p.a_scales_row != 1 && p.m > 1) || p.a_scales_k % 16 != 0 ||
+      kTileM % 16 != 0 || reinterpret_cast<uint64_t>(p.a_scales) % 16 != 0)
     return false;
   if (p.a_scales_batch_pitch % 16 != 0) return false;
-  if (p.b_scales_row != 1 || p.b_scales_k % 16 != 0 || p.n % 16 != 0 || kTileN % 16 != 0 ||
-      reinterpret_cast<uint64_t>(p.b_scales) % 16 != 0)
+  if ((p.b_scales_row != 1 && p.n > 1) || p.b_scales_k % 16 != 0 ||
+      kTileN % 16 != 0 || reinterpret_cast<uint64_t>(p.b_scales) % 16 != 0)
     return false;
   if (p.b_scales_batch_pitch % 16 != 0) return false;
   return true;
@@ -387,11 +388,13 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
     const int a_scales_batch = at.batch / p.a_scales_batch_repeat % p.a_scales_batch_count;
-    // Rows past the end have none, and their products are not stored.
-    const int a_scales_bytes = together ? max(0, min(128, p.m - at.m)) * sizeof(uint8_t) : 0;
+    // Of rows past the end there are none but to fill 16 bytes: products of these are not stored.
+    const int a_scales_rows = together ? max(0, min(128, p.m - at.m)) : 0;
+    const int a_scales_bytes = (a_scales_rows + 15) / 16 * 16;
     const int b_scales_batch = at.batch / p.b_scales_batch_repeat % p.b_scales_batch_count;
-    // Rows past the end have none, and their products are not stored.
-    const int b_scales_bytes = together ? max(0, min(96, p.n - at.n)) * sizeof(uint8_t) : 0;
+    // Of rows past the end there are none but to fill 16 bytes: products of these are not stored.
+    const int b_scales_rows = together ? max(0, min(96, p.n - at.n)) : 0;
+    const int b_scales_bytes = (b_scales_rows + 15) / 16 * 16;
     CUTE_NO_UNROLL  // the producer has few registers
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
@@ -420,6 +423,12 @@ using RowOperand = OperandA; using ColumnOperand = OperandB;
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
+// A descriptor of what begins `offset` times 16 bytes later. Nothing is carried into its upper half, which the
+// compiler knows for this: the strides.
+__device__ __forceinline__ uint64_t moved(uint64_t descriptor, int offset) {
+  return descriptor >> 32 << 32 | (uint32_t(descriptor) + uint32_t(offset));
+}
+
 // Keeps the compiler from moving the sums of a block across asynchronous products.
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
@@ -442,16 +451,24 @@ __device__ __forceinline__ float as_float(uint8_t scale) {
 // one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
 struct Products {
   static constexpr int kRowScales = 2;  // of 64 rows: those of a thread
-  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
-  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
-  const int first;  // block of 64 rows of the tile that is this consumer's
+  const int row;  // the first of a thread's rows of the tile
 
-  __device__ __forceinline__ explicit Products(int first) : first(first) { zero(); }
+  __device__ __forceinline__ explicit Products(int first) : row(row_of(first)) { zero(); }
+
+  // The first row of a thread where its consumer's blocks of 64 rows begin at `first`.
+  __device__ __forceinline__ static int row_of(int first) {
+    int row = first * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    asm volatile("" : "+r"(row));  // keeps the compiler from computing it anew for each k tile
+    return row;
+  }
 
   __device__ __forceinline__ void zero() {
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
   }
+
+  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
+  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
 
   // Issues the products of one stage and 64 rows.
   __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
@@ -459,26 +476,34 @@ struct Products {
     cute::warpgroup_arrive();
     CUTE_UNROLL
     for (int step = 0; step < kTileK / Wgmma::kK; ++step)
-      Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                 partial[block % kBanks], step > 0);
+      Wgmma::fma(moved(rows, block * kBlockRows + step * RowOperand::kStep),
+                 moved(columns, step * ColumnOperand::kStep), partial[block % kBanks], step > 0);
     cute::warpgroup_commit_batch();
   }
 
-  // Adds the scaled products of the next stage. Each warp releases it once it has read the last scale.
-  __device__ __forceinline__ void next(const Parameters& p, const Place& at, uint64_t rows, uint64_t columns,
-                                       const Scales& scales, EmptyBarrier& empty) {
+  // Adds the scaled products of the next stage, which each warp releases once it has read the last scale.
+  // Returns whether `full` has passed `phase`: it is asked before the sums, under which the answer arrives.
+  __device__ __forceinline__ bool next(const Parameters& p, const Place& at, uint64_t rows, uint64_t columns,
+                                       const Scales& scales, EmptyBarrier& empty, const FullBarrier& full,
+                                       uint32_t phase) {
+    // Read before MMAs are issued: what waits for shared memory between them would make the tensor core wait.
+    uint8_t next_rows[kBlocks][kRowScales];
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kRowScales; ++i)
+      next_rows[i / kRowScales][i % kRowScales] = scales.rows[row + i / kRowScales * kWgmmaM + i % 2 * 8];
     CUTE_UNROLL
     for (int block = 0; block < kBanks; ++block) issue(block, rows, columns);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float of_rows[kBlocks][kRowScales];
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kRowScales; ++i)
-      of_rows[i / kRowScales][i % kRowScales] =
-          as_float(scales.rows[(first + i / kRowScales) * kWgmmaM + warp * 16 + lane / 4 + i % 2 * 8]);
+      of_rows[i / kRowScales][i % kRowScales] = as_float(next_rows[i / kRowScales][i % kRowScales]);
+    const int lane = threadIdx.x % 32;
+    bool filled = false;
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       if (block + 1 < kBlocks) cute::warpgroup_wait<kBanks - 1>();
       else cute::warpgroup_wait<0>();
+      if (block + 1 == kBlocks) filled = full.test_wait(phase);
       fence(partial[block % kBanks]);
       CUTE_UNROLL
       for (int i = 0; i < kCount; ++i) {
@@ -488,6 +513,7 @@ struct Products {
       if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
     release(empty);
+    return filled;
   }
 };
 
@@ -496,7 +522,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t rows = moved(matrix(shared.a[0], 0, 1024, 1), part * kBlocks * kBlockRows);
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
@@ -509,13 +535,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Products products(part * kBlocks);
     Epilogue epilogue(p);
     order.begin();
+    bool filled = false;  // whether the next stage was seen to be filled before the sums of the last
     CUTE_NO_UNROLL
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      shared.full[position.stage].wait(position.phase);
-      products.next(p, at, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
-                    shared.scales[position.stage], shared.empty[position.stage]);
+      if (!filled) shared.full[position.stage].wait(position.phase);
+      Position following = position;
+      following.advance();
+      filled = products.next(p, at, moved(rows, position.stage * kStageRows),
+                             moved(columns, position.stage * kStageColumns), shared.scales[position.stage],
+                             shared.empty[position.stage], shared.full[following.stage], following.phase);
       order.multiplied(k_tile, k_tiles);
-      position.advance();
+      position = following;
     }
     order.pass(position);
     CUTE_UNROLL

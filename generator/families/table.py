@@ -96,6 +96,10 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
         """Whether the model may choose for an operation: it was held against such ones."""
         return True
 
+    def timed_as(self, operation: OperationT) -> OperationT:
+        """The operation whose records tell of one that has none: its own, or a plainer one."""
+        return operation
+
     def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
         """The fields of a listed schedule as a call may have it, the best first."""
         return (fields,)

@@ -17,7 +17,8 @@ from sweeps import GPU
 import warploom
 from warploom.errors import ConfigurationError
 from warploom.generator import records_file
-from warploom.generator.families.gemm import GemmSchedule, GemmShape
+from warploom.generator.epilogue import Bias, Gate, Preactivation
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.constants import DOUBT
 from warploom.generator.records import Timed
@@ -51,6 +52,37 @@ def test_a_record_whose_best_is_the_default_gives_the_best(fresh: Path) -> None:
     found = choose()
     assert found.spec.schedule == PINGPONG and found.seconds == 4e-5
     assert [one.spec.schedule for one in found.runners_up] == [WIDE]
+
+
+def test_a_gate_is_run_as_its_gemm_was_timed_where_nothing_better_is_known(fresh: Path) -> None:
+    keep(fresh, record())
+    gated = replace(PLAIN, epilogue=(Preactivation("bf16"), Gate("silu")))
+    found = choose(operation=gated)
+    assert found.spec.operation == gated and found.spec.schedule == SLIM
+    assert found.reason.endswith(", of bf16_bf16_bf16_row_col_fast")
+    assert found.asked and not found.asked.recorded  # online autotuning may still time it
+    assert "nearest record, 512x6144x4096" in choose(m=600, operation=gated).reason
+    keep(fresh, record(operation=gated, best=Timed(WIDE, 1e-5, 0.0)))
+    assert choose(operation=gated).spec.schedule == WIDE
+    biased = choose(operation=replace(PLAIN, epilogue=(Bias("bf16"),)))
+    assert biased.reason.startswith("the model alone")
+
+
+def test_block_scales_of_either_type_are_timed_once(fresh: Path) -> None:
+    timed = GemmOperation("e4m3", "e4m3", "bf16", accumulation="promoted", block_scales="row_block")
+    tile, usual = GemmSchedule((64, 96, 128), 10, consumers=1), GemmSchedule((128, 64, 128), 7)
+    told = {"best": Timed(tile, 4e-5, 0.0), "default": Timed(usual, 5e-5, 0.0), "runners_up": ()}
+    keep(fresh, record(operation=timed, **told))
+    e8m0: Any = {"block_scale_a": "e8m0", "block_scale_b": "e8m0"}
+    for other in (
+        replace(timed, **e8m0),
+        replace(timed, b="e5m2", d="fp32", epilogue=(Bias("fp32"),)),
+        replace(timed, epilogue=(Gate("silu"),)),
+    ):
+        found = choose(operation=other)
+        assert found.spec.operation == other and found.spec.schedule == tile
+    both = choose(operation=replace(timed, block_scales="row_row"))
+    assert both.reason.startswith("the model alone")  # a scale of each column takes longer
 
 
 def test_the_nearest_record_is_carried_over_by_the_model(

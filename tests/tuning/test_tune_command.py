@@ -299,6 +299,10 @@ def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
         assert len(few) == operations * 10 * 2 and min(len(one.space) for one in few) > 500
         every = {shape for one in few for shape in family("gemm").cells(one.operation, None, ())}
         assert len(every) == 10 * 9
+    scaled = problems(root / "configs" / "gemm" / "space_block_scales.yaml", rows=(1, 4096))
+    assert len(scaled) == 11 * 2 + 2 and min(len(one.space) for one in scaled) > 200
+    every = {shape for one in scaled for shape in family("gemm").cells(one.operation, None, ())}
+    assert len(every) == 11 * 10 + 4 - 1  # 4096x4096x4096 is of both operations
     attention = problems(root / "configs" / "attention_forward" / "space.yaml")
     assert len(attention) == 35 and min(len(one.space) for one in attention) > 50
     backward = problems(root / "configs" / "attention_backward" / "space.yaml")

@@ -46,5 +46,8 @@ START = {
     "alone": 0.1,  # more of the tensor core's time where one warpgroup has it to itself
     "integer": 1.0,  # of the tensor core's time: int8 takes less power, and clocks stay higher
     "promotion": 0.5,  # of the fp32 additions that promotion does not hide
+    "scaled": 8e-8,  # seconds of a k tile in which its MMAs are waited for, to be scaled,
+    "block_scaling": 1.2,  # and of the additions, by scales that a thread has in registers,
+    "column_scaling": 2.8,  # or by those of single columns, which it reads from shared memory
     "transposed": 0.5,  # more shared-memory time where neither operand is K-major
 }

@@ -8,7 +8,7 @@ from functools import lru_cache
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
-from warploom.generator.families.gemm.scales import scale_bytes, scale_registers
+from warploom.generator.families.gemm.scales import column_scales, scale_bytes, scale_registers
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
@@ -18,6 +18,7 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
 MAINLOOP_REGISTERS = 34
+AHEAD_REGISTERS = 44  # the same beside two banks that take turns
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 
 
@@ -28,6 +29,7 @@ class GemmLayout(ProductLayout):
     b: OperandTile
     scale_bytes: int  # of a stage, for block scales of single rows
     banks: int  # of promoted sums: blocks of 64 rows whose MMAs of a k tile may be in flight
+    ahead: bool  # whether MMAs of a k tile run while those of the one before are scaled
 
     @property
     def operand_bytes(self) -> int:
@@ -52,6 +54,14 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         chunk_columns, registers = chunk(operation, schedule, sums, most)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
     registers += streamed
+    # A consumer with one block and a tile of its own scales one bank under the MMAs of the other.
+    # Two that share a tile do so under each other's, and took up to 8 % longer with two banks each.
+    needed = sums + 2 * bank + scales + AHEAD_REGISTERS + STREAM_REGISTERS * schedule.stream_k
+    if operation.block_scales != "none" and column_scales(operation, schedule).each == 1:
+        needed += schedule.columns // 4  # scales of a thread's columns
+    single = _blocks(schedule) == schedule.sharing == 1
+    if ahead := operation.block_scales != "none" and single and needed <= most:
+        registers = max(registers, needed)
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer
@@ -81,6 +91,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         reduced=schedule.split_k > 1,
         scale_bytes=scale_bytes(operation, schedule),
         banks=banks,
+        ahead=ahead,
     )
 
 

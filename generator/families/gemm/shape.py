@@ -37,13 +37,28 @@ def parse_shape(operation: GemmOperation, text: str) -> GemmShape:
 
 
 def cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> list[GemmShape]:
-    """The weights of a model or of all, at these numbers of rows; no batches are among them."""
+    """The weights of a model or of all, at these numbers of rows; no batches are among them.
+
+    Block scales have weights of their own, and where both are of 1x128 listed shapes.
+    """
     listed = configurations.cells()["gemm"]
+    if operation.block_scales != "none" and not model:
+        return _block_scaled(operation, rows, listed["block_scaled"])
     biased = any(isinstance(step, Bias) for step in operation.epilogue)
     weights = layers(model, biased=biased) if model else listed["weights"]
     if operation.batched:
         return []
     return [GemmShape(m, n, k) for n, k in weights for m in rows or listed["tuned_m"]]
+
+
+def _block_scaled(
+    operation: GemmOperation, rows: Sequence[int], listed: Mapping[str, Any]
+) -> list[GemmShape]:
+    if operation.batched:
+        return []
+    if operation.block_scales == "row_row":
+        return [GemmShape(*one) for one in listed["row_row"] if not rows or one[0] in rows]
+    return [GemmShape(m, n, k) for n, k in listed["weights"] for m in rows or listed["tuned_m"]]
 
 
 def extents_of_cell(problem: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -6,9 +6,11 @@ It is the least waves * cost of its class.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import BLOCK, factors, quantizes
+from warploom.generator.epilogue import BLOCK, Gate, factors, quantizes
 from warploom.generator.families._product.launch import MOST_BLOCKS, tiles
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
@@ -21,15 +23,28 @@ SHORTEST_PART = 8  # k tiles of a part of k: of fewer, a second launch saves not
 class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
     """Schedules of classes of bits, layouts, sums, rows and depth."""
 
-    kinds = ("bits",)
+    kinds = ("bits", "block_scales")
     advice = "convert the operands, or choose another out_dtype or epilogue"
 
     def modelled(self, operation: GemmOperation) -> bool:
-        """K-major operands without promotion were swept; of others, and of a D whose blocks have
-        scales, the classes know more.
+        """K-major operands were swept without promotion, and with block scales; of others, and of a
+        D whose blocks have scales, the classes know more.
         """
-        plain = operation.accumulation == "fast" and not quantizes(operation.epilogue)
+        swept = operation.accumulation == "fast" or operation.block_scales != "none"
+        plain = swept and not quantizes(operation.epilogue)
         return plain and (operation.layout_a, operation.layout_b) == ("row", "col")
+
+    def timed_as(self, operation: GemmOperation) -> GemmOperation:
+        """A gate takes what its GEMM takes; so do block scales of either type, whatever the results
+        are: accumulators are scaled alike.
+        """
+        if operation.block_scales != "none":
+            plain: dict[str, Any] = {"block_scale_a": "fp32", "block_scale_b": "fp32"}
+            return replace(operation, a="e4m3", b="e4m3", d="bf16", epilogue=(), **plain)
+        steps = operation.epilogue
+        gates = [index for index, step in enumerate(steps) if isinstance(step, Gate)]
+        before = [step for step in steps[: gates[0]] if not step.auxiliary] if gates else steps
+        return replace(operation, epilogue=tuple(before))
 
     def features(self, operation: GemmOperation, shape: GemmShape) -> dict[str, Feature]:
         """The bits of the operands, their layouts, how sums are kept, the columns of a product that

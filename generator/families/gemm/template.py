@@ -22,7 +22,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     return {
         **template.context(operation, schedule, layout),
         "scaled": scaled,
-        "products": "scaled" if scaled else operation.accumulation,
+        "products": "ahead" if layout.ahead else "scaled" if scaled else operation.accumulation,
         "row_scales": row_scales(operation, schedule),
         "column_scales": column_scales(operation, schedule),
         "staged_scales": staged_scales(operation, schedule),

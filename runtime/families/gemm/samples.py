@@ -52,8 +52,8 @@ class GemmData:
         return Operands(a, b, (*self._block_scales(), *items), wrong(out))
 
     def _block_scales(self) -> Iterator[Item]:
-        """The block scales of A and B, if any: side by side along k in memory, as checkpoints and
-        what quantises activations have them.
+        """The block scales of A and B, if any: those of rows as `warploom.cast` lays them out, one
+        column after the other, those of 128x128 blocks side by side along k as in checkpoints.
         """
         operation, shape = self.operation, self.shape
         if operation.block_scales == "none":
@@ -68,7 +68,7 @@ class GemmData:
             drawn = self._draws.scales(*extents)
             if kind == "e8m0":  # 2^-1 to 2^2, by the exponents of 126 to 129
                 drawn = (124 + 4 * drawn).to(torch.uint8).view(torch.float8_e8m0fnu)
-            yield f"scale_{operand}", drawn
+            yield f"scale_{operand}", _along_rows(drawn) if each == 1 else drawn
 
     def _matrix(self, element: str, rows: int, columns: int, *, across: bool) -> torch.Tensor:
         """A matrix of so many rows and columns, column by column in memory if `across`."""
@@ -124,3 +124,11 @@ class GemmTrial(GemmData):
         return reference.gemm_bound(
             one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
         )
+
+
+def _along_rows(scales: torch.Tensor) -> torch.Tensor:
+    """The same scales [.., R, K/128], one column after the other, at multiples of 16 bytes."""
+    *batches, rows, blocks = scales.shape
+    step = -(-rows * scales.element_size() // 16) * 16 // scales.element_size()
+    found = torch.empty((*batches, blocks, step), dtype=scales.dtype, device=scales.device)
+    return found[..., :rows].mT.copy_(scales)

@@ -12,7 +12,15 @@ from samplers import constant
 import warploom
 from benchmarks import runner
 from benchmarks.families import Asked, Case
-from benchmarks.peers import _gated, _gated_layer, _operations, _rounding, gemm
+from benchmarks.peers import (
+    _block_scaled,
+    _drawn,
+    _gated,
+    _gated_layer,
+    _operations,
+    _rounding,
+    gemm,
+)
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._products import TYPES, floor, ours, sets
 from warploom.generator.specification import parse_name
@@ -204,3 +212,28 @@ def test_the_host_is_timed_beside_torch_with_outputs_and_without() -> None:
 def test_the_kernels_compiled_are_those_of_every_type() -> None:
     found = {spec.operation for spec in gemm.shipped(Asked(m=(16,)))}
     assert found == set(TYPES.values())
+
+
+def test_block_scaled_cases_are_right_by_scales_of_either_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"weights": [(192, 256)], "m": [5, 129], "row_row": [(48, 192, 256)]}
+    monkeypatch.setattr(_block_scaled, "_LISTED", listed)
+    cases = [*_block_scaled.block_scaled(Asked())]
+    kinds = [case.problem["type"] for case in cases]
+    assert kinds == ["e4m3_block_few", "e4m3_block", "e4m3_block_row"]
+    assert {*kinds} <= gemm.FAMILY.kinds.keys()
+    for case in cases:
+        entries = measured(case, "none").entries
+        assert [one.contender for one in entries] == ["warploom", "warploom, scales along k"]
+        assert all(one.error_share is not None and one.error_share <= 1 for one in entries)
+
+
+def test_sampled_block_scaled_shapes_have_whole_blocks_of_k() -> None:
+    found = [*_drawn.drawn(Asked(seed=7, count=4))]
+    scaled = [case.problem for case in found if "block" in case.problem["type"]]
+    assert [one["type"] for one in scaled] == ["e4m3_block"] * 4 + ["e4m3_block_row"] * 4
+    assert all(one["k"] % 128 == 0 for one in scaled)
+    operation, shape = _drawn.DRAWN["e4m3_block"], (3, 192, 256)
+    names = [one.name for one in _drawn.contenders(operation, shape, Asked(device="cpu"))]
+    assert names == ["warploom", "torch._scaled_mm", "deep_gemm"]

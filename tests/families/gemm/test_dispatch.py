@@ -209,6 +209,29 @@ def test_the_model_chooses_what_was_swept_and_the_table_keeps_backward_products(
     assert choose(promoted, shape, device=device).reason.startswith("least waves * cost")
 
 
+@pytest.mark.parametrize("scales", ["row_block", "row_row"])
+def test_the_model_chooses_block_scaled_kernels_of_their_own(
+    scales: Literal["row_block", "row_row"],
+) -> None:
+    device = DeviceLimits(132, "NVIDIA H200", "13.0")
+    operation = GemmOperation("e4m3", "e4m3", "bf16", accumulation="promoted", block_scales=scales)
+    plain = [*portfolio(GemmOperation("e4m3", "e4m3", "bf16"), GemmShape(1, 1, 1), device, "tma")]
+    for m, (n, k) in itertools.product((1, 16, 128, 4096), CELLS["block_scaled"]["weights"]):
+        shape = GemmShape(m, n, k)
+        listed = [*portfolio(operation, shape, device, "tma")]
+        assert 30 < len(listed) <= 100
+        assert not {one.schedule for one in listed} >= {one.schedule for one in plain}
+        found = dispatch.untuned(operation, shape, device, "tma")
+        assert found.spec in listed and found.reason.startswith("the model alone")
+        schedule = found.spec.schedule
+        assert isinstance(schedule, GemmSchedule)
+        if n * k > 2**23 and m <= 16:  # nearly all SMs read a weight of more than 8 MB
+            blocks = tiles(schedule, shape) * schedule.cluster_size * schedule.split_k
+            assert blocks >= 88, schedule
+        direct = dispatch.untuned(operation, shape, device, "direct").spec.schedule
+        assert isinstance(direct, GemmSchedule) and direct.store == "direct"
+
+
 def test_what_the_model_chooses_from_is_kept_of_some_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,4 +20,5 @@ def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[
     """Every GEMM of the tables, by name."""
     others = [*(entry.kernel for entry in LEDGER), *(sample.kernel for sample in SAMPLES)]
     mutants = [mutant.kernel for mutant in MUTANTS.values()]  # and nothing taken out of them
-    return build([*wider.ALL, *gemm_chosen.ASKED, *others, *mutants])
+    tables = [*gemm_chosen.ASKED, *gemm_chosen.BLOCK_SCALED]
+    return build([*wider.ALL, *tables, *others, *mutants])

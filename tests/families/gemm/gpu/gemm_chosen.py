@@ -7,9 +7,10 @@ from itertools import product
 from gemm_cases import SHAPES
 
 from warploom.generator.epilogue import Activation, Amax, Bias, Residual, Scale
-from warploom.generator.families.gemm import FAMILY, GemmOperation, GemmShape
+from warploom.generator.families.gemm import FAMILY, GemmOperation, GemmSchedule, GemmShape
+from warploom.generator.launches import NO_GPU
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import choose
+from warploom.runtime.dispatch import choose, portfolio
 
 CHOSEN_SHAPES = [*SHAPES.values(), (2047, 6144, 256)]
 CHOSEN_OPERATIONS = [
@@ -24,6 +25,22 @@ def chosen(operation: GemmOperation, shape: tuple[int, int, int]) -> KernelSpec:
     return choose(operation, at, requires=FAMILY.table.required(operation, at)).spec
 
 
+def block_scaled(scales: str) -> list[KernelSpec]:
+    """Return what the cost model chooses from for block scales, of several parts of k by three."""
+    operation = GemmOperation(
+        *("e4m3", "e4m3", "bf16"),  # type: ignore[arg-type]
+        accumulation="promoted",
+        block_scales=scales,  # type: ignore[arg-type]
+    )
+    every = portfolio(operation, GemmShape(64, 576, 2**16), NO_GPU, "tma")
+    return [
+        one
+        for one in every
+        if isinstance(one.schedule, GemmSchedule) and one.schedule.split_k in (1, 3)
+    ]
+
+
+BLOCK_SCALED = [*block_scaled("row_block"), *block_scaled("row_row")]
 CHOSEN = [chosen(operation, shape) for operation in CHOSEN_OPERATIONS for shape in CHOSEN_SHAPES]
 
 _PLAIN = (257, 136, 193)

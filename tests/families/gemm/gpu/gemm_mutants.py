@@ -52,6 +52,7 @@ class Mutant:
 STORING = cases.spec((128, 128), d="fp32")
 
 SCALED = cases.spec((128, 128), a="e4m3", scales=("row_block", "fp32", "fp32"))
+AHEAD = cases.spec((64, 64), a="e4m3", consumers=1, scales=("row_block", "fp32", "fp32"))
 SWAPPED = cases.spec(
     (64, 64), a="e4m3", swap_ab=True, consumers=1, scales=("row_row", "fp32", "e8m0")
 )
@@ -93,12 +94,12 @@ MUTANTS = {
     ),
     "a row has the block scale of its neighbour": Mutant(
         SCALED,
-        r"lane / 4 \+ i % 2 \* 8\]",
+        r"scales\.rows\[row \+",
         (257, 264, 520),
-        "(lane / 4 + 1 + i % 2 * 8) % 16]",
+        "scales.rows[(row ^ 1) +",
     ),
     "rows of a fragment have each other's block scales": Mutant(
-        SCALED, r"lane / 4 \+ i % 2 \* 8\]", (257, 264, 520), "lane / 4 + 8 - i % 2 * 8]"
+        SCALED, r"kWgmmaM \+ i % 2 \* 8\]", (257, 264, 520), "kWgmmaM + 8 - i % 2 * 8]"
     ),
     "columns have the scale of the next 128x128": Mutant(
         SCALED,
@@ -126,6 +127,12 @@ MUTANTS = {
     ),
     "rows have the block scales of the next four, by TMA": Mutant(
         SCALED, r"p\.a_scales \+ at\.m \+", (256, 264, 520), "p.a_scales + (at.m + 4) % p.m +"
+    ),
+    "a k tile has the block scales of the next one": Mutant(
+        AHEAD, r"shared\.scales\[previous\]", (257, 264, 1160), "shared.scales[position.stage]"
+    ),
+    "products are scaled before their MMAs are done": Mutant(
+        AHEAD, r"warpgroup_wait<kIssues>", (257, 264, 4200), "warpgroup_wait<kIssues + 1>"
     ),
     "a swapped column has the block scale of its neighbour": Mutant(
         SWAPPED, r"lane % 4 \* 2 \+ i % 2\]", (61, 264, 520), "lane % 4 * 2 + 1 - i % 2]"

@@ -7,6 +7,7 @@ from typing import cast
 
 import gemm_arena as arena
 import gemm_cases as cases
+import gemm_chosen
 import gemm_wider as wider
 import pytest
 import torch
@@ -38,6 +39,26 @@ def test_no_block_is_scaled_by_the_scale_of_another(
 ) -> None:
     for seed in range(2):  # whose scales lie otherwise
         arena.verify(arena.call(kernel, *cases.fitting(shape, kernel), seed=seed))
+
+
+@pytest.mark.parametrize("shape", [(3, 200, 1160), (61, 576, 4200), (300, 1032, 640)], ids=str)
+@pytest.mark.parametrize("kernel", gemm_chosen.BLOCK_SCALED, ids=short)
+def test_what_the_model_chooses_from_is_right(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    for seed in range(2):  # by TMA's copies of scales, and by those of warps
+        arena.verify(arena.call(kernel, *cases.fitting(shape, kernel), seed=seed))
+
+
+@pytest.mark.parametrize("m", [1, 3, 6, 130])
+@pytest.mark.parametrize("scales", ["row_block", "row_row"])
+def test_scales_of_casts_come_by_tma_whatever_their_number(scales: str, m: int) -> None:
+    """Each column begins at 16 bytes; what fills these is NaN here, and scales nothing."""
+    kernel = gemm_chosen.block_scaled(scales)[0]
+    made = arena.call(kernel, m, 1032, 640)
+    for _, scale in made.scales[: 1 if scales == "row_block" else 2]:
+        assert scale.stride(-1) % 4 == 0 and scale.data_ptr() % 16 == 0
+    arena.verify(made)
 
 
 @pytest.mark.parametrize("batches", wider.BATCHES.values(), ids=wider.BATCHES)
