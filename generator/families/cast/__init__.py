@@ -9,7 +9,6 @@ from warploom.generator.families.cast import launch
 from warploom.generator.families.cast.layout import CastLayout
 from warploom.generator.families.cast.schedule import (
     COLUMNS,
-    VALUES,
     CastOperation,
     CastSchedule,
     CastSpec,
@@ -31,9 +30,9 @@ class Cast(Family[CastOperation, CastSchedule, CastShape, CastProblem]):
         """The element of x, and the sizes that the schedule does not say."""
         return {
             "x": element(spec.operation.x),
-            "values": VALUES,
+            "values": spec.operation.values,
             "columns": COLUMNS,
-            "amax_vectors": launch.AMAX_VECTORS,
+            "amax_vectors": launch.AMAX_VALUES // spec.operation.values,
         }
 
 

@@ -19,8 +19,7 @@ from warploom.generator.families.cast.shape import CastProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
 
-LANES = COLUMNS // VALUES  # threads that share a block of COLUMNS columns of a row
-AMAX_VECTORS = 4  # that a thread of the launch of the largest magnitude loads at once
+AMAX_VALUES = 64  # that a thread of the launch of the largest magnitude loads at once
 _AMAX_CTAS = 8  # of it, at most, on an SM: it is short, and each adds an atomic operation
 _FACTOR_BYTES = 4
 _PEAK_BYTES = 8  # the largest magnitude, and how many CTAs have raised it
@@ -37,7 +36,7 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
 
     @property
     def pieces(self) -> int:
-        """The rows of all parts: each is LANES vectors."""
+        """The rows of all parts: each is COLUMNS values."""
         return self.problem.m * self.across
 
     @property
@@ -48,12 +47,12 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
             return -(-m // COLUMNS) * self.across
         if self.operation.body == "row":
             return m if schedule.reduce == "cta" else -(-m // (schedule.threads // 32))
-        return -(-self.pieces // (schedule.threads // LANES * schedule.vectors))
+        return -(-self.pieces // (schedule.threads * VALUES * schedule.vectors // COLUMNS))
 
     @property
     def amax_grid(self) -> int:
         """The CTAs of the launch that computes the largest magnitude."""
-        loads = self.schedule.threads // LANES * AMAX_VECTORS
+        loads = self.schedule.threads * AMAX_VALUES // COLUMNS
         resident = min(_AMAX_CTAS, 2048 // self.schedule.threads) * self.device.multiprocessors
         return min(-(-self.pieces // loads), resident)
 
@@ -105,7 +104,7 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
     """
     at = AtLaunch(spec, problem, device)
     m, n, threads = problem.m, problem.n, spec.schedule.threads
-    spare = threads * AMAX_VECTORS * (at.amax_grid + 1)  # how far past the end a thread counts
+    spare = threads * AMAX_VALUES // COLUMNS * (at.amax_grid + 1)  # how far past the end a thread counts
     limits.refuse_beyond(
         {
             f"m {m}": m + COLUMNS,

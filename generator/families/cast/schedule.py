@@ -14,7 +14,8 @@ Block = Literal["tensor", "row", "1x128", "128x128", "1x32"]
 Rounding = Literal["nearest", "stochastic"]
 Body = Literal["tile", "row", "vectors"]
 
-VALUES = 16  # that a thread quantizes at once: 16 bytes of q
+VALUES = 16  # of a row that a thread quantizes at once: 16 bytes of q
+TILE_VALUES = 8  # where it has as many rows of them: 8 bytes of q, and of q of x.T
 COLUMNS = 128  # of a block of scales, and of a tile, which has as many rows
 TILE_THREADS = 256  # that a tile of COLUMNS rows and columns is cut for
 
@@ -45,6 +46,11 @@ class CastOperation:
         if self.transpose or (self.block == "128x128" and not self.static):
             return "tile"
         return "row" if self.block == "row" and not self.static else "vectors"
+
+    @property
+    def values(self) -> int:
+        """The values of a row that a thread quantizes at once."""
+        return TILE_VALUES if self.body == "tile" else VALUES
 
     @property
     def reads_amax(self) -> bool:

@@ -159,16 +159,17 @@ def test_what_takes_more_than_32_bits_is_refused(extents: tuple[int, int]) -> No
 def test_a_kernel_has_what_its_operation_needs_alone() -> None:
     plain = render(spec(schedule=CastSchedule(256, 2)))
     assert "__shared__" not in plain and "philox" not in plain and "q_t" not in plain
-    assert "quantize_transposed" in render(spec(transpose=True))
-    assert "quantize_transposed" not in render(spec("128x128", transpose=True))
+    assert "scale_rows" in render(spec(transpose=True))
+    assert "scale_rows" not in render(spec("128x128", transpose=True))
+    assert "store_transposed" not in render(spec("128x128"))
     assert "_amax(" in render(spec("tensor")) and "_amax(" not in render(
         spec("tensor", static=True)
     )
 
 
 def test_tiles_leave_room_for_several_ctas_of_an_sm() -> None:
-    for x, ctas in (("bf16", 4), ("fp32", 2)):
-        layout = FAMILY.layout(spec(x=x, transpose=True))
+    for x, block, ctas in (("bf16", "1x128", 3), ("bf16", "128x128", 4), ("fp32", "1x32", 2)):
+        layout = FAMILY.layout(spec(block, x=x, transpose=True))
         assert layout.ctas_per_sm == ctas
         assert ctas * (layout.shared_bytes + 1024) <= 228 * 1024
 
