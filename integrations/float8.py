@@ -178,10 +178,13 @@ def weights(
     weight: torch.Tensor,
     options: Options,
     cache: ParameterCache[WithTranspose],
-    *,
+    *versions: object,
     wants_x: bool,
 ) -> WithTranspose:
-    """A weight as the GEMMs of y and, where it is wanted, of the gradient of x take it."""
+    """A weight as the GEMMs of y and, where it is wanted, of the gradient of x take it.
+
+    `versions` are what else the cached weight is of, beside the parameter's own version.
+    """
     scheme, scaling = options.scheme, options.scaling
     is_transposed = wants_x and options.gradient_dtype is None
     transposed = scheme.weight_for_grad_input if is_transposed else None
@@ -191,7 +194,7 @@ def weights(
 
     if scaling is not None:  # which each step changes
         return compute()
-    return cache.get(weight, compute, scheme, transposed)
+    return cache.get(weight, compute, scheme, transposed, *versions)
 
 
 class _Product(torch.autograd.Function):

@@ -104,7 +104,8 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
     """
     at = AtLaunch(spec, problem, device)
     m, n, threads = problem.m, problem.n, spec.schedule.threads
-    spare = threads * AMAX_VALUES // COLUMNS * (at.amax_grid + 1)  # how far past the end a thread counts
+    # How far past the end a thread counts.
+    spare = threads * AMAX_VALUES // COLUMNS * (at.amax_grid + 1)
     limits.refuse_beyond(
         {
             f"m {m}": m + COLUMNS,

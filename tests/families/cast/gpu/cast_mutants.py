@@ -28,7 +28,9 @@ def mutant(
 SCALED = "  __syncthreads();\n  scale_rows(p, shared, row0, column0);\n  __syncthreads();\n"
 PEAKS = "  write(&shared.peaks[0]"
 FACTOR = "    shared.factors[side][block][row] = factor;\n"
-MAGNITUDES = "  __syncthreads();  // largest magnitudes are read, which are where the transpose will be\n"
+MAGNITUDES = (
+    "  __syncthreads();  // largest magnitudes are read, which are where the transpose will be\n"
+)
 STORED = "  __syncthreads();\n  store_transposed(p, shared, row0, column0);\n"
 BEHIND = "  if (threadIdx.x >= 32) " + PAUSE
 SHARED = "  value = shared[threadIdx.x % kWarps];\n"
