@@ -78,7 +78,7 @@ def with_transpose(
     x: torch.Tensor, own: Quantization | None, transposed: Quantization | None
 ) -> WithTranspose:
     """Quantise x [m, k] and its transpose, where they are wanted; by one reading if that can be."""
-    if own is not None and own == transposed and own.block != "row":
+    if own is not None and own == transposed:
         values, scale, values_t, scale_t = cast(
             x, own.dtype, block=own.block, transpose=True, pow2=own.powers_of_two
         )

@@ -1,4 +1,4 @@
-"""A call's launches: of the largest magnitude of a whole tensor, and of its values."""
+"""A call's launches: of scales of a whole tensor or of rows and columns, and of values."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
         return -(-self.problem.n // COLUMNS)
 
     @property
+    def down(self) -> int:
+        """The parts of COLUMNS rows, likewise."""
+        return -(-self.problem.m // COLUMNS)
+
+    @property
     def pieces(self) -> int:
         """The rows of all parts: each is COLUMNS values."""
         return self.problem.m * self.across
@@ -44,7 +49,7 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
         """The CTAs of the launch that writes q."""
         schedule, m = self.schedule, self.problem.m
         if self.operation.body == "tile":
-            return -(-m // COLUMNS) * self.across
+            return self.down * self.across
         if self.operation.body == "row":
             return m if schedule.reduce == "cta" else -(-m // (schedule.threads // 32))
         return -(-self.pieces // (schedule.threads * VALUES * schedule.vectors // COLUMNS))
@@ -93,6 +98,12 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
             pointer("factor", "float", "what x is multiplied by"),
             pointer("peak", "unsigned", "[2]: left as zeros; the largest bits of x, and CTAs done"),
         ]
+    if operation.reads_factors:
+        fields += [
+            pointer("factors", "float", "what rows and, behind all, columns are multiplied by"),
+            pointer("peaks", "float", "[across][rows], [down][columns]: of parts of them"),
+            pointer("done", "unsigned", "[down + across]: left as zeros; CTAs of a part"),
+        ]
     return block(fields)
 
 
@@ -118,12 +129,26 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
     def launch(suffix: str, grid: int, shared_bytes: int) -> Launch:
         return Launch(spec.name + suffix, grid, threads, 1, shared_bytes, values, early=True)
 
-    own = launch("", at.grid, CastLayout(spec.operation).shared_bytes)
+    shared_bytes = CastLayout(spec.operation).shared_bytes
+    own = launch("", at.grid, shared_bytes)
+    if spec.operation.reads_factors:
+        return [launch("_factors", at.grid, shared_bytes), own]
     return [launch("_amax", at.amax_grid, 0), own] if spec.operation.reads_amax else [own]
 
 
 def workspaces(spec: CastSpec, problem: CastProblem) -> list[Workspace]:
-    """The factor of a whole tensor, and what the CTAs of the first launch find it by."""
+    """Factors of a tensor or of rows and columns, and what CTAs of the first launch have of them.
+
+    Rows and columns are padded to whole parts.
+    """
+    if spec.operation.reads_factors:
+        down, across = -(-problem.m // COLUMNS), -(-problem.n // COLUMNS)
+        part = COLUMNS * _FACTOR_BYTES
+        return [
+            Workspace("factors", (down + across) * part),
+            Workspace("peaks", 2 * down * across * part),
+            Workspace("done", (down + across) * 4, kept=True),
+        ]
     if not spec.operation.reads_amax:
         return []
     return [Workspace("factor", _FACTOR_BYTES), Workspace("peak", _PEAK_BYTES, kept=True)]

@@ -37,7 +37,9 @@ class CastLayout:
         pitch = COLUMNS * element(operation.x).bytes + _VECTOR
         peaks = _SIDES * COLUMNS // TILE_VALUES * pitch
         blocks = COLUMNS // 32 if operation.block == "1x32" else 1
-        return max(whole, peaks) + _SIDES * blocks * COLUMNS * _FLOAT
+        factors = _SIDES * blocks * COLUMNS * _FLOAT
+        flags = _VECTOR if operation.reads_factors else 0  # two, padded
+        return max(whole, peaks) + factors + flags
 
     @property
     def ctas_per_sm(self) -> int:

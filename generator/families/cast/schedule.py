@@ -58,14 +58,19 @@ class CastOperation:
         return self.block == "tensor" and not self.static
 
     @property
+    def reads_factors(self) -> bool:
+        """Whether a launch of its own computes the scales of rows and columns before."""
+        return self.block == "row" and self.transpose
+
+    @property
     def transposes_scales(self) -> bool:
         """Whether q of x.T has scales of its own."""
-        return self.transpose and self.block in ("1x128", "1x32")
+        return self.transpose and self.block in ("row", "1x128", "1x32")
 
     @property
     def value_bytes(self) -> int:
         """Bytes of memory that are moved for one value, where nothing is read from a cache."""
-        reads = 1 + self.reads_amax
+        reads = 1 + (self.reads_amax or self.reads_factors)
         return reads * element(self.x).bytes + 1 + self.transpose
 
 

@@ -83,8 +83,8 @@ def cast(
         dtype: Of q: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8.
         block: What shares a scale: "tensor", "row", (1, 128), (128, 128), or (1, 32) for mxfp8.
             The last blocks of rows and columns may be short.
-        transpose: Return q and scales of x.T [n, m] too, from the same reading of memory. Not with
-            "row".
+        transpose: Return q and scales of x.T [n, m] too, from the same reading of memory; with a
+            scale of the tensor or of rows memory is read twice.
         scale: fp32 scales to use, as this function returns them (static or delayed scaling). A
             scale of 0 gives zeros. None: they are computed.
         pow2: Round computed scales up to powers of two.
@@ -104,6 +104,7 @@ def cast(
         and q_t are a multiple of 16 bytes apart. Scales are fp32, of (1, 32) float8_e8m0fnu: [] of
         a tensor, [.., m, 1] of rows, [.., m, ceil(n / 128)] of (1, 128), [ceil(m / 128),
         ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). A given `scale` is returned.
+        Rows of x.T have scales [n, 1].
 
     A computed scale is the inverse of (the largest number of `dtype`: 448, 57344 or 127, divided by
     the largest magnitude of the block), each rounded to fp32; it is 1 where that magnitude is 0,

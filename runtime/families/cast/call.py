@@ -140,7 +140,7 @@ class CastCall(Arguments[Details, Results]):
         scales = self._scales(checks.scale_shape(self), m)
         places.append(scales if self.scale is None else None)
         places.append(_row_major((n, m), self.dtype, _ALIGNMENT) if self.transpose else None)
-        across = -(-m // (32 if block == "1x32" else COLUMNS))
+        across = 1 if block == "row" else -(-m // (32 if block == "1x32" else COLUMNS))
         places.append(self._scales(torch.Size((n, across)), n) if self.computed()[3] else None)
         outs = (self.out, self.scale_out, self.out_t, self.scale_t_out)
         q, scale, q_t, scale_t = (
@@ -168,7 +168,7 @@ class CastCall(Arguments[Details, Results]):
 
     def computed(self) -> tuple[bool, ...]:
         """Of scales, where none are given; of x.T, where it is asked for."""
-        own = self.transpose and self.blocks in ("1x128", "1x32")
+        own = self.transpose and self.blocks in ("row", "1x128", "1x32")
         return True, self.scale is None, self.transpose, own
 
     def fake(self) -> Results:
@@ -202,8 +202,9 @@ class CastCall(Arguments[Details, Results]):
         )
         with torch.no_grad(), torch.autocast(self.x.device.type, enabled=False):
             if not (m and n):
-                if results[1] is not None and results[1].numel():
-                    results[1].fill_(1.0)
+                for one in (results[1], results[3]):
+                    if one is not None and one.numel():
+                        one.fill_(1.0)
                 return
             x, scale = self.x.reshape(m, n), self.scale
             if scale is not None:

@@ -77,14 +77,7 @@ def _check_options(call: CastCall) -> None:
     block, name = call.blocks, f"block {shown(call.block)}"
     refused: list[tuple[bool, str, str, str]] = [
         (
-            call.transpose and block == "row",
-            f"transpose with {name}",
-            "must have a block of (1, 128), (128, 128), (1, 32) or the tensor: a row of x.T is a "
-            "column of x",
-            "cast x.T by itself for its scales",
-        ),
-        (
-            call.transpose and block == "1x128" and call.scale is not None,
+            call.transpose and block in ("row", "1x128") and call.scale is not None,
             f"transpose and scale with {name}",
             "must be without scale: blocks of x and of x.T have scales of their own",
             "cast x and x.T by themselves",

@@ -93,7 +93,7 @@ def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Resul
     q, own = _cast(x, options, scale, transposed=False)
     if not options.transpose:
         return q, own, None, None
-    if options.block not in ("1x128", "1x32"):
+    if options.block not in ("row", "1x128", "1x32"):
         return q, own, q.t(), None
     q_t, scale_t = _cast(x.t(), options, None, transposed=True)
     return q, own, q_t, scale_t

@@ -54,8 +54,8 @@ def problem(m: int, n: int) -> CastProblem:
         (lambda: spec("1x32", q="int8"), "q int8 of block 1x32: must be e4m3 or e5m2"),
         (lambda: spec("1x32", static=True), "static with block 1x32: must be computed"),
         (lambda: spec("1x32", pow2=True), "pow2 with block 1x32: must be left out"),
-        (lambda: spec("row", transpose=True), "transpose with block row: must be tensor"),
         (lambda: spec(static=True, transpose=True), "transpose with static 1x128 scales"),
+        (lambda: spec("row", static=True, transpose=True), "transpose with static row scales"),
         (lambda: spec(static=True, pow2=True), "pow2 with static: must be left out"),
         (lambda: spec(amax=True), "amax with block 1x128: must be tensor"),
         (lambda: spec("128x128", CastSchedule(128)), "threads 128, vectors 1 of a tile"),
@@ -106,6 +106,7 @@ EXTENTS = [(1, 1), (128, 128), (129, 257), (16, 4096), (8192, 4096), (100_000, 6
         spec("128x128"),
         spec("tensor", transpose=True),
         spec("row"),
+        spec("row", transpose=True),
         spec("row", CastSchedule(512, 1, "cta")),
     ],
     ids=lambda one: one.name,
@@ -127,9 +128,14 @@ def test_ctas_have_every_row_and_column_once(kernel: KernelSpec, extents: tuple[
             each, needed = schedule.tile[0], m * across
         assert (launch.grid - 1) * each < needed <= launch.grid * each
         if before:
-            (amax,) = before
-            assert amax.entry == f"{kernel.name}_amax" and amax.parameters == launch.parameters
-            assert 1 <= amax.grid <= 8 * multiprocessors
+            (first,) = before
+            assert first.parameters == launch.parameters and first.early
+            if kernel.operation.block == "row":  # type: ignore[attr-defined]
+                assert (first.entry, first.grid) == (f"{kernel.name}_factors", launch.grid)
+            else:
+                assert (
+                    first.entry == f"{kernel.name}_amax" and 1 <= first.grid <= 8 * multiprocessors
+                )
 
 
 def test_a_tensors_largest_magnitude_is_left_as_zeros_by_the_launch_that_finds_it() -> None:
@@ -142,6 +148,9 @@ def test_a_tensors_largest_magnitude_is_left_as_zeros_by_the_launch_that_finds_i
     first, second = render(spec("tensor")).split("_amax(")
     before, amax = first, second.partition('extern "C"')[0]
     assert "p.peak" in amax and "p.peak" not in second.partition('extern "C"')[2] + before
+    factors, peaks, done = FAMILY.workspaces(spec("row", transpose=True), problem(300, 600))
+    assert (factors.bytes, peaks.bytes, done.bytes) == (4 * 128 * 8, 4 * 128 * 30, 4 * 8)
+    assert (factors.kept, peaks.kept, done.kept) == (False, False, True)
     for kernel in (spec(), spec("row"), spec("tensor", static=True)):
         assert FAMILY.workspaces(kernel, problem(300, 300)) == []
         assert len(FAMILY.launches(kernel, problem(300, 300), NO_GPU)) == 1

@@ -42,7 +42,7 @@ SMOKE = [
 ]
 SQUARES = [
     spec(block, x=x, q=q, transpose=transpose, rounding=rounding)
-    for block in ("1x128", "128x128", "tensor", "1x32")
+    for block in ("1x128", "128x128", "tensor", "1x32", "row")
     for x, q in (("bf16", "e4m3"), ("fp32", "e5m2"), ("fp16", "int8"))
     for transpose in (False, True)
     for rounding in ("nearest", "stochastic")
