@@ -112,6 +112,17 @@ def derivative_parts(function: Function) -> tuple[str, ...]:
     return (*_logistic(function), f"_activation/{function}_gradient.cuh")
 
 
+def gate_parts(function: Function) -> tuple[str, ...]:
+    """The files under templates/ that define a function and its derivative."""
+    own = f"_product/epilogue/{function}.cuh", f"_activation/{function}_gradient.cuh"
+    return (*_logistic(function), *own)
+
+
+def activation_class(function: Function) -> str:
+    """What the C++ class of a function is called."""
+    return _class_name(function)
+
+
 def derivative_class(function: Function) -> str:
     """What that class is called."""
     return _class_name(f"{function}_gradient")

@@ -92,6 +92,28 @@ def with_transpose(
     )
 
 
+def gated_with_transpose(
+    z: torch.Tensor, how: Quantization, gate: str, gradient: torch.Tensor | None = None
+) -> tuple[Quantised, Quantised]:
+    """Quantise f(gate) * up of z [m, 2 k] and its transpose, or the gradient of z and its own.
+
+    The gradient is z's where that of f(gate) * up [m, k] is given.
+    """
+    values, scale, values_t, scale_t = cast(
+        z,
+        how.dtype,
+        block=how.block,
+        transpose=True,
+        pow2=how.powers_of_two,
+        gate=gate,
+        gradient=gradient,
+    )
+    return (
+        Quantised(values, _of_gemm(scale, how)),
+        Quantised(values_t, _of_gemm(scale_t, how)),
+    )
+
+
 def _of_gemm(scale: torch.Tensor, how: Quantization) -> torch.Tensor:
     """Scales as `gemm` takes them: a vector of rows, a matrix of blocks."""
     return scale.reshape(-1) if isinstance(how.block, str) else scale

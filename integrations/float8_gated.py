@@ -3,11 +3,13 @@
 Weights of gate and up are one matrix, as in bf16 (runtime/families/gemm/gated_layer.py), which has
 one scale where a recipe has one for a tensor. Six GEMMs, and a cast of each operand:
 
-forward    x -> gated GEMM, which stores h and what the gate is given, z -> h -> GEMM -> y
-backward   dy -> GEMM whose epilogue takes the gradient past the gate -> dz -> GEMM -> dx
+forward    x -> GEMM -> z, of gate and up -> cast of h = f(gate) * up -> GEMM -> y
+backward   dy -> GEMM -> dh -> cast of dz, which is computed of dh and z -> GEMM -> dx
            dW of [gate; up] is dz^T x, and that of down dy^T h, of what was cast already
 
-Each tensor is read once to be cast, with its transpose where blocks share a scale.
+h, dz and their transposes are in fp8 alone: what computes them casts them. Where one orientation
+is wanted, or they are in 16 bits, epilogues of the GEMMs compute them; to take a gradient past the
+gate such an epilogue needs longer than the cast, which has all of memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from warploom.generator.epilogue import GateFunction
+from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.integrations.float8 import (
     Options,
     Quantised,
     WithTranspose,
+    gated_with_transpose,
     multiply,
     weights,
     with_transpose,
@@ -112,16 +116,22 @@ def _forward(
     of_down, down_t = weights(layer.down, options, how.down, wants_x=needed.inner)
     x, x_t = with_transpose(layer.x, scheme.input, _for_weight(scheme, needed=needed.both))
     assert x is not None and of_both is not None and of_down is not None  # noqa: S101 (for type checkers)
-    bias, z = _both_bias(layer), None
-    items = _biased(bias)
-    if needed.inner and how.preactivation == "save":
-        z = layer.x.new_empty((len(layer.x), len(both)), dtype=options.out_dtype)
-        items.append(("preactivation", z))
-    h = multiply(x, of_both, items=[*items, ("gate", how.function)], out_dtype=options.out_dtype)
-    of_h, h_t = with_transpose(h, scheme.input, _for_weight(scheme, needed=needed.down))
+    bias, saves, z, h = _both_bias(layer), needed.inner and how.preactivation == "save", None, None
+    items, is_exact = _biased(bias), scheme.input_for_grad_weight is None
+    of_h: Quantised | None
+    if needed.down and scheme.input == scheme.input_for_grad_weight:
+        z = multiply(x, of_both, items=items, out_dtype=options.out_dtype)
+        of_h, h_t = gated_with_transpose(z, scheme.input, how.function)
+    else:
+        if saves:
+            z = layer.x.new_empty((len(layer.x), len(both)), dtype=options.out_dtype)
+            items.append(("preactivation", z))
+        items.append(("gate", how.function))
+        h = multiply(x, of_both, items=items, out_dtype=options.out_dtype)
+        of_h, h_t = with_transpose(h, scheme.input, _for_weight(scheme, needed=needed.down))
     assert of_h is not None  # noqa: S101 (for type checkers)
     y = multiply(of_h, of_down, items=_biased(layer.down_bias), out_dtype=options.out_dtype)
-    is_exact = scheme.input_for_grad_weight is None
+    z = z if saves else None
     again = needed.inner and z is None
     return y, _Saved(
         x=layer.x if is_exact and needed.both else x_t,
@@ -149,23 +159,36 @@ def _backward(saved: _Saved, how: Gated, needed: Needed, types: Types, dy: torch
             items = _biased(saved.bias)
             z = multiply(saved.row, saved.weight, items=items, out_dtype=options.out_dtype)
         assert of_dy is not None and saved.down_t is not None  # noqa: S101 (for type checkers)
-        dz = torch.empty_like(z)
-        gradient: Item = (gradient_kind(how.function, "halves"), z, dz)
-        again = multiply(
-            of_dy, saved.down_t, items=[gradient], scheme=scheme, out_dtype=options.out_dtype
-        )
-        h = again if h is None else h
-        of_dz, dz_t = with_transpose(
-            dz,
-            scheme.grad_output if needed.x else None,
-            scheme.grad_output_for_grad_weight if needed.both else None,
-        )
+        gradient, own = scheme.grad_output_for_grad_weight, scheme.grad_output
+        of_dz: Quantised | None
+        if (
+            needed.x
+            and needed.both
+            and not needed.both_bias
+            and own == gradient
+            and z.shape[-1] % (2 * SCALE_BLOCK) == 0
+        ):
+            dh = multiply(of_dy, saved.down_t, scheme=scheme, out_dtype=options.out_dtype)
+            of_dz, dz_t = gated_with_transpose(z, own, how.function, dh)
+        else:
+            dz = torch.empty_like(z)
+            again = multiply(
+                of_dy,
+                saved.down_t,
+                items=[(gradient_kind(how.function, "halves"), z, dz)],
+                scheme=scheme,
+                out_dtype=options.out_dtype,
+            )
+            h = again if h is None else h
+            of_dz, dz_t = with_transpose(
+                dz, own if needed.x else None, gradient if needed.both else None
+            )
         if needed.x:
             assert of_dz is not None and saved.both_t is not None  # noqa: S101 (for type checkers)
             dx = multiply(of_dz, saved.both_t, scheme=scheme, out_dtype=types.x)
         if needed.both:
             both = _of_both(dz, dz_t, saved.x, how, types.weight)
-        if needed.both_bias:
+        if dz is not None and needed.both_bias:
             both_bias = _sums(dz, types.bias)
     down, main_grad = None, how.main_grads.down
     if needed.down:
@@ -183,7 +206,7 @@ class Types(NamedTuple):
 
 
 def _of_both(
-    dz: torch.Tensor,
+    dz: torch.Tensor | None,
     dz_t: Quantised | None,
     x: Quantised | torch.Tensor | None,
     how: Gated,
@@ -195,24 +218,25 @@ def _of_both(
         return _of_weight(dz, dz_t, x, scheme, dtype)
     if into.gate is not None and into.up is not None and joined(into.gate, into.up):
         return _of_weight(dz, dz_t, x, scheme, dtype, whole(into.gate, into.up))
-    inner, found = dz.shape[-1] // 2, []
-    for half, one in zip((slice(inner), slice(inner, None)), (into.gate, into.up), strict=True):
-        part = None if dz_t is None else _rows(dz_t, half)
-        found.append(_of_weight(dz[:, half], part, x, scheme, dtype, one))
+    found = []
+    for index, one in enumerate((into.gate, into.up)):
+        part = None if dz_t is None else _half(dz_t, index)
+        exact = None if dz is None else dz.chunk(2, -1)[index]
+        found.append(_of_weight(exact, part, x, scheme, dtype, one))
     if found[0] is None and found[1] is None:
         return None
     like = next(one for one in found if one is not None)
     return torch.cat([torch.zeros_like(like) if one is None else one for one in found])
 
 
-def _rows(matrix: Quantised, rows: slice) -> Quantised:
-    """Some rows of a matrix whose scales are of rows, of parts of them, or one."""
-    scale = matrix.scale if matrix.scale.numel() == 1 else matrix.scale[rows]
-    return Quantised(matrix.values[rows], scale)
+def _half(matrix: Quantised, index: int) -> Quantised:
+    """Half of the rows of a matrix whose scales are of rows, of parts of them, or one."""
+    scale = matrix.scale if matrix.scale.numel() == 1 else matrix.scale.chunk(2)[index]
+    return Quantised(matrix.values.chunk(2)[index], scale)
 
 
 def _of_weight(
-    d: torch.Tensor,
+    d: torch.Tensor | None,
     d_t: Quantised | None,
     x: Quantised | torch.Tensor | None,
     scheme: Scheme,
@@ -227,7 +251,7 @@ def _of_weight(
     if isinstance(x, Quantised) and d_t is not None:
         found = multiply(d_t, x, items=added, scheme=scheme, **keywords)
     else:
-        assert isinstance(x, torch.Tensor)  # noqa: S101 (for type checkers)
+        assert isinstance(x, torch.Tensor) and d is not None  # noqa: S101 (for type checkers)
         found = gemm(d.to(x.dtype).t(), x, epilogue=added, **keywords)
     return None if into is not None else found
 

@@ -58,6 +58,10 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
     def amax_grid(self) -> int:
         """The CTAs of the launch that computes the largest magnitude."""
         loads = self.schedule.threads * AMAX_VALUES // COLUMNS
+        if self.operation.gate != "none":
+            return min(
+                self.grid, CastLayout(self.operation).ctas_per_sm * self.device.multiprocessors
+            )
         resident = min(_AMAX_CTAS, 2048 // self.schedule.threads) * self.device.multiprocessors
         return min(-(-self.pieces // loads), resident)
 
@@ -89,6 +93,11 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
             int64("scale_t_down", "elements to that below", lambda at: at.problem.scale_t[0]),
             int64("scale_t_across", "elements to the next", lambda at: at.problem.scale_t[1]),
         ]
+    if operation.gradient:
+        fields += [
+            pointer("gradient", f"const {element(operation.x).cpp}", "[m][gradient_pitch]"),
+            int64("gradient_pitch", "between its rows", lambda at: at.problem.gradient_pitch),
+        ]
     if operation.rounding == "stochastic":
         fields.append(pointer("state", "const uint2", "[2]: seeds random numbers"))
     if operation.amax:
@@ -110,7 +119,8 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
 def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list[Launch]:
     """One launch, behind one of the largest magnitude where a tensor's scale is computed.
 
-    No extent may be 0. Tensors are named x, q, scale, q_t, scale_t, state and amax. Raises
+    No extent may be 0. Tensors are named x, gradient, q, scale, q_t, scale_t, state and amax.
+    Raises
     ProblemError for extents beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)

@@ -45,8 +45,8 @@ class CastLayout:
     def ctas_per_sm(self) -> int:
         """The CTAs of tiles that an SM has at a time: as many as leave enough registers for x."""
         operation = self.operation
-        if operation.x == "fp32" or (
-            operation.transposes_scales and operation.rounding == "stochastic"
-        ):
+        if operation.x == "fp32" or operation.gate != "none":
+            return 2
+        if operation.transposes_scales and operation.rounding == "stochastic":
             return 2
         return 3 if operation.transposes_scales else 4

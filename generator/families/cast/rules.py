@@ -21,6 +21,13 @@ def operation_reasons(operation: CastOperation) -> list[str]:
         reasons.append(f"transpose with static {block} scales: must be of x alone or of x.T alone")
     if operation.static and operation.pow2:
         reasons.append("pow2 with static: must be left out, as scales are what they are")
+    if operation.gate != "none":
+        if operation.x == "fp32":
+            reasons.append("x fp32 with a gate: must be fp16 or bf16")
+        if not operation.transpose:
+            reasons.append("a gate without transpose: must be of both orientations")
+    elif operation.gradient:
+        reasons.append("gradient without a gate: must be of one")
     if operation.amax and block != "tensor":
         reasons.append(f"amax with block {block}: must be tensor")
     return reasons

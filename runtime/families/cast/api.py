@@ -27,6 +27,8 @@ class _Keywords(TypedDict, total=False):
     rounding_state: torch.Tensor | None
     amax: torch.Tensor | None
     scale_layout: str
+    gate: str | None
+    gradient: torch.Tensor | None
     spec: KernelSpec | str | None
 
 
@@ -72,6 +74,8 @@ def cast(
     rounding_state: torch.Tensor | None = None,
     amax: torch.Tensor | None = None,
     scale_layout: str = "column_major",
+    gate: str | None = None,
+    gradient: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
 ) -> Pair | Both:
     """Quantize a matrix to 8 bits: return q and scales with x ~ q * scale, and those of x.T.
@@ -97,6 +101,10 @@ def cast(
             block is "tensor". NaN wins over every number.
         scale_layout: Of the scales of (1, 128): "column_major", with columns a multiple of 4
             elements apart, as block-scaled GEMMs read them; or "row_major".
+        gate: Quantize f(gate) * up of x [.., m, 2n], whose halves are gate and up, in the type of
+            x, fp16 or bf16: f is relu, gelu, gelu_tanh or silu. With `transpose`. None: x itself.
+        gradient: Of the gate's result, [.., m, n] of x's type: quantize the gradient of gate and up
+            [.., m, 2n]. n must be a multiple of 128.
         spec: The kernel to run, or its name.
 
     Returns:
@@ -129,6 +137,8 @@ def cast(
         rounding_state,
         amax,
         scale_layout,
+        gate,
+        gradient,
         spec,
     )
     own = scale if computed is None else computed

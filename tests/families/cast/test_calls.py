@@ -167,6 +167,23 @@ def test_where_results_lie() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_what_a_gate_makes_of_its_halves_is_cast(block: Block) -> None:
+    z, dh = operand(130, 512, dtype=torch.bfloat16), operand(130, 256, dtype=torch.bfloat16)
+    gate, up = z[:, :256].double(), z[:, 256:].double()
+    s = torch.sigmoid(gate)
+    h = (gate * s * up).bfloat16()
+    of_gate = dh.double() * up * (s + gate * s * (1 - s))
+    dz = torch.cat((of_gate, dh.double() * gate * s), 1).bfloat16()
+    for exact, gradient in ((h, None), (dz, dh)):
+        given: dict[str, Any] = {"block": block, "transpose": True}
+        found = warploom.cast(z, E4M3, gate="silu", gradient=gradient, **given)
+        for one, right in zip(found, warploom.cast(exact, E4M3, **given), strict=True):
+            wide = right.float()
+            assert one.shape == right.shape and one.stride() == right.stride()
+            assert (one.float() - wide).norm() <= 2**-6 * wide.norm()  # few are rounded otherwise
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_what_is_empty_has_empty_results(block: Block) -> None:
     for shape in ((0, 256), (5, 0), (2, 0, 8)):
         q, scale = warploom.cast(torch.zeros(shape), E4M3, block=block)
@@ -295,6 +312,10 @@ def test_a_trial_holds_every_result(block: Block) -> None:
         ({"pow2": "no"}, "must be True or False"),
         ({"rounding": "up"}, "must be one of nearest, stochastic"),
         ({"scale_layout": "m"}, "must be one of column_major, row_major"),
+        ({"gate": "tanh", "transpose": True}, "gate 'tanh'.*must be one of relu"),
+        ({"gate": "silu"}, "a gate without transpose"),
+        ({"gate": "silu", "transpose": True}, "of torch.float32 with a gate"),
+        ({"gradient": torch.ones(4, 2)}, "gradient without a gate"),
         (
             {"block": "row", "transpose": True, "scale": torch.ones(4, 1)},
             "transpose and scale with block 'row'",
@@ -366,7 +387,7 @@ def test_inductor_compiles_casts_of_every_shape(block: Block, shape: tuple[int, 
 @pytest.mark.parametrize("block", ["tensor", "row", "1x128", "128x128", "1x32"])
 def test_torch_finds_no_fault_with_the_operator(block: str) -> None:
     operator = torch.ops.warploom.cast.default
-    rest = (None, False, "nearest", None, "column_major", None)
+    rest = (None, False, "nearest", None, "column_major", None, None, None)
     given = (operand(7, 130), E5M2, block, True, *rest)
     torch.library.opcheck(operator, given)
     torch.library.opcheck(torch.ops.warploom.cast_functional.default, given)

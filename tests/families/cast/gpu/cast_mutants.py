@@ -10,6 +10,8 @@ from warploom.generator.specification import KernelSpec
 BLOCKS = cases.spec("1x128", transpose=True)
 SQUARES = cases.spec("128x128", transpose=True)
 TENSOR = cases.spec("tensor")
+BOTH_ROWS = cases.spec("row", transpose=True)
+GATE = cases.spec("1x128", transpose=True, gate="relu")
 LONG_ROWS = cases.spec("row", cases.CastSchedule(256, 2, "cta"))
 STOCHASTIC = cases.spec("1x128", rounding="stochastic")
 
@@ -70,6 +72,13 @@ MUTANTS = {
         wrong=(STORED, STORED.partition("\n")[2]),
         kernel=SQUARES,
         pauses=((MAGNITUDES, BEHIND + MAGNITUDES),),
+    ),
+    "rows have the largest magnitude of all parts but the first": mutant(
+        wrong=("for (int i = 0; i < parts; ++i)", "for (int i = 1; i < parts; ++i)"),
+        kernel=BOTH_ROWS,
+    ),
+    "a gate is multiplied by itself": mutant(
+        wrong=("* value_of(up[i], j);", "* value_of(gate[i], j);"), kernel=GATE
     ),
     "the last part of a tensor has no largest magnitude": mutant(
         wrong=(
