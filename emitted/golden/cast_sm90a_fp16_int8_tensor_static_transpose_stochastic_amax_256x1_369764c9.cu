@@ -170,6 +170,10 @@ struct Random {
     }
   }
   __device__ __forceinline__ uint32_t number(int i) const { return words[i / 2] >> i % 2 * 16 & 0xffff; }
+  // Lets the next numbers be drawn when these bytes are there: those of all rows at once would spill.
+  __device__ __forceinline__ void keep_order(uint2& bytes) {
+    asm volatile("" : "+r"(bytes.x), "+r"(bytes.y), "+r"(state.x));
+  }
 };
 
 // The value of q below or above, whose mean is the value: a number is added to the bits that q has not, which are then
@@ -256,6 +260,20 @@ __device__ __forceinline__ float value_of(const Vector& vector, int i) {
   return float(vector.values[i]);
 }
 
+// Loads what a thread has of a tile; what is past the ends of x are zeros.
+__device__ __forceinline__ void load(const Parameters& p, Vector (&x)[kDown], int row0, int column0) {
+  const int row = row0 + threadIdx.x / kLanes * kDown, column = column0 + threadIdx.x % kLanes * kValues;
+  const bool is_aligned = aligned(p.x, p.x_pitch);
+  const X* from = p.x + row * p.x_pitch + column;
+  if (is_aligned && row0 + kTile <= p.m && column0 + kTile <= p.n) {
+    CUTE_UNROLL
+    for (int i = 0; i < kDown; ++i, from += p.x_pitch) x[i].load(from, kValues, true);
+  } else {
+    CUTE_UNROLL
+    for (int i = 0; i < kDown; ++i, from += p.x_pitch) x[i].load(from, row + i < p.m ? p.n - column : 0, is_aligned);
+  }
+}
+
 // The largest magnitudes of a thread's columns.
 __device__ __forceinline__ Vector peaks_of_columns(const Vector (&x)[kDown]) {
   Vector peaks;
@@ -308,17 +326,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;  // its columns; its rows
   const int row = row0 + group * kDown, column = column0 + lane * kValues;
   const bool is_whole = row0 + kTile <= p.m && column0 + kTile <= p.n;
-  const bool x_aligned = aligned(p.x, p.x_pitch), q_aligned = aligned(p.q, p.q_pitch);
+  const bool q_aligned = aligned(p.q, p.q_pitch);
 
   Vector x[kDown];
-  const X* from = p.x + row * p.x_pitch + column;
-  if (is_whole && x_aligned) {
-    CUTE_UNROLL
-    for (int i = 0; i < kDown; ++i, from += p.x_pitch) x[i].load(from, kValues, true);
-  } else {
-    CUTE_UNROLL
-    for (int i = 0; i < kDown; ++i, from += p.x_pitch) x[i].load(from, row + i < p.m ? p.n - column : 0, x_aligned);
-  }
+  load(p, x, row0, column0);
   const Vector of_columns = peaks_of_columns(x);
   const float peak = of_columns.peak();
   Random random(p);
@@ -329,6 +340,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     random.draw(row + i, column, 0);
     const auto value = [&](int j) { return value_of(x[i], j); };
     q[i] = quantized(value, factor, random);
+    random.keep_order(q[i]);
   }
   uint8_t* to = p.q + row * p.q_pitch + column;
   if (is_whole && q_aligned) {
