@@ -112,10 +112,10 @@ def derivative_parts(function: Function) -> tuple[str, ...]:
     return (*_logistic(function), f"_activation/{function}_gradient.cuh")
 
 
-def gate_parts(function: Function) -> tuple[str, ...]:
-    """The files under templates/ that define a function and its derivative."""
-    own = f"_product/epilogue/{function}.cuh", f"_activation/{function}_gradient.cuh"
-    return (*_logistic(function), *own)
+def function_parts(function: Function, *, gradient: bool) -> tuple[str, ...]:
+    """The files under templates/ that define the C++ class of a function, and its derivative's."""
+    own = (*_logistic(function), f"_product/epilogue/{function}.cuh")
+    return (*own, f"_activation/{function}_gradient.cuh") if gradient else own
 
 
 def activation_class(function: Function) -> str:

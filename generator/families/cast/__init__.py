@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import activation_class, derivative_class, gate_parts
+from warploom.generator.epilogue import activation_class, derivative_class, function_parts
 from warploom.generator.families.cast import launch
 from warploom.generator.families.cast.layout import CastLayout
 from warploom.generator.families.cast.schedule import (
@@ -31,7 +31,9 @@ class Cast(Family[CastOperation, CastSchedule, CastShape, CastProblem]):
         """The element of x, the sizes that the schedule does not say, and the parts of a gate."""
         gate = spec.operation.gate
         return {
-            "gate_parts": () if gate == "none" else gate_parts(gate),
+            "gate_parts": ()
+            if gate == "none"
+            else function_parts(gate, gradient=spec.operation.gradient),
             "gate_class": "" if gate == "none" else activation_class(gate),
             "slope_class": "" if gate == "none" else derivative_class(gate),
             "x": element(spec.operation.x),

@@ -78,7 +78,7 @@ MUTANTS = {
         kernel=BOTH_ROWS,
     ),
     "a gate is multiplied by itself": mutant(
-        wrong=("* value_of(up[i], j);", "* value_of(gate[i], j);"), kernel=GATE
+        wrong=("*= value_of(up[i], j);", "*= value_of(gate[i], j);"), kernel=GATE
     ),
     "the last part of a tensor has no largest magnitude": mutant(
         wrong=(
