@@ -203,12 +203,6 @@ __device__ __forceinline__ uint32_t packed(float a, float b, float c, float d) {
 using Bytes = uint2;
 static_assert(sizeof(Bytes) == kValues);
 
-// What an infinite value is: infinite in e5m2, NaN in e4m3, which has no infinity. int8 has its largest number, as
-// everything has that is too large.
-__device__ __forceinline__ uint32_t code_of_infinity(bool is_negative) {
-  return 0x7f | (is_negative ? 0x80 : 0);
-}
-
 // The values of a vector; infinite ones as if they were finite.
 template <class Value>
 __device__ __forceinline__ Bytes quantized(Value&& x, float factor, const Random& random) {
