@@ -112,6 +112,17 @@ def derivative_parts(function: Function) -> tuple[str, ...]:
     return (*_logistic(function), f"_activation/{function}_gradient.cuh")
 
 
+def function_parts(function: Function, *, gradient: bool) -> tuple[str, ...]:
+    """The files under templates/ that define the C++ class of a function, and its derivative's."""
+    own = (*_logistic(function), f"_product/epilogue/{function}.cuh")
+    return (*own, f"_activation/{function}_gradient.cuh") if gradient else own
+
+
+def activation_class(function: Function) -> str:
+    """What the C++ class of a function is called."""
+    return _class_name(function)
+
+
 def derivative_class(function: Function) -> str:
     """What that class is called."""
     return _class_name(f"{function}_gradient")

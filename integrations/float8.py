@@ -78,7 +78,7 @@ def with_transpose(
     x: torch.Tensor, own: Quantization | None, transposed: Quantization | None
 ) -> WithTranspose:
     """Quantise x [m, k] and its transpose, where they are wanted; by one reading if that can be."""
-    if own is not None and own == transposed and own.block != "row":
+    if own is not None and own == transposed:
         values, scale, values_t, scale_t = cast(
             x, own.dtype, block=own.block, transpose=True, pow2=own.powers_of_two
         )
@@ -89,6 +89,28 @@ def with_transpose(
     return (
         None if own is None else quantised(x, own),
         None if transposed is None else quantised(x.t().contiguous(), transposed),
+    )
+
+
+def gated_with_transpose(
+    z: torch.Tensor, how: Quantization, gate: str, gradient: torch.Tensor | None = None
+) -> tuple[Quantised, Quantised]:
+    """Quantise f(gate) * up of z [m, 2 k] and its transpose, or the gradient of z and its own.
+
+    The gradient is z's where that of f(gate) * up [m, k] is given.
+    """
+    values, scale, values_t, scale_t = cast(
+        z,
+        how.dtype,
+        block=how.block,
+        transpose=True,
+        pow2=how.powers_of_two,
+        gate=gate,
+        gradient=gradient,
+    )
+    return (
+        Quantised(values, _of_gemm(scale, how)),
+        Quantised(values_t, _of_gemm(scale_t, how)),
     )
 
 
@@ -178,10 +200,13 @@ def weights(
     weight: torch.Tensor,
     options: Options,
     cache: ParameterCache[WithTranspose],
-    *,
+    *versions: object,
     wants_x: bool,
 ) -> WithTranspose:
-    """A weight as the GEMMs of y and, where it is wanted, of the gradient of x take it."""
+    """A weight as the GEMMs of y and, where it is wanted, of the gradient of x take it.
+
+    `versions` are what else the cached weight is of, beside the parameter's own version.
+    """
     scheme, scaling = options.scheme, options.scaling
     is_transposed = wants_x and options.gradient_dtype is None
     transposed = scheme.weight_for_grad_input if is_transposed else None
@@ -191,7 +216,7 @@ def weights(
 
     if scaling is not None:  # which each step changes
         return compute()
-    return cache.get(weight, compute, scheme, transposed)
+    return cache.get(weight, compute, scheme, transposed, *versions)
 
 
 class _Product(torch.autograd.Function):

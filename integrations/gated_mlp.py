@@ -16,11 +16,16 @@ import torch
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateFunction
+from warploom.generator.families.gemm import SCALE_BLOCK
+from warploom.integrations.float8 import Options, WithTranspose
+from warploom.integrations.float8_gated import Gated, Layer, gated_float8
 from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.main_grad import main_grad
+from warploom.integrations.recipes import SCHEMES, Recipe
+from warploom.integrations.scaling import ParameterCache
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gated_layer import MainGrads, gated_layer, joined
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
@@ -29,6 +34,8 @@ from warploom.runtime.tensors import launchable, lowered, shown
 
 GATES = tuple(name for name in ACTIVATIONS if name is not None)
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+# Recipes of which a layer is one function: the others have state of each of its layers.
+GATED_RECIPES = tuple(recipe for recipe, scheme in SCHEMES.items() if not scheme.delayed)
 MULTIPLE = 8  # of rows of the gate, and of up: what kernels load of each in turn
 
 # What transformers' classes of gated layers compute (LlamaMLP, Qwen2MLP, GemmaMLP, ..), and how
@@ -54,13 +61,16 @@ class GatedMLP(torch.nn.Module):
     gate    f: relu, gelu, gelu_tanh or silu
     preactivation  where the backward pass has gate_proj(x) and up_proj(x) from: "save" keeps them
             in memory, "recompute" computes them again
+    recipe  of the three layers: see warploom.nn.Linear
 
     f(gate_proj(x)) * up_proj(x) is one kernel: bf16 and fp16 on GPUs with kernels, `inner` a
     multiple of 8. Where a gradient is wanted, the layer is one function of autograd, in compiled
     functions too: its backward pass takes the gradient past the gate in the kernel that computes
-    it, and the layers' weights may have a main_grad. Everything else is computed by the layers one
-    by one, with the same meaning: with an fp8 recipe, in compiled functions where no gradient is
-    wanted, where a layer has hooks or was replaced, and where the weights' memory was separated.
+    it, and the layers' weights may have a main_grad. With an fp8 recipe of all three layers, but
+    `delayed` and `fp4_qat`, it is one function too, with and without gradients; gate and up then
+    have one scale where a tensor has one. Everything else is computed by the layers one by one,
+    with the same meaning: in compiled functions of 16 bits where no gradient is wanted, where a
+    layer has hooks or was replaced, and where the weights' memory was separated.
     """
 
     preactivation: Preactivation = "save"
@@ -75,14 +85,15 @@ class GatedMLP(torch.nn.Module):
         *,
         gate: str = "silu",
         preactivation: Preactivation = "save",
+        recipe: Recipe | None = None,
     ) -> None:
         _check_gate(gate)
         _check_preactivation(preactivation)
         require_boolean("bias", bias)
         super().__init__()
-        self.gate_proj = Linear(hidden, inner, bias, device, dtype)
-        self.up_proj = Linear(hidden, inner, bias, device, dtype)
-        self.down_proj = Linear(inner, hidden, bias, device, dtype)
+        self.gate_proj = Linear(hidden, inner, bias, device, dtype, recipe=recipe)
+        self.up_proj = Linear(hidden, inner, bias, device, dtype, recipe=recipe)
+        self.down_proj = Linear(inner, hidden, bias, device, dtype, recipe=recipe)
         self.gate = gate
         self.preactivation = preactivation
         self._both = Both()
@@ -91,6 +102,10 @@ class GatedMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output [.., hidden] for x [.., hidden]."""
         gate, up, down = (self._modules[name] for name in PROJECTIONS)
+        if getattr(gate, "recipe", None) is not None:
+            quantised = self._in_float8(x, gate, up, down)
+            if quantised is not None:
+                return quantised
         if x.dim() > 1 and torch.is_grad_enabled():
             trained = self._trained(x, gate, up, down)
             if trained is not None:
@@ -185,6 +200,63 @@ class GatedMLP(torch.nn.Module):
         given = x, (first, second, last), (of_gate, of_up, of_down)
         return gated_layer(*given, function, self.preactivation, main_grads)
 
+    def _in_float8(
+        self,
+        x: torch.Tensor,
+        gate: torch.nn.Module | None,
+        up: torch.nn.Module | None,
+        down: torch.nn.Module | None,
+    ) -> torch.Tensor | None:
+        """The layer in fp8 as one function of autograd; None where that is not for it."""
+        recipe = cast("Recipe", getattr(gate, "recipe", None))
+        if recipe not in GATED_RECIPES or not all(
+            _plain(one, training=True, recipe=recipe) for one in (gate, up, down)
+        ):
+            return None
+        layers = cast("tuple[Linear, ...]", (gate, up, down))
+        weights = tuple(one._parameters["weight"] for one in layers)
+        biases = tuple(one._parameters["bias"] for one in layers)
+        if any(one is None or is_distributed(one) for one in (x, *weights)):
+            return None
+        first, second, last = cast("tuple[torch.Tensor, ...]", weights)
+        if torch._C._is_any_autocast_enabled():
+            x = lowered(x)
+        if len({x.dtype, first.dtype, second.dtype, last.dtype}) > 1 or x.dtype not in PRODUCTS:
+            return None
+        if first.shape != second.shape or last.shape[1:] != first.shape[:1]:
+            return None
+        by_blocks = isinstance(SCHEMES[recipe].weight.block, tuple)
+        if not x.numel() or first.shape[0] % (SCALE_BLOCK if by_blocks else MULTIPLE):
+            return None
+        if (biases[0] is None) != (biases[1] is None):
+            return None
+        compiling, into = torch.compiler.is_compiling(), MainGrads()
+        if any(map(_accumulates, layers)):
+            if compiling:
+                return None
+            into = MainGrads(
+                *[main_grad(one.weight) if _accumulates(one) else None for one in layers]
+            )
+        # A compiler knows no addresses: it has both copied.
+        both = None if compiling else self._both.view("weight", first, second)
+        if both is None and not compiling:
+            return None
+        if both is None:
+            both = torch.cat((first.detach(), second.detach()))
+        caches = self._both.quantised, layers[2]._quantised
+        if any(getattr(one, "_is_fsdp_managed_module", False) for one in layers):
+            caches = ParameterCache(), ParameterCache()
+        how = Gated(
+            Options(recipe, None, x.dtype),
+            cast("GateFunction", self.gate),
+            self.preactivation,
+            into,
+            *caches,
+        )
+        rows = x.reshape(-1, x.shape[-1])
+        layer = Layer(rows, first, second, last, *biases)
+        return gated_float8(layer, both, how).view(*x.shape[:-1], last.shape[0])
+
     def _gated(
         self, x: torch.Tensor, gate: torch.nn.Module | None, up: torch.nn.Module | None
     ) -> torch.Tensor | None:
@@ -212,12 +284,16 @@ class GatedMLP(torch.nn.Module):
 
 
 class Both:
-    """Views of the parameters of gate and up, one behind the other; a copy has none."""
+    """Views of the parameters of gate and up, one behind the other; a copy has none.
 
-    __slots__ = ("_views",)
+    quantised   the weights as one, as they were quantised before
+    """
+
+    __slots__ = ("_views", "quantised")
 
     def __init__(self) -> None:
         self._views: dict[str, tuple[int, int, torch.Tensor]] = {}
+        self.quantised: ParameterCache[WithTranspose] = ParameterCache()
 
     def view(self, name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
         """Both as one tensor of twice the rows, without a copy; None where they lie apart."""
@@ -288,17 +364,19 @@ def _reads_alike(kind: type[torch.nn.Module]) -> bool:
     )
 
 
-def _plain(layer: torch.nn.Module | None, *, training: bool = False) -> bool:
-    """Whether a layer is a product and a bias, and nobody is told of its calls.
+def _plain(
+    layer: torch.nn.Module | None, *, training: bool = False, recipe: Recipe | None = None
+) -> bool:
+    """Whether a layer is a product by a recipe and a bias, and nobody is told of its calls.
 
     Where it trains, its weight may have its gradients added up elsewhere.
     """
     if type(layer) is Linear:
-        if layer.activation or layer.recipe:
+        if layer.activation or layer.recipe != recipe or layer.gradient_dtype is not None:
             return False
         if layer.accumulate_into_main_grad and not training:
             return False
-    elif type(layer) is not torch.nn.Linear:
+    elif type(layer) is not torch.nn.Linear or recipe is not None:
         return False
     hooks = (layer._forward_hooks, layer._forward_pre_hooks)
     behind = (layer._backward_hooks, layer._backward_pre_hooks)

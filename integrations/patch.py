@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 from weakref import WeakSet
 
 import torch
@@ -16,7 +16,7 @@ from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
 from warploom.integrations.float8_linear import refusal as float8_refusal
-from warploom.integrations.gated_mlp import PROJECTIONS, GatedMLP, gate_of, joinable
+from warploom.integrations.gated_mlp import GATED_RECIPES, PROJECTIONS, GatedMLP, gate_of, joinable
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import PatchedAttention
@@ -122,8 +122,8 @@ def patch(
                that tied ones stay tied and optimizers keep what they have. So does each FP8Linear
                of transformers with scales of 128x128: a warploom.nn.Float8Linear. Other subclasses
                are left. Gated layers of transformers in 16 bits (LlamaMLP and those that read
-               alike) become warploom.nn.GatedMLP, where no recipe is given: the same parameters,
-               the memory of gate and up joined
+               alike) become warploom.nn.GatedMLP, but with recipe delayed or fp4_qat: the same
+               parameters, the memory of gate and up joined
     attention  models of transformers in it get `attn_implementation="warploom"`
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
                warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
@@ -157,7 +157,7 @@ def patch(
         if patched is not None:
             journal.before_change(patched.undo)
             rows += patched.apply()
-        gated = {} if recipe else _gated_layers(model, layers)
+        gated = _gated_layers(model, layers) if recipe in (None, *GATED_RECIPES) else {}
         rows += _gated_rows(gated)
         parts: tuple[Mapping[Any, torch.nn.Module], ...] = (gated, layers, quantized)
         _replace(model, {old: new for part in parts for old, new in part.items()}, journal)
@@ -312,7 +312,10 @@ def _layers(
 def _gated_layers(
     model: torch.nn.Module, layers: Mapping[torch.nn.Linear, Linear | Float8Linear]
 ) -> dict[torch.nn.Module, GatedMLP]:
-    """Make a layer for each gated one whose layers are all replaced, and whose memory is joined."""
+    """Make a layer for each gated one whose layers are all replaced, and whose memory is joined.
+
+    They have one recipe, or none.
+    """
     made = {}
     for name, module in model.named_modules():
         if module is not model and gate_of(module) and _joinable(module, layers):
@@ -328,7 +331,10 @@ def _joinable(
     projections = [module._modules[name] for name in PROJECTIONS]
     gate, up = (layer.weight for layer in projections[:2])  # type: ignore[union-attr]
     hooks = module._forward_hooks or module._forward_pre_hooks
-    return all(layer in layers for layer in projections) and not hooks and joinable(gate, up)  # type: ignore[arg-type]
+    replacing = [layers.get(cast("torch.nn.Linear", layer)) for layer in projections]
+    recipes = {getattr(layer, "recipe", None) for layer in replacing}
+    alike = None not in replacing and len(recipes) == 1
+    return alike and not hooks and joinable(gate, up)  # type: ignore[arg-type]
 
 
 def _gated_rows(gated: Mapping[torch.nn.Module, GatedMLP]) -> Iterator[Row]:

@@ -32,6 +32,7 @@ OPERATIONS = {
     "128x128, transposed": CastOperation("bf16", "e4m3", "128x128", transpose=True),
     "1x32, transposed": CastOperation("bf16", "e4m3", "1x32", transpose=True),
     "row": CastOperation("bf16", "e4m3", "row"),
+    "row, transposed": CastOperation("bf16", "e4m3", "row", transpose=True),
     "tensor": CastOperation("bf16", "e4m3", "tensor"),
     "tensor, transposed": CastOperation("bf16", "e4m3", "tensor", transpose=True),
     "static tensor, transposed": CastOperation(

@@ -26,7 +26,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using X = cutlass::half_t;
 constexpr int kThreads = 256, kVectors = 1;
 // A thread quantizes kValues values of a row at once; kLanes threads share a part of kColumns columns.
-constexpr int kValues = 16, kColumns = 128, kLanes = kColumns / kValues;
+constexpr int kValues = 8, kColumns = 128, kLanes = kColumns / kValues;
 constexpr bool kIsFp8 = false;
 constexpr float kLargest = 127.f;  // of q
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
@@ -92,6 +92,17 @@ struct Vector {
 
   __device__ __forceinline__ Vector() {}
 
+  // Those past `count` are zeros.
+  __device__ __forceinline__ void load(const X* from, int count, bool aligned) {
+    if (aligned && count >= kValues) {
+      CUTE_UNROLL
+      for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const uint4*>(from)[i];
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < kValues; ++i) values[i] = i < count ? from[i] : X(0.f);
+    }
+  }
+
   __device__ __forceinline__ float peak() const {
     float peak = fabsf(float(values[0]));
     CUTE_UNROLL
@@ -105,14 +116,16 @@ template <class Element> __device__ __forceinline__ bool aligned(const Element* 
   return (reinterpret_cast<uint64_t>(matrix) | pitch * sizeof(Element)) % sizeof(uint4) == 0;
 }
 
-// Writes the first `count` of 16 bytes.
-__device__ __forceinline__ void store(uint8_t* to, const uint4& bytes, int count, bool aligned) {
-  if (aligned && count >= kValues) {
-    *reinterpret_cast<uint4*>(to) = bytes;
+// Writes the first `count` of 8 or 16 bytes.
+template <class Bytes>
+__device__ __forceinline__ void store(uint8_t* to, const Bytes& bytes, int count, bool aligned) {
+  constexpr int kCount = sizeof(Bytes);
+  if (aligned && count >= kCount) {
+    *reinterpret_cast<Bytes*>(to) = bytes;
   } else {
-    const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(&bytes);
     CUTE_UNROLL
-    for (int i = 0; i < kValues; ++i)
+    for (int i = 0; i < kCount; ++i)
       if (i < count) to[i] = uint8_t(words[i / 4] >> i % 4 * 8);
   }
 }
@@ -157,6 +170,10 @@ struct Random {
     }
   }
   __device__ __forceinline__ uint32_t number(int i) const { return words[i / 2] >> i % 2 * 16 & 0xffff; }
+  // Lets the next numbers be drawn when these bytes are there: those of all rows at once would spill.
+  __device__ __forceinline__ void keep_order(uint2& bytes) {
+    asm volatile("" : "+r"(bytes.x), "+r"(bytes.y), "+r"(state.x));
+  }
 };
 
 // The value of q below or above, whose mean is the value: a number is added to the bits that q has not, which are then
@@ -183,28 +200,21 @@ __device__ __forceinline__ uint32_t packed(float a, float b, float c, float d) {
   return word;
 }
 
-// 16 values; `peak` is at least as large as their magnitudes, or NaN. An infinite one stays infinite in e5m2, is NaN in
-// e4m3, which has no infinity, and the largest in int8.
+using Bytes = uint2;
+static_assert(sizeof(Bytes) == kValues);
+
+// The values of a vector; infinite ones as if they were finite.
 template <class Value>
-__device__ __forceinline__ uint4 quantized(Value&& x, float factor, float peak, const Random& random) {
-  uint32_t words[4];
+__device__ __forceinline__ Bytes quantized(Value&& x, float factor, const Random& random) {
+  uint32_t words[kValues / 4];
   CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kValues / 4; ++i) {
     float four[4];
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) four[j] = rounded(__fmul_rn(x(4 * i + j), factor), random.number(4 * i + j));
     words[i] = packed(four[0], four[1], four[2], four[3]);
   }
-  if (kIsFp8 && !(peak < infinity())) {
-    CUTE_UNROLL
-    for (int i = 0; i < kValues; ++i) {
-      if (fabsf(x(i)) != infinity()) continue;
-      constexpr uint32_t kCode = 0x7f;
-      const uint32_t code = kCode | ((x(i) < 0.f) != (factor < 0.f) ? 0x80 : 0);
-      words[i / 4] = (words[i / 4] & ~(0xffu << i % 4 * 8)) | code << i % 4 * 8;
-    }
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+  return make_uint2(words[0], words[1]);
 }
 
 // ---- The largest magnitude of x -----------------------------------------------------------------------
@@ -214,119 +224,142 @@ __device__ __forceinline__ void raise(unsigned* bits, float peak) {
 }
 
 // ---- Tiles of 128 rows and columns ------------------------------------------------------------------------
-constexpr int kTile = kColumns, kCtas = 4;
-constexpr int kRows = kThreads / kLanes;  // that a CTA has at once
-// Chunks of 16 bytes of a row of the tile. Those of one vector are kLanes chunks apart, so that threads that read or
-// write neighbouring vectors use all banks.
-constexpr int kChunks = kTile * sizeof(X) / sizeof(uint4), kPer = kChunks / kLanes;
+// A thread has kDown rows of kValues columns: they stay in registers until x and x.T are quantized.
+constexpr int kTile = kColumns, kDown = 8;
+static_assert(kDown == kValues && kThreads == kLanes * kLanes);
 
 struct Shared {
-  uint4 x[kTile][kChunks];
-  uint4 q[kTile][kLanes];
-  float peaks[4][kTile];
+  union {
+    uint2 q[kTile][kTile / kDown];  // of x.T
+    float peaks_of_warps[kThreads / 32];
+  };
 };
-static_assert(sizeof(Shared) == 51200);
+static_assert(sizeof(Shared) == 16384);
 
-// Loads the tile; what is past the ends of x are zeros.
-__device__ __forceinline__ void load(const Parameters& p, Shared& shared, int row0, int column0) {
-  constexpr int kEach = sizeof(uint4) / sizeof(X);  // elements of a chunk
+// The magnitudes that a register has: two.
+using Word = uint32_t;
+__device__ __forceinline__ uint32_t magnitude(uint32_t word) { return word & 0x7fff7fff; }
+__device__ __forceinline__ uint32_t larger_each(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+constexpr int kWords = kValues * sizeof(X) / sizeof(Word);
+__device__ __forceinline__ Word magnitude(const Vector& vector, int i) {
+  return magnitude(reinterpret_cast<const Word*>(vector.words)[i]);
+}
+
+// A value of it. Written out for bf16, of which the compiler shifts the upper half down, and up again.
+__device__ __forceinline__ float value_of(const Vector& vector, int i) {
+  return float(vector.values[i]);
+}
+
+// Loads what a thread has of a tile; what is past the ends of x are zeros.
+__device__ __forceinline__ void load(const Parameters& p, Vector (&x)[kDown], int row0, int column0) {
+  const int row = row0 + threadIdx.x / kLanes * kDown, column = column0 + threadIdx.x % kLanes * kValues;
   const bool is_aligned = aligned(p.x, p.x_pitch);
-  CUTE_UNROLL
-  for (int i = 0; i < kTile * kChunks / kThreads; ++i) {
-    const int row = (i * kThreads + threadIdx.x) / kChunks, place = threadIdx.x % kChunks;
-    const int column = column0 + (place % kLanes * kPer + place / kLanes) * kEach;
-    const int count = row0 + row < p.m ? max(0, min(kEach, p.n - column)) : 0;
-    const X* from = count > 0 ? p.x + (row0 + row) * p.x_pitch + column : p.x;
-    if (is_aligned) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                   :: "r"(cute::cast_smem_ptr_to_uint(&shared.x[row][place])), "l"(from), "r"(count * int(sizeof(X)))
-                   : "memory");
-    } else {
-      X* to = reinterpret_cast<X*>(&shared.x[row][place]);
-      CUTE_UNROLL
-      for (int j = 0; j < kEach; ++j) to[j] = j < count ? from[j] : X(0.f);
-    }
+  const X* from = p.x + row * p.x_pitch + column;
+  if (is_aligned && row0 + kTile <= p.m && column0 + kTile <= p.n) {
+    CUTE_UNROLL
+    for (int i = 0; i < kDown; ++i, from += p.x_pitch) x[i].load(from, kValues, true);
+  } else {
+    CUTE_UNROLL
+    for (int i = 0; i < kDown; ++i, from += p.x_pitch) x[i].load(from, row + i < p.m ? p.n - column : 0, is_aligned);
   }
-  asm volatile("cp.async.commit_group;\ncp.async.wait_all;" ::: "memory");
-  __syncthreads();
 }
 
-__device__ __forceinline__ void read(const Shared& shared, Vector& vector, int row, int lane) {
+// The largest magnitudes of a thread's columns.
+__device__ __forceinline__ Vector peaks_of_columns(const Vector (&x)[kDown]) {
+  Vector peaks;
   CUTE_UNROLL
-  for (int i = 0; i < kPer; ++i) vector.words[i] = shared.x[row][i * kLanes + lane];
+  for (int i = 0; i < kWords; ++i) {
+    Word peak = magnitude(x[0], i);
+    CUTE_UNROLL
+    for (int row = 1; row < kDown; ++row) peak = larger_each(peak, magnitude(x[row], i));
+    reinterpret_cast<Word*>(peaks.words)[i] = peak;
+  }
+  return peaks;
 }
 
-// Where the tile of q of x.T has a chunk of a row: neighbouring rows' are in other banks.
-__device__ __forceinline__ int place(int row, int chunk) {
-  return chunk ^ (row >> 2 & 7);
-}
+// Where the tile of q of x.T has 8 bytes of a row: those that threads write at once are in different banks.
+__device__ __forceinline__ int place(int row, int chunk) { return chunk ^ row / kValues; }
 
 // Writes it, whole rows of 128 bytes at a time.
-__device__ __forceinline__ void store_transposed(const Parameters& p, const uint4 (&q)[kTile][kLanes], int row0,
-                                                 int column0) {
+__device__ __forceinline__ void store_transposed(const Parameters& p, const Shared& shared, int row0, int column0) {
+  constexpr int kBytes = sizeof(uint4), kAcross = kTile / kBytes, kRows = kThreads / kAcross;  // at a time
   const bool is_aligned = aligned(p.q_t, p.q_t_pitch);
-  const int lane = threadIdx.x % kLanes, count = p.m - (row0 + lane * kValues);
+  const int lane = threadIdx.x % kAcross, first_row = threadIdx.x / kAcross;
+  const int columns = p.m - (row0 + lane * kBytes);  // that there are from here on
+  uint8_t* to = p.q_t + (column0 + first_row) * p.q_t_pitch + row0 + lane * kBytes;
   CUTE_UNROLL
-  for (int i = 0; i < kTile / kRows; ++i) {
-    const int row = i * kRows + threadIdx.x / kLanes;
-    if (column0 + row >= p.n || count <= 0) continue;
-    store(p.q_t + (column0 + row) * p.q_t_pitch + row0 + lane * kValues, q[row][place(row, lane)], count, is_aligned);
+  for (int i = 0; i < kTile / kRows; ++i, to += kRows * p.q_t_pitch) {
+    const int row = i * kRows + first_row, first = place(row, 2 * lane);
+    const uint4 both = *reinterpret_cast<const uint4*>(&shared.q[row][first & ~1]);
+    const uint4 bytes = first % 2 == 0 ? both : make_uint4(both.z, both.w, both.x, both.y);
+    if (column0 + row < p.n && columns > 0) store(to, bytes, columns, is_aligned);
   }
 }
 
-// Transposes the bytes of q: a thread has four columns of the tile and 16 of its rows.
-__device__ __forceinline__ void transpose(const uint4 (&q)[kTile][kLanes], uint4 (&q_t)[kTile][kLanes]) {
-  const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
-  uint32_t columns[4][4];
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    uint32_t rows[4];
-    CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) rows[j] = reinterpret_cast<const uint32_t*>(q[part * kValues + 4 * i + j])[lane];
-    const uint32_t low[2] = {__byte_perm(rows[0], rows[1], 0x5140), __byte_perm(rows[2], rows[3], 0x5140)};
-    const uint32_t high[2] = {__byte_perm(rows[0], rows[1], 0x7362), __byte_perm(rows[2], rows[3], 0x7362)};
-    columns[0][i] = __byte_perm(low[0], low[1], 0x5410), columns[1][i] = __byte_perm(low[0], low[1], 0x7632);
-    columns[2][i] = __byte_perm(high[0], high[1], 0x5410), columns[3][i] = __byte_perm(high[0], high[1], 0x7632);
-  }
-  CUTE_UNROLL
-  for (int j = 0; j < 4; ++j)
-    q_t[4 * lane + j][place(4 * lane + j, part)] =
-        make_uint4(columns[j][0], columns[j][1], columns[j][2], columns[j][3]);
+// Transposes the bytes of four words: the first has the lowest byte of all afterwards.
+__device__ __forceinline__ void transpose(uint32_t (&words)[4]) {
+  const uint32_t low[2] = {__byte_perm(words[0], words[1], 0x5140), __byte_perm(words[2], words[3], 0x5140)};
+  const uint32_t high[2] = {__byte_perm(words[0], words[1], 0x7362), __byte_perm(words[2], words[3], 0x7362)};
+  words[0] = __byte_perm(low[0], low[1], 0x5410), words[1] = __byte_perm(low[0], low[1], 0x7632);
+  words[2] = __byte_perm(high[0], high[1], 0x5410), words[3] = __byte_perm(high[0], high[1], 0x7632);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
     cast_sm90a_fp16_int8_tensor_static_transpose_stochastic_amax_256x1_369764c9(const __grid_constant__ Parameters p) {
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   extern __shared__ __align__(128) uint8_t dynamic_shared[];
-  Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
-  const int down = blockIdx.x / p.across, part = blockIdx.x % p.across;
+  [[maybe_unused]] Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+  const int tile = blockIdx.x;
+  const int down = tile / p.across, part = tile % p.across;
   const int row0 = down * kTile, column0 = part * kTile;
-  const int lane = threadIdx.x % kLanes, column = column0 + lane * kValues;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;  // its columns; its rows
+  const int row = row0 + group * kDown, column = column0 + lane * kValues;
+  const bool is_whole = row0 + kTile <= p.m && column0 + kTile <= p.n;
   const bool q_aligned = aligned(p.q, p.q_pitch);
-  load(p, shared, row0, column0);
+
+  Vector x[kDown];
+  load(p, x, row0, column0);
+  const Vector of_columns = peaks_of_columns(x);
+  const float peak = of_columns.peak();
   Random random(p);
   const float factor = read_factor(p, row0, part);
-  float peak_of_all = 0.f;
+  uint2 q[kDown];
   CUTE_UNROLL
-  for (int i = 0; i < kTile / kRows; ++i) {
-    const int row = i * kRows + threadIdx.x / kLanes;
-    Vector vector;
-    read(shared, vector, row, lane);
-    const float peak = vector.peak();
-    peak_of_all = larger(peak_of_all, peak);
-    random.draw(row0 + row, column, 0);
-    const auto value = [&](int j) { return float(vector.values[j]); };
-    const uint4 bytes = quantized(value, factor, peak, random);
-    if (row0 + row < p.m && column < p.n)
-      store(p.q + (row0 + row) * p.q_pitch + column, bytes, p.n - column, q_aligned);
-    shared.q[row][lane] = bytes;
+  for (int i = 0; i < kDown; ++i) {
+    random.draw(row + i, column, 0);
+    const auto value = [&](int j) { return value_of(x[i], j); };
+    q[i] = quantized(value, factor, random);
+    random.keep_order(q[i]);
   }
-  __syncthreads();  // x of the tile is read: the transpose lies where it was
-  uint4 (&q_t)[kTile][kLanes] = *reinterpret_cast<uint4 (*)[kTile][kLanes]>(&shared.x);
-  transpose(shared.q, q_t);
+  uint8_t* to = p.q + row * p.q_pitch + column;
+  if (is_whole && q_aligned) {
+    CUTE_UNROLL
+    for (int i = 0; i < kDown; ++i, to += p.q_pitch) *reinterpret_cast<uint2*>(to) = q[i];
+  } else if (column < p.n) {
+    CUTE_UNROLL
+    for (int i = 0; i < kDown; ++i, to += p.q_pitch)
+      if (row + i < p.m) store(to, q[i], p.n - column, q_aligned);
+  }
+  CUTE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    uint32_t words[2][4];
+    CUTE_UNROLL
+    for (int i = 0; i < kDown; ++i) words[i / 4][i % 4] = half == 0 ? q[i].x : q[i].y;
+    transpose(words[0]), transpose(words[1]);
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const int row_t = lane * kValues + half * 4 + j;
+      shared.q[row_t][place(row_t, group)] = make_uint2(words[0][j], words[1][j]);
+    }
+  }
   __syncthreads();
-  store_transposed(p, q_t, row0, column0);
-  peak_of_all = largest_of_cta<kThreads / 32>(peak_of_all, shared.peaks[0]);
+  store_transposed(p, shared, row0, column0);
+  __syncthreads();  // the transpose is read
+  const float peak_of_all = largest_of_cta<kThreads / 32>(peak, shared.peaks_of_warps);
   if (threadIdx.x == 0) raise(p.amax, peak_of_all);
 }

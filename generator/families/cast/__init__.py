@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import activation_class, derivative_class, function_parts
 from warploom.generator.families.cast import launch
 from warploom.generator.families.cast.layout import CastLayout
 from warploom.generator.families.cast.schedule import (
     COLUMNS,
-    VALUES,
     CastOperation,
     CastSchedule,
     CastSpec,
@@ -28,12 +28,18 @@ class Cast(Family[CastOperation, CastSchedule, CastShape, CastProblem]):
         return CastLayout(spec.operation)
 
     def context(self, spec: CastSpec) -> dict[str, Any]:
-        """The element of x, and the sizes that the schedule does not say."""
+        """The element of x, the sizes that the schedule does not say, and the parts of a gate."""
+        gate = spec.operation.gate
         return {
+            "gate_parts": ()
+            if gate == "none"
+            else function_parts(gate, gradient=spec.operation.gradient),
+            "gate_class": "" if gate == "none" else activation_class(gate),
+            "slope_class": "" if gate == "none" else derivative_class(gate),
             "x": element(spec.operation.x),
-            "values": VALUES,
+            "values": spec.operation.values,
             "columns": COLUMNS,
-            "amax_vectors": launch.AMAX_VECTORS,
+            "amax_vectors": launch.AMAX_VALUES // spec.operation.values,
         }
 
 

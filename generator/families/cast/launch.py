@@ -1,4 +1,4 @@
-"""A call's launches: of the largest magnitude of a whole tensor, and of its values."""
+"""A call's launches: of scales of a whole tensor or of rows and columns, and of values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from warploom.generator.families.cast.shape import CastProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
 
-LANES = COLUMNS // VALUES  # threads that share a block of COLUMNS columns of a row
-AMAX_VECTORS = 4  # that a thread of the launch of the largest magnitude loads at once
+AMAX_VALUES = 64  # that a thread of the launch of the largest magnitude loads at once
 _AMAX_CTAS = 8  # of it, at most, on an SM: it is short, and each adds an atomic operation
 _FACTOR_BYTES = 4
 _PEAK_BYTES = 8  # the largest magnitude, and how many CTAs have raised it
@@ -36,8 +35,13 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
         return -(-self.problem.n // COLUMNS)
 
     @property
+    def down(self) -> int:
+        """The parts of COLUMNS rows, likewise."""
+        return -(-self.problem.m // COLUMNS)
+
+    @property
     def pieces(self) -> int:
-        """The rows of all parts: each is LANES vectors."""
+        """The rows of all parts: each is COLUMNS values."""
         return self.problem.m * self.across
 
     @property
@@ -45,15 +49,19 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
         """The CTAs of the launch that writes q."""
         schedule, m = self.schedule, self.problem.m
         if self.operation.body == "tile":
-            return -(-m // COLUMNS) * self.across
+            return self.down * self.across
         if self.operation.body == "row":
             return m if schedule.reduce == "cta" else -(-m // (schedule.threads // 32))
-        return -(-self.pieces // (schedule.threads // LANES * schedule.vectors))
+        return -(-self.pieces // (schedule.threads * VALUES * schedule.vectors // COLUMNS))
 
     @property
     def amax_grid(self) -> int:
         """The CTAs of the launch that computes the largest magnitude."""
-        loads = self.schedule.threads // LANES * AMAX_VECTORS
+        loads = self.schedule.threads * AMAX_VALUES // COLUMNS
+        if self.operation.gate != "none":
+            return min(
+                self.grid, CastLayout(self.operation).ctas_per_sm * self.device.multiprocessors
+            )
         resident = min(_AMAX_CTAS, 2048 // self.schedule.threads) * self.device.multiprocessors
         return min(-(-self.pieces // loads), resident)
 
@@ -85,6 +93,11 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
             int64("scale_t_down", "elements to that below", lambda at: at.problem.scale_t[0]),
             int64("scale_t_across", "elements to the next", lambda at: at.problem.scale_t[1]),
         ]
+    if operation.gradient:
+        fields += [
+            pointer("gradient", f"const {element(operation.x).cpp}", "[m][gradient_pitch]"),
+            int64("gradient_pitch", "between its rows", lambda at: at.problem.gradient_pitch),
+        ]
     if operation.rounding == "stochastic":
         fields.append(pointer("state", "const uint2", "[2]: seeds random numbers"))
     if operation.amax:
@@ -94,18 +107,26 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
             pointer("factor", "float", "what x is multiplied by"),
             pointer("peak", "unsigned", "[2]: left as zeros; the largest bits of x, and CTAs done"),
         ]
+    if operation.reads_factors:
+        fields += [
+            pointer("factors", "float", "what rows and, behind all, columns are multiplied by"),
+            pointer("peaks", "float", "[across][rows], [down][columns]: of parts of them"),
+            pointer("done", "unsigned", "[down + across]: left as zeros; CTAs of a part"),
+        ]
     return block(fields)
 
 
 def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list[Launch]:
     """One launch, behind one of the largest magnitude where a tensor's scale is computed.
 
-    No extent may be 0. Tensors are named x, q, scale, q_t, scale_t, state and amax. Raises
+    No extent may be 0. Tensors are named x, gradient, q, scale, q_t, scale_t, state and amax.
+    Raises
     ProblemError for extents beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
     m, n, threads = problem.m, problem.n, spec.schedule.threads
-    spare = threads * AMAX_VECTORS * (at.amax_grid + 1)  # how far past the end a thread counts
+    # How far past the end a thread counts.
+    spare = threads * AMAX_VALUES // COLUMNS * (at.amax_grid + 1)
     limits.refuse_beyond(
         {
             f"m {m}": m + COLUMNS,
@@ -118,12 +139,26 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
     def launch(suffix: str, grid: int, shared_bytes: int) -> Launch:
         return Launch(spec.name + suffix, grid, threads, 1, shared_bytes, values, early=True)
 
-    own = launch("", at.grid, CastLayout(spec.operation).shared_bytes)
+    shared_bytes = CastLayout(spec.operation).shared_bytes
+    own = launch("", at.grid, shared_bytes)
+    if spec.operation.reads_factors:
+        return [launch("_factors", at.grid, shared_bytes), own]
     return [launch("_amax", at.amax_grid, 0), own] if spec.operation.reads_amax else [own]
 
 
 def workspaces(spec: CastSpec, problem: CastProblem) -> list[Workspace]:
-    """The factor of a whole tensor, and what the CTAs of the first launch find it by."""
+    """Factors of a tensor or of rows and columns, and what CTAs of the first launch have of them.
+
+    Rows and columns are padded to whole parts.
+    """
+    if spec.operation.reads_factors:
+        down, across = -(-problem.m // COLUMNS), -(-problem.n // COLUMNS)
+        part = COLUMNS * _FACTOR_BYTES
+        return [
+            Workspace("factors", (down + across) * part),
+            Workspace("peaks", 2 * down * across * part),
+            Workspace("done", (down + across) * 4, kept=True),
+        ]
     if not spec.operation.reads_amax:
         return []
     return [Workspace("factor", _FACTOR_BYTES), Workspace("peak", _PEAK_BYTES, kept=True)]

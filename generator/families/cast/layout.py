@@ -1,16 +1,20 @@
-"""The shared memory of a CTA: a tile of x, bytes of q, and largest magnitudes of columns."""
+"""The shared memory of a CTA of tiles: bytes of q of x.T, largest magnitudes, and factors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
-from warploom.generator.families.cast.schedule import COLUMNS, CastOperation
+from warploom.generator.families.cast.schedule import (
+    COLUMNS,
+    TILE_THREADS,
+    TILE_VALUES,
+    CastOperation,
+)
 
-SM_BYTES = 228 * 1024  # of shared memory (CUDA C++ Programming Guide, compute capability 9.0)
-_RESERVED = 1024  # of each CTA, by the driver
-_WARPS = 4  # that share a column of a tile
-_MOST_CTAS = 4  # of an SM: as many leave each thread 64 registers
+_FLOAT = 4  # bytes
+_SIDES = 2  # x and x.T
+_VECTOR = 16  # bytes that a thread moves at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,28 @@ class CastLayout:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: the tile of x, one of q, and four numbers a column."""
-        if self.operation.body != "tile":
+        """Dynamic shared memory: bytes of x.T where magnitudes were before, and factors."""
+        operation = self.operation
+        if operation.body != "tile":
             return 0
-        tile = COLUMNS * COLUMNS
-        return tile * element(self.operation.x).bytes + tile + _WARPS * COLUMNS * 4
+        whole = TILE_THREADS // 32 * _FLOAT
+        if operation.transpose:
+            whole = COLUMNS * COLUMNS
+        if not operation.transposes_scales:
+            return whole
+        pitch = COLUMNS * element(operation.x).bytes + _VECTOR
+        peaks = _SIDES * COLUMNS // TILE_VALUES * pitch
+        blocks = COLUMNS // 32 if operation.block == "1x32" else 1
+        factors = _SIDES * blocks * COLUMNS * _FLOAT
+        flags = _VECTOR if operation.reads_factors else 0  # two, padded
+        return max(whole, peaks) + factors + flags
 
     @property
     def ctas_per_sm(self) -> int:
-        """The CTAs of tiles that an SM has at a time."""
-        return min(_MOST_CTAS, SM_BYTES // (self.shared_bytes + _RESERVED))
+        """The CTAs of tiles that an SM has at a time: as many as leave enough registers for x."""
+        operation = self.operation
+        if operation.x == "fp32" or operation.gate != "none":
+            return 2
+        if operation.transposes_scales and operation.rounding == "stochastic":
+            return 2
+        return 3 if operation.transposes_scales else 4

@@ -29,5 +29,5 @@ def seconds(
         resident = 2048 * multiprocessors // threads
         waves = max(1.0, shape.m / resident)
         turns = 2 * waves * -(-shape.n // (threads * VALUES * schedule.vectors)) * constants["row"]
-    before = constants["amax_launch"] if operation.reads_amax else 0.0
+    before = constants["amax_launch"] if operation.reads_amax or operation.reads_factors else 0.0
     return constants["launch"] + before + max(traffic, turns)

@@ -17,15 +17,17 @@ def operation_reasons(operation: CastOperation) -> list[str]:
             reasons.append("static with block 1x32: must be computed, as e8m0 scales are not read")
         if operation.pow2:
             reasons.append("pow2 with block 1x32: must be left out, as e8m0 has nothing else")
-    if operation.transpose and block == "row":
-        reasons.append(
-            "transpose with block row: must be tensor, 1x128, 128x128 or 1x32, as a row of x.T is "
-            "a column of x"
-        )
-    if operation.transpose and operation.static and block == "1x128":
-        reasons.append("transpose with static 1x128 scales: must be of x alone or of x.T alone")
+    if operation.transpose and operation.static and block in ("row", "1x128"):
+        reasons.append(f"transpose with static {block} scales: must be of x alone or of x.T alone")
     if operation.static and operation.pow2:
         reasons.append("pow2 with static: must be left out, as scales are what they are")
+    if operation.gate != "none":
+        if operation.x == "fp32":
+            reasons.append("x fp32 with a gate: must be fp16 or bf16")
+        if not operation.transpose:
+            reasons.append("a gate without transpose: must be of both orientations")
+    elif operation.gradient:
+        reasons.append("gradient without a gate: must be of one")
     if operation.amax and block != "tensor":
         reasons.append(f"amax with block {block}: must be tensor")
     return reasons

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Float
+from warploom.generator.epilogue import Float, Function
 from warploom.generator.knob import frozen, knob
 from warploom.generator.specification import KernelSpec
 
@@ -13,8 +13,10 @@ Quantized = Literal["e4m3", "e5m2", "int8"]
 Block = Literal["tensor", "row", "1x128", "128x128", "1x32"]
 Rounding = Literal["nearest", "stochastic"]
 Body = Literal["tile", "row", "vectors"]
+Gate = Literal["none", Function]
 
-VALUES = 16  # that a thread quantizes at once: 16 bytes of q
+VALUES = 16  # of a row that a thread quantizes at once: 16 bytes of q
+TILE_VALUES = 8  # where it has as many rows of them: 8 bytes of q, and of q of x.T
 COLUMNS = 128  # of a block of scales, and of a tile, which has as many rows
 TILE_THREADS = 256  # that a tile of COLUMNS rows and columns is cut for
 
@@ -38,6 +40,17 @@ class CastOperation:
     )
     amax: bool = knob(default=False, doc="an fp32 number is raised to the largest magnitude of x")
     family: Literal["cast"] = knob(default="cast", doc="which kernels these are")
+    gate: Gate = knob(
+        default="none",
+        name="gate_{}",
+        later=True,
+        doc="of z [m, 2n], gate and up: what is quantized is this function of the gate times up",
+    )
+    gradient: bool = knob(
+        default=False,
+        later=True,
+        doc="with a gate: the gradient of z is quantized; that of the gate's result [m, n] is read",
+    )
 
     @property
     def body(self) -> Body:
@@ -47,20 +60,31 @@ class CastOperation:
         return "row" if self.block == "row" and not self.static else "vectors"
 
     @property
+    def values(self) -> int:
+        """The values of a row that a thread quantizes at once."""
+        return TILE_VALUES if self.body == "tile" else VALUES
+
+    @property
     def reads_amax(self) -> bool:
         """Whether a launch of its own computes the largest magnitude of x before."""
         return self.block == "tensor" and not self.static
 
     @property
+    def reads_factors(self) -> bool:
+        """Whether a launch of its own computes the scales of rows and columns before."""
+        return self.block == "row" and self.transpose
+
+    @property
     def transposes_scales(self) -> bool:
         """Whether q of x.T has scales of its own."""
-        return self.transpose and self.block in ("1x128", "1x32")
+        return self.transpose and self.block in ("row", "1x128", "1x32")
 
     @property
     def value_bytes(self) -> int:
         """Bytes of memory that are moved for one value, where nothing is read from a cache."""
-        reads = 1 + self.reads_amax
-        return reads * element(self.x).bytes + 1 + self.transpose
+        values = 1.0 if self.gate == "none" else 1.5 if self.gradient else 2.0  # of x, for one
+        reads = values * (1 + (self.reads_amax or self.reads_factors))
+        return int(reads * element(self.x).bytes) + 1 + self.transpose
 
 
 @frozen

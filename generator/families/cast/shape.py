@@ -19,7 +19,7 @@ class CastShape(Shape):
 class CastProblem:
     """The extents of one call, and elements between neighbours of what it has.
 
-    x_pitch, q_pitch, q_t_pitch   from row to row
+    x_pitch, q_pitch, q_t_pitch, gradient_pitch   from row to row
     scale, scale_t                from block to block, down and across
     """
 
@@ -30,3 +30,4 @@ class CastProblem:
     scale: tuple[int, int]
     q_t_pitch: int = 0
     scale_t: tuple[int, int] = (0, 0)
+    gradient_pitch: int = 0

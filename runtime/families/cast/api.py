@@ -27,6 +27,8 @@ class _Keywords(TypedDict, total=False):
     rounding_state: torch.Tensor | None
     amax: torch.Tensor | None
     scale_layout: str
+    gate: str | None
+    gradient: torch.Tensor | None
     spec: KernelSpec | str | None
 
 
@@ -72,6 +74,8 @@ def cast(
     rounding_state: torch.Tensor | None = None,
     amax: torch.Tensor | None = None,
     scale_layout: str = "column_major",
+    gate: str | None = None,
+    gradient: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
 ) -> Pair | Both:
     """Quantize a matrix to 8 bits: return q and scales with x ~ q * scale, and those of x.T.
@@ -83,8 +87,8 @@ def cast(
         dtype: Of q: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8.
         block: What shares a scale: "tensor", "row", (1, 128), (128, 128), or (1, 32) for mxfp8.
             The last blocks of rows and columns may be short.
-        transpose: Return q and scales of x.T [n, m] too, from the same reading of memory. Not with
-            "row".
+        transpose: Return q and scales of x.T [n, m] too, from the same reading of memory; with a
+            scale of the tensor or of rows memory is read twice.
         scale: fp32 scales to use, as this function returns them (static or delayed scaling). A
             scale of 0 gives zeros. None: they are computed.
         pow2: Round computed scales up to powers of two.
@@ -97,6 +101,10 @@ def cast(
             block is "tensor". NaN wins over every number.
         scale_layout: Of the scales of (1, 128): "column_major", with columns a multiple of 4
             elements apart, as block-scaled GEMMs read them; or "row_major".
+        gate: Quantize f(gate) * up of x [.., m, 2n], whose halves are gate and up, in the type of
+            x, fp16 or bf16: f is relu, gelu, gelu_tanh or silu. With `transpose`. None: x itself.
+        gradient: Of the gate's result, [.., m, n] of x's type: quantize the gradient of gate and up
+            [.., m, 2n]. n must be a multiple of 128.
         spec: The kernel to run, or its name.
 
     Returns:
@@ -104,6 +112,7 @@ def cast(
         and q_t are a multiple of 16 bytes apart. Scales are fp32, of (1, 32) float8_e8m0fnu: [] of
         a tensor, [.., m, 1] of rows, [.., m, ceil(n / 128)] of (1, 128), [ceil(m / 128),
         ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). A given `scale` is returned.
+        Rows of x.T have scales [n, 1].
 
     A computed scale is the inverse of (the largest number of `dtype`: 448, 57344 or 127, divided by
     the largest magnitude of the block), each rounded to fp32; it is 1 where that magnitude is 0,
@@ -128,6 +137,8 @@ def cast(
         rounding_state,
         amax,
         scale_layout,
+        gate,
+        gradient,
         spec,
     )
     own = scale if computed is None else computed

@@ -30,7 +30,7 @@ _SCALES = 4  # that columns of scales are a multiple of, likewise
 class Details:
     """What calls of a kind have in common."""
 
-    copies: tuple[str, ...]  # of x and scale, those whose rows are not one pitch apart
+    copies: tuple[str, ...]  # of x, scale and gradient, those whose rows are not one pitch apart
 
 
 @declared
@@ -58,6 +58,8 @@ class CastCall(Arguments[Details, Results]):
     rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
     amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
     scale_layout: str = option(default="column_major", schema="str")
+    gate: str | None = option(default=None, schema="str?")
+    gradient: torch.Tensor | None = tensor(default=None, aligned=False)
     spec: KernelSpec | str | None = named_spec(default=None)
     out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
@@ -71,8 +73,10 @@ class CastCall(Arguments[Details, Results]):
 
     @property
     def extents(self) -> tuple[int, int]:
-        """The rows of x, through all leading dimensions, and its columns."""
-        return self.x.shape[:-1].numel(), self.x.shape[-1]
+        """The rows of x, through all leading dimensions, and its columns: half, of a gate."""
+        columns = self.x.shape[-1]
+        is_half = self.gate is not None and self.gradient is None
+        return self.x.shape[:-1].numel(), columns // 2 if is_half else columns
 
     def written(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that are given for a kernel to write."""
@@ -102,9 +106,11 @@ class CastCall(Arguments[Details, Results]):
             pow2=self.pow2,
             rounding=self.rounding,  # type: ignore[arg-type]
             amax=self.amax is not None,
+            gate=self.gate or "none",  # type: ignore[arg-type]
+            gradient=self.gradient is not None,
         )
         choice = dispatch.choose(operation, CastShape(m, n), spec=self.kernel, device=target)
-        read = [("x", self.x), ("scale", self.scale)]
+        read = [("x", self.x), ("scale", self.scale), ("gradient", self.gradient)]
         copies = tuple(name for name, one in read if one is not None and not _fits(name, one))
         problem = self._problem(copies) if m and n else None
         return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
@@ -119,12 +125,18 @@ class CastCall(Arguments[Details, Results]):
         return CastProblem(
             m,
             n,
-            n if "x" in copies else _down(x),
+            x.shape[-1] if "x" in copies else _down(x),
             0 if q is None else _down(q),
             (0, 0) if scale is None else self._steps(scale),
             0 if q_t is None else _down(q_t),
             (0, 0) if scale_t is None else self._steps(scale_t),
+            self._gradient_pitch("gradient" in copies),
         )
+
+    def _gradient_pitch(self, is_copied: bool) -> int:
+        if self.gradient is None:
+            return 0
+        return self.gradient.shape[-1] if is_copied else _down(self.gradient)
 
     def _steps(self, scale: torch.Tensor) -> tuple[int, int]:
         """Elements to the scale below and to the next: none where a tensor or a row has one."""
@@ -140,7 +152,7 @@ class CastCall(Arguments[Details, Results]):
         scales = self._scales(checks.scale_shape(self), m)
         places.append(scales if self.scale is None else None)
         places.append(_row_major((n, m), self.dtype, _ALIGNMENT) if self.transpose else None)
-        across = -(-m // (32 if block == "1x32" else COLUMNS))
+        across = 1 if block == "row" else -(-m // (32 if block == "1x32" else COLUMNS))
         places.append(self._scales(torch.Size((n, across)), n) if self.computed()[3] else None)
         outs = (self.out, self.scale_out, self.out_t, self.scale_t_out)
         q, scale, q_t, scale_t = (
@@ -168,7 +180,7 @@ class CastCall(Arguments[Details, Results]):
 
     def computed(self) -> tuple[bool, ...]:
         """Of scales, where none are given; of x.T, where it is asked for."""
-        own = self.transpose and self.blocks in ("1x128", "1x32")
+        own = self.transpose and self.blocks in ("row", "1x128", "1x32")
         return True, self.scale is None, self.transpose, own
 
     def fake(self) -> Results:
@@ -202,10 +214,11 @@ class CastCall(Arguments[Details, Results]):
         )
         with torch.no_grad(), torch.autocast(self.x.device.type, enabled=False):
             if not (m and n):
-                if results[1] is not None and results[1].numel():
-                    results[1].fill_(1.0)
+                for one in (results[1], results[3]):
+                    if one is not None and one.numel():
+                        one.fill_(1.0)
                 return
-            x, scale = self.x.reshape(m, n), self.scale
+            x, scale = reference.gated(self.x, self.gate, self.gradient).reshape(m, n), self.scale
             if scale is not None:
                 down, across = reference.sizes(self.blocks, m, n)
                 scale = scale.reshape(-(-m // down), -(-n // across))
@@ -242,6 +255,6 @@ def _down(tensor: torch.Tensor) -> int:
 
 def _fits(name: str, tensor: torch.Tensor) -> bool:
     """Whether kernels can read a tensor where it lies."""
-    if name == "x":
+    if name != "scale":
         return checks.is_dense(tensor)
     return tensor.dim() == 0 or checks.pitch(tensor) is not None

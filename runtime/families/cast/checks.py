@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import Function
 from warploom.generator.families.cast.schedule import COLUMNS, Block, Rounding
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.rounding import check_rounding, check_state
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.cast.call import CastCall
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+GATES = get_args(Function)
 LAYOUTS = ("column_major", "row_major")
 BLOCKS: Mapping[Any, Block] = {
     **{name: name for name in get_args(Block)},
@@ -56,6 +58,7 @@ def check(call: CastCall) -> None:
             rule="must be float16, bfloat16 or float32",
             fix="convert it",
         )
+    _check_gate(call)
     _check_options(call)
     _check_scale(call)
     check_rounding(call.rounding, call.rounding_state)
@@ -72,19 +75,59 @@ def check(call: CastCall) -> None:
         refuse_repeated(name, one)
 
 
+def _check_gate(call: CastCall) -> None:
+    """Raise ProblemError for a gate that no kernel has."""
+    gate, gradient, x = call.gate, call.gradient, call.x
+    if gate is None:
+        if gradient is not None:
+            raise ProblemError(
+                "gradient without a gate",
+                rule="must be of a gate's result",
+                fix='pass gate="silu", for instance, or leave gradient out',
+            )
+        return
+    if gate not in GATES:
+        raise ProblemError(
+            f"gate {shown(gate)}",
+            rule=f"must be one of {', '.join(GATES)}",
+            fix="use one of them",
+        )
+    if not call.transpose:
+        raise ProblemError(
+            "a gate without transpose",
+            rule="must be with transpose=True: kernels have both orientations of it",
+            fix='let the GEMM of gate and up have it: warploom.gemm(x, w.t(), gate="silu")',
+        )
+    if x.dtype == torch.float32:
+        raise ProblemError(
+            f"x of {x.dtype} with a gate",
+            rule="must be bfloat16 or float16",
+            fix="compute gate and up in one of them",
+        )
+    width = COLUMNS if gradient is not None else 1
+    if x.shape[-1] % (2 * width):
+        raise ProblemError(
+            f"x {list(x.shape)} of gate and up",
+            rule=f"must have a last dimension that is a multiple of {2 * width}",
+            fix="pad the weights of gate and up",
+        )
+    if gradient is None:
+        return
+    like = (*x.shape[:-1], x.shape[-1] // 2), x.dtype
+    if (tuple(gradient.shape), gradient.dtype) != like:
+        raise ProblemError(
+            f"gradient {list(gradient.shape)} of {gradient.dtype}",
+            rule=f"must be {list(like[0])} of {like[1]}, as the result of the gate of x is",
+            fix="convert or reshape it",
+        )
+
+
 def _check_options(call: CastCall) -> None:
     """Raise ProblemError for options that no kernel has together."""
     block, name = call.blocks, f"block {shown(call.block)}"
     refused: list[tuple[bool, str, str, str]] = [
         (
-            call.transpose and block == "row",
-            f"transpose with {name}",
-            "must have a block of (1, 128), (128, 128), (1, 32) or the tensor: a row of x.T is a "
-            "column of x",
-            "cast x.T by itself for its scales",
-        ),
-        (
-            call.transpose and block == "1x128" and call.scale is not None,
+            call.transpose and block in ("row", "1x128") and call.scale is not None,
             f"transpose and scale with {name}",
             "must be without scale: blocks of x and of x.T have scales of their own",
             "cast x and x.T by themselves",

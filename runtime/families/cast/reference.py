@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast as cast_type
 
 import torch
 
+from warploom.generator.epilogue import GateFunction
 from warploom.generator.families.cast.schedule import Block
+from warploom.runtime.families._product.steps.gate import activated, split
+from warploom.runtime.families._product.steps.gate_gradient import of_both
 from warploom.runtime.rounding import numbers, rounded
 
 Results = tuple[
@@ -39,6 +43,17 @@ def sizes(block: Block, m: int, n: int) -> tuple[int, int]:
 def _over(number: float, tensor: torch.Tensor) -> torch.Tensor:
     """A number divided by a tensor: `number / tensor` multiplies by a rounded inverse in torch."""
     return torch.full_like(tensor, number) / tensor
+
+
+def gated(x: torch.Tensor, gate: str | None, gradient: torch.Tensor | None) -> torch.Tensor:
+    """What is quantized: x itself, or what a gate makes of it, in its type."""
+    if gate is None:
+        return x
+    function = cast_type("GateFunction", gate)
+    if gradient is not None:
+        return of_both(gradient.float(), x.float(), function, "halves").to(x.dtype)
+    half, up = split(x.float(), "halves")
+    return (activated(function, half) * up).to(x.dtype)
 
 
 def factors(peaks: torch.Tensor, dtype: torch.dtype, *, pow2: bool) -> torch.Tensor:
@@ -93,7 +108,7 @@ def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Resul
     q, own = _cast(x, options, scale, transposed=False)
     if not options.transpose:
         return q, own, None, None
-    if options.block not in ("1x128", "1x32"):
+    if options.block not in ("row", "1x128", "1x32"):
         return q, own, q.t(), None
     q_t, scale_t = _cast(x.t(), options, None, transposed=True)
     return q, own, q_t, scale_t

@@ -21,7 +21,15 @@ def draw(
     operation: CastOperation, shape: CastShape, device: str, random: torch.Generator | None
 ) -> CastCall:
     """A call with normal operands, whose results have their places; on `meta`, undrawn."""
-    x = torch.randn(shape.m, shape.n, generator=random, device=device).to(TORCH[operation.x])
+
+    def drawn(columns: int) -> torch.Tensor:
+        values = torch.randn(shape.m, columns, generator=random, device=device)
+        return values.to(TORCH[operation.x])
+
+    is_gate, gradient = operation.gate != "none", None
+    x = drawn(2 * shape.n if is_gate and not operation.gradient else shape.n)
+    if operation.gradient:
+        gradient = drawn(shape.n // 2)
     call = CastCall(
         x,
         TORCH[operation.q],
@@ -29,6 +37,8 @@ def draw(
         operation.transpose,
         pow2=operation.pow2,
         rounding=operation.rounding,
+        gate=operation.gate if is_gate else None,
+        gradient=gradient,
     )
     if operation.static:
         (_, scale, _, _) = call.results(Details(()))

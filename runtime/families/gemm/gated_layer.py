@@ -274,14 +274,14 @@ class _GatedLayer(torch.autograd.Function):
             return backward(layer, ctx.needed, ctx.main_grads, dy, kept)
 
         found = once(compute, dy, *ctx.saved_tensors)
-        return None, *_each(Found(*found), wanted[1:], ctx.main_grads), None, None
+        return None, *in_order(Found(*found), wanted[1:], ctx.main_grads), None, None
 
 
 # Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
 _apply: Any = super(torch.autograd.Function, _GatedLayer).apply
 
 
-def _each(
+def in_order(
     found: Found, wanted: Sequence[bool], main_grads: MainGrads
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of a layer's tensors, in order: those of gate and up are halves of one."""
@@ -368,7 +368,7 @@ def _differentiate(
 
     results = iter(once(compute, dy, *ctx.saved_tensors))
     found = Found(*(next(results) if one else None for one in needed))
-    return (*_each(found, ctx.wanted, MainGrads()), *ctx.none[TENSORS:])
+    return (*in_order(found, ctx.wanted, MainGrads()), *ctx.none[TENSORS:])
 
 
 register(

@@ -13,7 +13,7 @@ from warploom.generator.families.cast import CastShape
 def test_the_cells_are_those_of_the_list() -> None:
     cases = list(runner.cases(runner.named(["cast"]), Asked()))
     assert [case.name for case in cases][:2] == ["1x128 8192x4096", "1x128 8192x14336"]
-    assert len(cases) == 36
+    assert len(cases) == 40
     for case in cases:
         assert case.floor is not None and case.floor.limit == "bytes"
         assert peer.FAMILY.subject(case.problem) and peer.FAMILY.division(case.problem)

@@ -58,12 +58,8 @@ def test_values_times_scales_are_the_nearest_that_there_are(
         return
     m, n = 130, 300
     x = operand(m, n, dtype=source)
-    transpose = block != "row"
-    results = warploom.cast(x, dtype, block=block, transpose=transpose)
-    pairs = [(x, results[0], results[1])]
-    if transpose:
-        pairs.append((x.t(), results[2], results[3]))
-    for right, q, scale in pairs:
+    of_x, scale_x, q_t, scale_t = warploom.cast(x, dtype, block=block, transpose=True)
+    for right, q, scale in ((x, of_x, scale_x), (x.t(), q_t, scale_t)):
         assert (q.shape, q.dtype) == (right.shape, dtype)
         each = expanded(scale, block, *right.shape)
         exact = right.double() / each
@@ -171,14 +167,31 @@ def test_where_results_lie() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_what_a_gate_makes_of_its_halves_is_cast(block: Block) -> None:
+    z, dh = operand(130, 512, dtype=torch.bfloat16), operand(130, 256, dtype=torch.bfloat16)
+    gate, up = z[:, :256].double(), z[:, 256:].double()
+    s = torch.sigmoid(gate)
+    h = (gate * s * up).bfloat16()
+    of_gate = dh.double() * up * (s + gate * s * (1 - s))
+    dz = torch.cat((of_gate, dh.double() * gate * s), 1).bfloat16()
+    for exact, gradient in ((h, None), (dz, dh)):
+        given: dict[str, Any] = {"block": block, "transpose": True}
+        found = warploom.cast(z, E4M3, gate="silu", gradient=gradient, **given)
+        for one, right in zip(found, warploom.cast(exact, E4M3, **given), strict=True):
+            wide = right.float()
+            assert one.shape == right.shape and one.stride() == right.stride()
+            assert (one.float() - wide).norm() <= 2**-6 * wide.norm()  # few are rounded otherwise
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_what_is_empty_has_empty_results(block: Block) -> None:
     for shape in ((0, 256), (5, 0), (2, 0, 8)):
         q, scale = warploom.cast(torch.zeros(shape), E4M3, block=block)
         assert q.shape == shape
         assert (scale.float() == 1).all()
-        if block != "row":
-            *_, q_t, _ = warploom.cast(torch.zeros(shape), E4M3, block=block, transpose=True)
-            assert q_t.shape == (shape[-1], torch.Size(shape[:-1]).numel())
+        *_, q_t, scale_t = warploom.cast(torch.zeros(shape), E4M3, block=block, transpose=True)
+        assert q_t.shape == (shape[-1], torch.Size(shape[:-1]).numel())
+        assert (scale_t.float() == 1).all()
 
 
 def test_an_amax_is_raised_and_nan_wins() -> None:
@@ -267,7 +280,7 @@ def test_kernels_are_explained_for_a_gpu_that_is_not_here() -> None:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_trial_holds_every_result(block: Block) -> None:
     runtime = family("cast")
-    call = CastCall(operand(40, 200), E4M3, block, block != "row")
+    call = CastCall(operand(40, 200), E4M3, block, True)
     spec = call.draft(targets.at_hand(-1)).choice.spec
     trial = runtime.trial(spec.operation, CastShape(40, 200), "cpu", 1)
     assert trial.error_share(spec) == 0
@@ -299,7 +312,14 @@ def test_a_trial_holds_every_result(block: Block) -> None:
         ({"pow2": "no"}, "must be True or False"),
         ({"rounding": "up"}, "must be one of nearest, stochastic"),
         ({"scale_layout": "m"}, "must be one of column_major, row_major"),
-        ({"block": "row", "transpose": True}, "a row of x.T is a column of x"),
+        ({"gate": "tanh", "transpose": True}, "gate 'tanh'.*must be one of relu"),
+        ({"gate": "silu"}, "a gate without transpose"),
+        ({"gate": "silu", "transpose": True}, "of torch.float32 with a gate"),
+        ({"gradient": torch.ones(4, 2)}, "gradient without a gate"),
+        (
+            {"block": "row", "transpose": True, "scale": torch.ones(4, 1)},
+            "transpose and scale with block 'row'",
+        ),
         ({"block": (1, 32), "dtype": INT8}, "as mxfp8 has them"),
         ({"block": (1, 32), "pow2": True}, "e8m0 scales are powers of two"),
         ({"block": (1, 32), "scale": torch.ones(4, 1)}, "e8m0 scales are computed"),
@@ -354,7 +374,7 @@ def test_inductor_compiles_casts_of_every_shape(block: Block, shape: tuple[int, 
     """It compiles no operator that may write, beside e8m0: these casts write nothing."""
 
     def quantized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return warploom.cast(x, E4M3, block=block, transpose=block != "row")
+        return warploom.cast(x, E4M3, block=block, transpose=True)
 
     torch._dynamo.reset()
     x = operand(shape[1], shape[0]).reshape(shape)
@@ -367,8 +387,8 @@ def test_inductor_compiles_casts_of_every_shape(block: Block, shape: tuple[int, 
 @pytest.mark.parametrize("block", ["tensor", "row", "1x128", "128x128", "1x32"])
 def test_torch_finds_no_fault_with_the_operator(block: str) -> None:
     operator = torch.ops.warploom.cast.default
-    rest = (None, False, "nearest", None, "column_major", None)
-    given = (operand(7, 130), E5M2, block, block != "row", *rest)
+    rest = (None, False, "nearest", None, "column_major", None, None, None)
+    given = (operand(7, 130), E5M2, block, True, *rest)
     torch.library.opcheck(operator, given)
     torch.library.opcheck(torch.ops.warploom.cast_functional.default, given)
     if block == "tensor":
@@ -380,7 +400,7 @@ def test_torch_finds_no_fault_with_the_operator(block: str) -> None:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_compiled_code_calls_the_operator(block: Block) -> None:
     def scaled(x: torch.Tensor, amax: torch.Tensor | None) -> list[torch.Tensor]:
-        results = warploom.cast(x * 2, E4M3, block=block, transpose=block != "row", amax=amax)
+        results = warploom.cast(x * 2, E4M3, block=block, transpose=True, amax=amax)
         return [one.float() + 1 for one in results]
 
     torch._dynamo.reset()  # which counts compilations of one function, of whatever blocks
@@ -400,7 +420,7 @@ def test_fake_tensors_get_what_calls_return(block: Block) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     real = operand(6, 130).view(2, 3, 130)
-    keywords: dict[str, Any] = {"block": block, "transpose": block != "row"}
+    keywords: dict[str, Any] = {"block": block, "transpose": True}
     expected = warploom.cast(real, E4M3, **keywords)
     with FakeTensorMode() as mode:
         found = warploom.cast(mode.from_tensor(real), E4M3, **keywords)

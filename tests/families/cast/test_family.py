@@ -54,8 +54,8 @@ def problem(m: int, n: int) -> CastProblem:
         (lambda: spec("1x32", q="int8"), "q int8 of block 1x32: must be e4m3 or e5m2"),
         (lambda: spec("1x32", static=True), "static with block 1x32: must be computed"),
         (lambda: spec("1x32", pow2=True), "pow2 with block 1x32: must be left out"),
-        (lambda: spec("row", transpose=True), "transpose with block row: must be tensor"),
         (lambda: spec(static=True, transpose=True), "transpose with static 1x128 scales"),
+        (lambda: spec("row", static=True, transpose=True), "transpose with static row scales"),
         (lambda: spec(static=True, pow2=True), "pow2 with static: must be left out"),
         (lambda: spec(amax=True), "amax with block 1x128: must be tensor"),
         (lambda: spec("128x128", CastSchedule(128)), "threads 128, vectors 1 of a tile"),
@@ -106,6 +106,7 @@ EXTENTS = [(1, 1), (128, 128), (129, 257), (16, 4096), (8192, 4096), (100_000, 6
         spec("128x128"),
         spec("tensor", transpose=True),
         spec("row"),
+        spec("row", transpose=True),
         spec("row", CastSchedule(512, 1, "cta")),
     ],
     ids=lambda one: one.name,
@@ -127,9 +128,14 @@ def test_ctas_have_every_row_and_column_once(kernel: KernelSpec, extents: tuple[
             each, needed = schedule.tile[0], m * across
         assert (launch.grid - 1) * each < needed <= launch.grid * each
         if before:
-            (amax,) = before
-            assert amax.entry == f"{kernel.name}_amax" and amax.parameters == launch.parameters
-            assert 1 <= amax.grid <= 8 * multiprocessors
+            (first,) = before
+            assert first.parameters == launch.parameters and first.early
+            if kernel.operation.block == "row":  # type: ignore[attr-defined]
+                assert (first.entry, first.grid) == (f"{kernel.name}_factors", launch.grid)
+            else:
+                assert (
+                    first.entry == f"{kernel.name}_amax" and 1 <= first.grid <= 8 * multiprocessors
+                )
 
 
 def test_a_tensors_largest_magnitude_is_left_as_zeros_by_the_launch_that_finds_it() -> None:
@@ -142,6 +148,9 @@ def test_a_tensors_largest_magnitude_is_left_as_zeros_by_the_launch_that_finds_i
     first, second = render(spec("tensor")).split("_amax(")
     before, amax = first, second.partition('extern "C"')[0]
     assert "p.peak" in amax and "p.peak" not in second.partition('extern "C"')[2] + before
+    factors, peaks, done = FAMILY.workspaces(spec("row", transpose=True), problem(300, 600))
+    assert (factors.bytes, peaks.bytes, done.bytes) == (4 * 128 * 8, 4 * 128 * 30, 4 * 8)
+    assert (factors.kept, peaks.kept, done.kept) == (False, False, True)
     for kernel in (spec(), spec("row"), spec("tensor", static=True)):
         assert FAMILY.workspaces(kernel, problem(300, 300)) == []
         assert len(FAMILY.launches(kernel, problem(300, 300), NO_GPU)) == 1
@@ -159,16 +168,17 @@ def test_what_takes_more_than_32_bits_is_refused(extents: tuple[int, int]) -> No
 def test_a_kernel_has_what_its_operation_needs_alone() -> None:
     plain = render(spec(schedule=CastSchedule(256, 2)))
     assert "__shared__" not in plain and "philox" not in plain and "q_t" not in plain
-    assert "quantize_transposed" in render(spec(transpose=True))
-    assert "quantize_transposed" not in render(spec("128x128", transpose=True))
+    assert "scale_rows" in render(spec(transpose=True))
+    assert "scale_rows" not in render(spec("128x128", transpose=True))
+    assert "store_transposed" not in render(spec("128x128"))
     assert "_amax(" in render(spec("tensor")) and "_amax(" not in render(
         spec("tensor", static=True)
     )
 
 
 def test_tiles_leave_room_for_several_ctas_of_an_sm() -> None:
-    for x, ctas in (("bf16", 4), ("fp32", 2)):
-        layout = FAMILY.layout(spec(x=x, transpose=True))
+    for x, block, ctas in (("bf16", "1x128", 3), ("bf16", "128x128", 4), ("fp32", "1x32", 2)):
+        layout = FAMILY.layout(spec(block, x=x, transpose=True))
         assert layout.ctas_per_sm == ctas
         assert ctas * (layout.shared_bytes + 1024) <= 228 * 1024
 

@@ -37,12 +37,13 @@ def spec(
     return KernelSpec("sm_90a", operation, schedule or usual)
 
 
-SMOKE = [
+_SMOKE = [
     one for path in smoke() for one in expand_file(path).specs if one.operation.family == "cast"
 ]
+SMOKE = [one for one in _SMOKE if one.operation.gate == "none"]  # type: ignore[attr-defined]
 SQUARES = [
     spec(block, x=x, q=q, transpose=transpose, rounding=rounding)
-    for block in ("1x128", "128x128", "tensor", "1x32")
+    for block in ("1x128", "128x128", "tensor", "1x32", "row")
     for x, q in (("bf16", "e4m3"), ("fp32", "e5m2"), ("fp16", "int8"))
     for transpose in (False, True)
     for rounding in ("nearest", "stochastic")
@@ -71,6 +72,18 @@ POWERS = [
     spec("128x128", pow2=True),
     spec("1x128", CastSchedule(512, 4), pow2=True),
 ]
+# Of relu every bit is right; other functions are off by what the fast units leave out.
+GATES = [
+    spec(block, x=x, q=q, transpose=True, pow2=block != "tensor", gate=gate, gradient=gradient)
+    for block, x, q in (
+        ("1x128", "bf16", "e4m3"),
+        ("row", "fp16", "e4m3"),
+        ("tensor", "bf16", "e5m2"),
+        ("128x128", "bf16", "e4m3"),
+    )
+    for gate in ("relu", "silu", "gelu", "gelu_tanh")
+    for gradient in (False, True)
+]
 EVERY = list({one.name: one for one in [*SMOKE, *SQUARES, *ROWS, *STATIC, *POWERS]}.values())
 
 
@@ -94,7 +107,8 @@ class Made:
         """What is right, by torch: on the CPU, but for large calls."""
         call = self.call
         if call.x.numel() <= ON_CPU:
-            moved = ((name, getattr(call, name)) for name in ("x", "scale", "rounding_state"))
+            names = ("x", "scale", "rounding_state", "gradient")
+            moved = ((name, getattr(call, name)) for name in names)
             call = replace(call, **{n: None if t is None else t.cpu() for n, t in moved})
         return [one for one in expected(call) if one is not None]
 
@@ -141,6 +155,13 @@ def guarded(like: torch.Tensor, pad: int, shift: int) -> Guarded:
     return Guarded(room, view.t() if is_turned else view if like.dim() else view[0, 0], inside)
 
 
+def padded(values: torch.Tensor, pad: int, shift: int) -> torch.Tensor:
+    """The same values, in rows that are `pad` elements longer and begin `shift` elements on."""
+    m, n = values.shape
+    room = torch.empty(m * (n + pad) + shift, device="cuda", dtype=values.dtype)
+    return room[shift:].view(m, n + pad)[:, :n].copy_(values)
+
+
 def made(
     kernel: KernelSpec,
     m: int,
@@ -157,13 +178,19 @@ def made(
     """
     operation: CastOperation = kernel.operation  # type: ignore[assignment]
     random = torch.Generator("cuda").manual_seed(seed + 7 * m + n)
-    drawn = torch.randn(m, n, generator=random, device="cuda")
+    is_gate, gradient = operation.gate != "none", None
+    columns = 2 * n if is_gate and not operation.gradient else n
+    drawn = torch.randn(m, columns, generator=random, device="cuda")
     drawn *= torch.exp2(torch.randint(-9, 9, (m, 1), generator=random, device="cuda").float())
-    drawn *= torch.exp2(torch.randint(-3, 3, (1, n), generator=random, device="cuda").float())
-    drawn[torch.rand(m, n, generator=random, device="cuda") < 0.1] = 0
+    drawn *= torch.exp2(torch.randint(-3, 3, (1, columns), generator=random, device="cuda").float())
+    drawn[torch.rand(m, columns, generator=random, device="cuda") < 0.1] = 0
     drawn[-1, -1] = 30_000.0
-    x = torch.empty(m * (n + pad) + shift, device="cuda", dtype=TORCH[operation.x])
-    x = x[shift:].view(m, n + pad)[:, :n].copy_(drawn)
+    if is_gate:  # whose functions are steep near 0 alone
+        drawn = drawn.clamp(-30, 30)
+    x = padded(drawn.to(TORCH[operation.x]), pad, shift)
+    if operation.gradient:
+        of_result = torch.randn(m, n // 2, generator=random, device="cuda").to(x.dtype)
+        gradient = padded(of_result, pad, shift)
     call = CastCall(
         x,
         TORCH[operation.q],
@@ -172,6 +199,8 @@ def made(
         pow2=operation.pow2,
         rounding=operation.rounding,
         scale_layout=layout,
+        gate=operation.gate if is_gate else None,
+        gradient=gradient,
         spec=kernel,
     )
     if operation.static:

@@ -10,8 +10,10 @@ from warploom.generator.specification import KernelSpec
 BLOCKS = cases.spec("1x128", transpose=True)
 SQUARES = cases.spec("128x128", transpose=True)
 TENSOR = cases.spec("tensor")
+BOTH_ROWS = cases.spec("row", transpose=True)
+GATE = cases.spec("1x128", transpose=True, gate="relu")
 LONG_ROWS = cases.spec("row", cases.CastSchedule(256, 2, "cta"))
-STOCHASTIC = cases.spec("1x128", transpose=True, rounding="stochastic")
+STOCHASTIC = cases.spec("1x128", rounding="stochastic")
 
 
 def mutant(
@@ -25,56 +27,58 @@ def mutant(
     return Checked(*wrong, check, kernel, pauses)
 
 
-LOAD = "  const bool is_aligned = aligned(p.x, p.x_pitch);\n  CUTE_UNROLL\n"
-LOAD += "  for (int i = 0; i < kTile * kChunks"
-WAIT = '  asm volatile("cp.async.commit_group;\\ncp.async.wait_all;" ::: "memory");\n'
-PEAKS = "  *reinterpret_cast<float2*>(&shared.peaks[part][column])"
-SHUT = "make_float2(peaks[0], peaks[1]);\n  __syncthreads();\n"
-QUANTIZED = "  quantize_transposed(p, shared, random, row0, column0);\n  __syncthreads();\n"
-READ = "  __syncthreads();  // x of the tile is read: the transpose lies where it was\n"
-TURNED = "  transpose(shared.q, q_t);\n  __syncthreads();\n"
-VALUES = "  float factors[2];\n"
+SCALED = "  __syncthreads();\n  scale_rows(p, shared, row0, column0);\n  __syncthreads();\n"
+PEAKS = "  write(&shared.peaks[0]"
+FACTOR = "    shared.factors[side][block][row] = factor;\n"
+MAGNITUDES = (
+    "  __syncthreads();  // largest magnitudes are read, which are where the transpose will be\n"
+)
+STORED = "  __syncthreads();\n  store_transposed(p, shared, row0, column0);\n"
+BEHIND = "  if (threadIdx.x >= 32) " + PAUSE
 SHARED = "  value = shared[threadIdx.x % kWarps];\n"
 
 MUTANTS = {
     "the scale is the one of the row beside": mutant(
-        wrong=("p.scale[(row0 + row) * p.scale_down", "p.scale[(row0 + (row ^ 1)) * p.scale_down"),
+        wrong=("scales[(above + row) * scales_down", "scales[(above + (row ^ 1)) * scales_down"),
         kernel=BLOCKS,
         m=256,
     ),
     "a row is the one 8 rows on": mutant(
-        wrong=("read(shared, vector, row, lane)", "read(shared, vector, (row + 8) % kTile, lane)"),
+        wrong=("p.x + row * p.x_pitch", "p.x + (row + 8) % p.m * p.x_pitch"),
         kernel=BLOCKS,
+        m=256,
     ),
-    "the tile is read before all threads have loaded theirs": mutant(
-        wrong=(WAIT + "  __syncthreads();\n", WAIT),
+    "rows and columns have the largest magnitude of some of their values": mutant(
+        wrong=(SCALED, SCALED.removeprefix("  __syncthreads();\n")),
         kernel=BLOCKS,
-        pauses=((LOAD, "  if (threadIdx.x >= 32) " + PAUSE + LOAD),),
+        pauses=((PEAKS, BEHIND + PEAKS),),
     ),
-    "columns have the largest magnitude of some of their rows": mutant(
-        wrong=(SHUT, SHUT.partition("\n")[0] + "\n"),
+    "values are multiplied before all factors are there": mutant(
+        wrong=(SCALED, SCALED.removesuffix("  __syncthreads();\n")),
         kernel=BLOCKS,
-        pauses=((PEAKS, "  if (part > 0) " + PAUSE + PEAKS),),
+        pauses=((FACTOR, BEHIND + FACTOR),),
     ),
     "the transpose is stored before all threads have written theirs": mutant(
-        wrong=(QUANTIZED, QUANTIZED.partition("\n")[0] + "\n"),
+        wrong=(STORED, STORED.partition("\n")[2]),
         kernel=BLOCKS,
-        pauses=((VALUES, "  if (part > 0) " + PAUSE + VALUES),),
+        pauses=(("  const float* factors_t", BEHIND + "  const float* factors_t"),),
     ),
-    "the transpose overwrites x that is still read": mutant(
-        wrong=(READ, ""),
+    "the transpose overwrites largest magnitudes that are still read": mutant(
+        wrong=(MAGNITUDES, ""),
         kernel=SQUARES,
-        pauses=(
-            (
-                "    random.draw(row0 + row, column, 0);\n",
-                "    random.draw(row0 + row, column, 0);\n    if (threadIdx.x >= 32) " + PAUSE,
-            ),
-        ),
+        pauses=((SHARED, BEHIND + SHARED),),
     ),
     "the transpose of squares is stored before all threads have written theirs": mutant(
-        wrong=(TURNED, TURNED.partition("\n")[0] + "\n"),
+        wrong=(STORED, STORED.partition("\n")[2]),
         kernel=SQUARES,
-        pauses=((TURNED, "  if (threadIdx.x >= 32) " + PAUSE + TURNED),),
+        pauses=((MAGNITUDES, BEHIND + MAGNITUDES),),
+    ),
+    "rows have the largest magnitude of all parts but the first": mutant(
+        wrong=("for (int i = 0; i < parts; ++i)", "for (int i = 1; i < parts; ++i)"),
+        kernel=BOTH_ROWS,
+    ),
+    "a gate is multiplied by itself": mutant(
+        wrong=("*= value_of(up[i], j);", "*= value_of(gate[i], j);"), kernel=GATE
     ),
     "the last part of a tensor has no largest magnitude": mutant(
         wrong=(

@@ -19,7 +19,7 @@ TYPES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 BLOCKS: list[str | tuple[int, int]] = ["tensor", "row", (1, 128), (128, 128), (1, 32)]
 
 
-@pytest.mark.parametrize("kernel", cases.EVERY, ids=short)
+@pytest.mark.parametrize("kernel", [*cases.EVERY, *cases.GATES], ids=short)
 def test_no_kernel_spills(kernel: KernelSpec, built: dict[str, Artifact]) -> None:
     assert all(one.clean for one in built[kernel.name].resources.values())
 
@@ -42,6 +42,41 @@ def test_rows_of_any_pitch_and_address_are_read_and_written_in_place(kernel: Ker
 def test_large_extents(kernel: KernelSpec, m: int, n: int) -> None:
     """Many tiles, whose results are held against torch on the same GPU."""
     cases.made(kernel, m, n).verify()
+
+
+@pytest.mark.parametrize("extents", [(1, 256), (130, 512), (257, 1280), (600, 768)], ids=str)
+@pytest.mark.parametrize("kernel", cases.GATES, ids=short)
+def test_what_a_gate_makes_is_cast(kernel: KernelSpec, extents: tuple[int, int]) -> None:
+    """As torch computes it: bit by bit of relu; else few values are rounded to a neighbour."""
+    operation = kernel.operation
+    for pad, shift in ((0, 0), (16, 0), (8, 8), (13, 1)):
+        made = cases.made(kernel, *extents, pad=pad, shift=shift)
+        if operation.gate == "relu":  # type: ignore[attr-defined]
+            made.verify()
+            continue
+        results, right = made.run(), made.expected()
+        assert all(one.untouched_outside() for one in made.guarded)
+        for one, other in zip(results, right, strict=True):
+            if one.dtype.itemsize == 1:
+                exact, off = other.float().cuda(), one.float()
+                assert (off - exact).norm() <= 0.02 * exact.norm()
+                assert cases.differ(one.cpu(), other.cpu()).float().mean() < 0.05
+            else:
+                torch.testing.assert_close(one, other.cuda(), rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_gate_of_what_is_not_finite(gradient: bool) -> None:
+    z = torch.randn(200, 512, device="cuda").bfloat16()
+    z[3, 5], z[7, 300], z[9, 1] = torch.inf, -torch.inf, torch.nan
+    dh = torch.ones(200, 256, device="cuda").bfloat16() if gradient else None
+    for block in ("row", (1, 128), "tensor"):
+        given = {"block": block, "transpose": True, "gate": "relu"}
+        found = warploom.cast(z, TYPES[1], gradient=dh, **given)
+        cpu = None if dh is None else dh.cpu()
+        right = warploom.cast(z.cpu(), TYPES[1], gradient=cpu, **given)
+        for one, other in zip(found, right, strict=True):
+            assert not cases.differ(one.cpu(), other).any()
 
 
 @pytest.mark.parametrize("transpose", [False, True])
@@ -99,9 +134,8 @@ def test_scales_of_what_is_zero_tiny_huge_or_not_finite(
             torch.tensor(peaks, device="cuda")[:, None] * torch.ones(1, 200, device="cuda"),
             *(torch.full((3, 130), peak, device="cuda") for peak in peaks),
         ):
-            transpose = block != "row"
-            found = warploom.cast(x, dtype, block=block, pow2=power, transpose=transpose)
-            right = warploom.cast(x.cpu(), dtype, block=block, pow2=power, transpose=transpose)
+            found = warploom.cast(x, dtype, block=block, pow2=power, transpose=True)
+            right = warploom.cast(x.cpu(), dtype, block=block, pow2=power, transpose=True)
             for one, other in zip(found, right, strict=True):
                 assert not cases.differ(one.cpu(), other).any()
 
