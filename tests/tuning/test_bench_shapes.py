@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "an e4m3 cache": ("attention_decode", "dim=64,cache=e4m3,scales=head", "", "3x4x2x1x96"),
     "appending": ("attention_append", "dim=64", "", "8x2x4"),
     "merging": ("attention_merge", "", "", "100"),
+    "quantizing": ("attention_quantize", "dim=64,smooth=true", "", "2x4x2x40x150"),
     "activation": ("activation_backward", "", "", "40x64"),
 }
 RIGHT = {  # what torch computes on a CPU, where it has no cuDNN and no fp8
@@ -67,6 +68,7 @@ RIGHT = {  # what torch computes on a CPU, where it has no cuDNN and no fp8
     "attention_decode": "math",
     "attention_append": "eager",
     "attention_merge": "torch.compile",
+    "attention_quantize": "torch.compile",
     "activation_backward": "torch.compile",
 }
 
