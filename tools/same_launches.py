@@ -131,6 +131,13 @@ def merges(spec: Any) -> Iterator[Any]:
         yield defined("AttentionMergeProblem")(extents, *steps)
 
 
+def quantizations(spec: Any) -> Iterator[Any]:
+    """Yield problems of quantizing attention; every tensor has other strides."""
+    strides = [(1 << 20, 128 + 16 * i, 2048 + 16 * i) for i in range(5)]
+    for sizes in ((1, 1, 1, 1, 1), (2, 8, 2, 300, 1031), (16, 16, 16, 1024, 4096)):
+        yield defined("AttentionQuantizeProblem")(*sizes, *strides)
+
+
 def casts(spec: Any) -> Iterator[Any]:
     """Yield problems of casts: rows and columns that no tile divides, and many of both."""
     for m, n in ((1, 300), (300, 1000), (100_003, 4096)):
@@ -153,6 +160,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_append": appended,
     "attention_decode": decodes,
     "attention_merge": merges,
+    "attention_quantize": quantizations,
     "cast": casts,
 }
 

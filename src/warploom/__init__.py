@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from warploom.runtime.families.attention_decode.api import attention_decode
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.attention_merge.api import merge_state
+    from warploom.runtime.families.attention_quantize.api import (
+        QuantizedAttention,
+        attention_quantize,
+    )
     from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
@@ -62,6 +66,7 @@ __all__ = [
     "KernelSpec",
     "PackedWeight",
     "ProblemError",
+    "QuantizedAttention",
     "RecordsError",
     "ResultError",
     "SpecificationError",
@@ -74,6 +79,7 @@ __all__ = [
     "assert_same_records",
     "attention",
     "attention_decode",
+    "attention_quantize",
     "autotune",
     "block_mask",
     "cast",
@@ -105,10 +111,12 @@ _LAZY = {
     "Explanation": "warploom.runtime.api",
     "KernelSpec": "warploom.generator.specification",
     "PackedWeight": "warploom.quantization.packed_weight",
+    "QuantizedAttention": "warploom.runtime.families.attention_quantize.api",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
     "append_kv_cache": "warploom.runtime.families.attention_append.api",
     "attention_decode": "warploom.runtime.families.attention_decode.api",
+    "attention_quantize": "warploom.runtime.families.attention_quantize.api",
     "merge_state": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "block_mask": "warploom.runtime.families._attention.given_blocks",

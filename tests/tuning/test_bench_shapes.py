@@ -62,6 +62,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     ),
     "appending": ("attention_append", "dim=64", "", "8x2x4"),
     "merging": ("attention_merge", "", "", "100"),
+    "quantizing": ("attention_quantize", "dim=64,smooth=true", "", "2x4x2x40x150"),
     "activation": ("activation_backward", "", "", "40x64"),
 }
 RIGHT = {  # what torch computes on a CPU, where it has no cuDNN and no fp8
@@ -72,6 +73,7 @@ RIGHT = {  # what torch computes on a CPU, where it has no cuDNN and no fp8
     "attention_decode": "math",
     "attention_append": "eager",
     "attention_merge": "torch.compile",
+    "attention_quantize": "torch.compile",
     "activation_backward": "torch.compile",
 }
 

@@ -201,6 +201,10 @@ CASES = {
         },
         ("out", "lse"),
     ),
+    "attention_quantize": Case(
+        warploom.attention_quantize,
+        lambda: {name: random(1, HEADS, ROWS, DIM) for name in "qkv"},
+    ),
     "activation_backward": Case(
         lambda **given: activation_backward(**given, activation="silu", sums=True),
         lambda: {name: random(M, N) for name in ("dy", "z", "out")},

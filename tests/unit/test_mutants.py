@@ -10,6 +10,7 @@ import attention_append_mutants
 import attention_backward_mutants
 import attention_merge_mutants
 import attention_mutants
+import attention_quantize_mutants
 import cast_mutants
 import decode_mutants
 import gemm_mutants
@@ -31,6 +32,7 @@ def test_every_mutant_of_gemm_can_be_made() -> None:
         attention_mutants,
         attention_backward_mutants,
         attention_merge_mutants,
+        attention_quantize_mutants,
         cast_mutants,
         decode_mutants,
         mixed_mutants,

@@ -40,6 +40,7 @@ GIVEN = {
     "mixed_gemm": ("1x4096x4096", "61x4096x4096", "3001x4096x4096"),
     "activation_backward": ("61x4096", "8192x11008"),
     "attention_merge": ("61", "40000"),
+    "attention_quantize": ("1x16x4x300x1031", "16x16x16x1024x1024"),
     "cast": ("61x4096", "8192x11008"),
 }
 

@@ -96,6 +96,10 @@ CALLS: dict[str, Call] = {
         lambda **given: warploom.merge_state(ROWS, LSE, ROWS, LSE, **given),
         {"out_dtype": "dtype", "spec": "name"},
     ),
+    "attention_quantize": (
+        lambda **given: warploom.attention_quantize(Q, Q, Q, **given),
+        {"scores": "name", "smooth": "boolean", "spec": "name"},
+    ),
     "activation_backward": (
         lambda **given: activation_backward(ROWS, ROWS, **{"activation": "relu", **given}),
         {"activation": "name", "sums": "boolean", "out_dtype": "dtype", "spec": "name"},

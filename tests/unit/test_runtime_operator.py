@@ -64,6 +64,8 @@ SCHEMAS = {
     "attention_decode_out": f"{DECODE}, str? spec, *, Tensor(a!) out) -> Tensor",
     "attention_merge": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
+    "attention_quantize": "(Tensor v, Tensor? q, Tensor? k, str scores, bool smooth, str? spec)"
+    f" -> ({', '.join(['Tensor'] * 8)})",
     "cast": "(Tensor x, ScalarType dtype, str block, bool transpose, Tensor? scale, bool pow2, "
     "str rounding, Tensor? rounding_state, str scale_layout, str? spec, *, "
     "Tensor(a!)? amax=None) -> (Tensor, Tensor, Tensor, Tensor)",

@@ -120,6 +120,7 @@ def attentions() -> dict[str, Call]:
             k, v, *new, lengths, q=last, cos=turns, sin=turns
         ),
         "attention_merge": lambda: warploom.merge_state(q, lse, q.clone(), lse.clone()),
+        "attention_quantize": lambda: warploom.attention_quantize(q, k, v),
         "cast": lambda: warploom.cast(lse, torch.float8_e4m3fn, block=(1, 128), transpose=True),
         "sdpa": lambda: warploom.sdpa(q, k, v, enable_gqa=True),
         "flash_attn_func": lambda: flash_attn.flash_attn_func(*flash, causal=True),

@@ -1,0 +1,1 @@
+"""Operands of attention in 8 bits, on torch tensors."""
