@@ -11,11 +11,15 @@ from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import (
     BLOCK,
+    GROUP,
+    MeanSquare,
+    RmsScale,
     factors,
     gate_of,
     legal,
     quantizes,
     rounds_stochastically,
+    sums_squares,
 )
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
@@ -52,6 +56,12 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
                 if step.results
             ),
             *(_quantized(operation) if quantizes(operation.epilogue) else ()),
+            *(
+                f"batched with {step.token}: must be false, as shares of a mean of squares are of "
+                "rows of one matrix; give B without batches"
+                for step in operation.epilogue
+                if operation.batched and isinstance(step, MeanSquare | RmsScale)
+            ),
             "batched with stochastic_rounding: must be false, as random numbers are of rows and "
             "columns of one matrix; give B without batches, or round the result by warploom.cast"
             if operation.batched and rounds_stochastically(operation.epilogue)
@@ -184,6 +194,13 @@ def schedule_reasons(
                 f"tile {columns} with {gate.token}", wgmma_columns, 16 * schedule.cluster_split_k
             ),
             *(_blocks(operation, schedule) if quantizes(operation.epilogue) else ()),
+            None
+            if schedule.swap_ab or not sums_squares(operation.epilogue)
+            else rules.multiple_of(
+                f"tile {columns} with {operation.epilogue[-1].token}",
+                wgmma_columns,
+                GROUP * schedule.cluster_split_k,
+            ),
             None
             if schedule.split_k == 1
             or (

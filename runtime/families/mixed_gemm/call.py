@@ -87,7 +87,7 @@ def check_call(
     n, k = weight.shape
     *lead, m = a.shape[:-1]
     device = a.get_device()
-    bound = epilogue.bind(listed, tuple(lead), m, n, device, batched=False)
+    bound = epilogue.bind(listed, tuple(lead), m, n, device, batched=False, k=k)
     if bound.batched:
         raise _beside_batches(listed, tuple(lead))
     shape = (*lead, m, bound.columns)
