@@ -33,7 +33,7 @@ from warploom.runtime.families._product.operands import (
     result_type,
     storing,
 )
-from warploom.runtime.families._product.steps import OUTPUTS
+from warploom.runtime.families._product.steps import KINDS, OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.negation import refuse_negated
@@ -250,6 +250,17 @@ class MixedGemmCall:
         for item in self.listed:
             if item[0] in OUTPUTS and item[1].requires_grad:
                 raise unseen(str(item[0]))
+        name = self.unseen_kind
+        if name is not None:
+            raise unseen(name)
+
+    @property
+    def unseen_kind(self) -> str | None:
+        """The kind of an item without a gradient, where a tensor of the call requires grad."""
+        if not self.requires_grad:
+            return None
+        kinds = (str(item[0]) for item in self.listed)
+        return next((kind for kind in kinds if kind in KINDS and KINDS[kind].no_gradient), None)
 
     @property
     def requires_grad(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.quantization import Metadata, PackedWeight
+from warploom.runtime.families._product.epilogue import unseen
 from warploom.runtime.families._product.examples import Dimension, Examples, items
 from warploom.runtime.families._product.operands import result_type
 from warploom.runtime.families._product.steps import KINDS, flatten, step_of, unflatten
@@ -179,7 +180,11 @@ def call(
             fix="call warploom.mixed_gemm outside of the compiled function",
         )
     writing = [*written, *(() if out is None else ("out",))]
-    if writing and torch.is_grad_enabled() and MixedGemmCall(a, weight, listed, out).requires_grad:
+    differentiable = MixedGemmCall(a, weight, listed, out)
+    wanted = torch.is_grad_enabled() and differentiable.requires_grad
+    if wanted and (kind := differentiable.unseen_kind) is not None:
+        raise unseen(kind)
+    if writing and wanted:
         raise ProblemError(
             f"{', '.join(writing)} under torch.compile, beside tensors that require grad",
             rule="must be left out: operators that autograd differentiates write to nothing",
