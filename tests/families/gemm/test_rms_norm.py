@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from host import needs_compiler, run
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
@@ -189,3 +192,80 @@ def test_factors_are_there_before_what_loads_them(fields: dict[str, Any]) -> Non
     summed = squares.index("epilogue.step_1.add(x, at, chunk, p.m, p.n);")
     assert squares.index("step_0.apply") < summed < squares.index("store(p, x, at, chunk);", summed)
     assert "step_1.apply" not in squares
+
+
+STUBS = """
+#include <cmath>
+#include <cstdint>
+#include <pthread.h>
+#define __device__
+#define __forceinline__ inline
+#define CUTE_UNROLL
+#define CUTE_NO_UNROLL
+struct Index { int x; };
+thread_local Index threadIdx;
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+// Warps of a block, and all of it: each meets twice, before and after what others read.
+struct Meeting {
+  pthread_barrier_t barrier;
+  Meeting(unsigned threads = 32) { pthread_barrier_init(&barrier, nullptr, threads); }
+  void operator()() { pthread_barrier_wait(&barrier); }
+};
+static Meeting warps[8], block(%d);
+static float values[256];
+inline float __shfl_xor_sync(unsigned, float value, int lanes) {
+  values[threadIdx.x] = value;
+  warps[threadIdx.x / 32]();
+  const float other = values[threadIdx.x ^ lanes];
+  warps[threadIdx.x / 32]();
+  return other;
+}
+namespace cutlass::arch {
+struct NamedBarrier {
+  static void sync(int, int) { block(); }
+};
+}
+"""
+HARNESS = Path(__file__).with_name("row_means.cpp")
+
+
+def struct(name: str, text: str) -> str:
+    """The text of a struct of an emitted kernel."""
+    (found,) = re.findall(rf"^struct {name} \{{.*?^\}};", text, re.M | re.S)
+    return str(found)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tile": (64, 128, 64), "consumers": 1},
+        {"tile": (128, 48, 64), "consumers": 1},
+        {"tile": (24, 64, 64), "swap_ab": True, "consumers": 1, "store": "direct"},
+        {"tile": (32, 128, 64), "swap_ab": True},
+    ],
+)
+def test_shares_and_factors_are_of_their_rows(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """What emitted kernels compute, by threads of the host."""
+    squares, scales = (render(spec(step, **fields)) for step in (MeanSquare(), RmsScale()))
+    constants = re.findall(r"^constexpr int k.*", squares.split("using FullBarrier")[0], re.M)
+    rows, columns = "kBlocks * kWgmmaM", "kColumns"
+    if fields.get("swap_ab"):
+        rows, columns = columns, rows
+    threads = 128 * (2 if fields.get("swap_ab") and "consumers" not in fields else 1)
+    (places,) = re.findall(
+        r"^struct Coordinates .*? Coordinates coordinates\(.*?^}", squares, re.M | re.S
+    )
+    parts = (
+        STUBS % threads,
+        *constants,
+        f"constexpr int kTileRows = {rows}, kTileColumns = {columns}, kThreads = {threads};",
+        struct("Place", squares),
+        places,
+        struct("MeanSquare", squares),
+        struct("RmsScale", scales),
+        f'#line 1 "{HARNESS}"',
+        HARNESS.read_text(),
+    )
+    run("\n".join(parts), tmp_path, ("cmath", "functional", "thread"))
