@@ -29,6 +29,7 @@ from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
 
+MOST_PROMOTED = 128  # rows of wgmma of a consumer, which adds up each 64 under MMAs of others
 MOST_LOADED = 12  # registers of operands of a fragment, beside sums that wait for a scale
 
 # Blocks along (m, n): a power of two each, and as many in all as every GPU's clusters may have.
@@ -239,6 +240,11 @@ def schedule_reasons(
             f"{layout.sums_bytes} bytes of a tile's sums lie where stages were, which have "
             f"{layout.stage_bytes} each; use more stages",
             blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
+            None
+            if operation.accumulation == "fast" or wgmma_rows <= MOST_PROMOTED * schedule.sharing
+            else f"accumulation promoted, tile {rows} {wgmma_rows} for {schedule.sharing} "
+            f"consumers sharing it: must be at most {MOST_PROMOTED} each, as MMAs of more are "
+            "serialised",
             None if operation.block_scales == "none" else blocks_reason(operation, schedule),
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),
