@@ -10,8 +10,8 @@ struct RmsScale {
     float row[2];
   };
 
-  // Adds the shares of kRows rows of D from `row` on up, before the products of their tile: kThreads threads meet
-  // at `barrier`, and leave a factor for each row in `shared`.
+  // Adds up the shares of kRows rows of D from `row` on, before the products of their tile: kThreads threads
+  // meet at `barrier`, and leave a factor for each row in `shared`.
   template <int kRows, int kThreads>
   __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
     if (row == first) return;  // those of the tile before
