@@ -1,9 +1,10 @@
-// gemm_sm90a_e4m3_e5m2_fp32_promoted_preactivation_fp32_relu_gradient_fp32_128x64x128_stages9_direct_363eba48
+// gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): preactivation_fp32, relu_gradient_fp32
-//   A e4m3 row, B e5m2 col, accumulated in fp32, D fp32 row
-//   tile 128x64x128, cluster 1x1, 2 consumers, 9 stages, along_m, group 8, store direct
-// Digest 363eba48759e76d969724a2a3698f66572ef9f6b0d6ce7d60176e79a32b0e523; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): relu_gradient_fp16, gelu_gradient_fp16, column_sum
+//   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
+//   tile 32x128x64, cluster 1x1, 2 consumers, 10 stages, along_m, group 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+// Digest 5fea3166402dd31de7c6b4a6924ca160212dd8a158b5265d61ea25987a96ea39; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,17 +26,17 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = float; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 64, kTileK = 128;
+constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 9;
+constexpr int kStages = 10;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 64;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 32;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 32;  // a block is finished by chunks
@@ -50,37 +51,53 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
-  float* d;  // D[m][pitch]
-  float* preactivation_0;  // z[m][pitch]
-  float* activation_gradient_1;  // dy[m][pitch]
-  int64_t d_pitch;  // elements between rows of D
-  int64_t preactivation_0_pitch;  // elements between rows of z
+  cute::TmaDescriptor d_map;  // D, in staging boxes
+  cutlass::half_t* activation_gradient_0;  // dy[m][pitch]
+  cutlass::half_t* activation_gradient_1;  // dy[m][pitch]
+  float* column_sum_2;  // sums[n]
+  float* column_sum_2_partial;  // partial[groups of rows][n]
+  int64_t activation_gradient_0_pitch;  // elements between rows of dy
   int64_t activation_gradient_1_pitch;  // elements between rows of dy
+  int64_t column_sum_2_groups;  // partial sums of one sum
+  int64_t column_sum_2_partial_batch;  // elements between the partial sums of batches
+  int64_t activation_gradient_0_batch;  // elements between batches of activation_gradient_0
+  int64_t activation_gradient_1_batch;  // elements between batches of activation_gradient_1
+  int64_t column_sum_2_batch;  // elements between batches of column_sum_2
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
+  int32_t batches;  // of D
+  int32_t a_batches;  // of A
+  int32_t a_repeat;  // batches of D in a row that one of A serves
+  int32_t b_batches;  // of B
+  int32_t b_repeat;  // batches of D in a row that one of B serves
 };
-static_assert(sizeof(Parameters) == 512);
+static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
-static_assert(OFFSET(Parameters, preactivation_0) == 392 && OFFSET(Parameters, activation_gradient_1) == 400);
-static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, preactivation_0_pitch) == 416);
-static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 424 && OFFSET(Parameters, a_tail_rows) == 432);
-static_assert(OFFSET(Parameters, m) == 436 && OFFSET(Parameters, n) == 440);
-static_assert(OFFSET(Parameters, k) == 444);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, activation_gradient_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
+static_assert(OFFSET(Parameters, column_sum_2) == 528 && OFFSET(Parameters, column_sum_2_partial) == 536);
+static_assert(OFFSET(Parameters, activation_gradient_0_pitch) == 544 && OFFSET(Parameters, activation_gradient_1_pitch) == 552);
+static_assert(OFFSET(Parameters, column_sum_2_groups) == 560 && OFFSET(Parameters, column_sum_2_partial_batch) == 568);
+static_assert(OFFSET(Parameters, activation_gradient_0_batch) == 576 && OFFSET(Parameters, activation_gradient_1_batch) == 584);
+static_assert(OFFSET(Parameters, column_sum_2_batch) == 592 && OFFSET(Parameters, a_tail_rows) == 600);
+static_assert(OFFSET(Parameters, m) == 604 && OFFSET(Parameters, n) == 608);
+static_assert(OFFSET(Parameters, k) == 612 && OFFSET(Parameters, batches) == 616);
+static_assert(OFFSET(Parameters, a_batches) == 620 && OFFSET(Parameters, a_repeat) == 624);
+static_assert(OFFSET(Parameters, b_batches) == 628 && OFFSET(Parameters, b_repeat) == 632);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -99,29 +116,29 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 16384;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_3D;
+  static constexpr int kBytes = 4096;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int m, int k) {
+                                              int m, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_3D;
+  static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k) {
+                                              int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
   }
 };
 
@@ -138,58 +155,41 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile, the second two steps behind the first: else both would add up in fp32, and
-// later finish the tile, at the same time, and the tensor core would wait. Named barrier 3 lets the second
-// begin; by 4 the first knows that it has.
+// The consumers share each tile: there are no turns to take.
 struct Order {
-  static constexpr int kSteps = 2;  // 1 hides less, 3 leaves too few stages to the producer
-  int consumer;
-
-  __device__ __forceinline__ Order(int consumer, int, Position&) : consumer(consumer) {
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
-  }
-
-  __device__ __forceinline__ void begin() const {
-    cutlass::arch::NamedBarrier::sync(256, consumer == 0 ? 4 : 3);
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
-  }
-
-  // The consumer has the products of a tile k.
-  __device__ __forceinline__ void multiplied(int k_tile, int k_tiles) const {
-    if (consumer == 0 && k_tile + 1 == min(kSteps, k_tiles)) cutlass::arch::NamedBarrier::arrive(256, 3);
-  }
-
+  __device__ __forceinline__ Order(int, int, Position&) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
   __device__ __forceinline__ void pass(Position&) const {}
-
-  // The second's last word must not be left pending.
-  __device__ __forceinline__ void finish(int) const {
-    if (consumer == 0) cutlass::arch::NamedBarrier::sync(256, 4);
-  }
+  __device__ __forceinline__ void finish(int) const {}
 };
 
 // Where a tile of D starts.
 struct Place {
-  int m, n;
+  int m, n, batch;
 };
 
 // The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
 // the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
 struct Tiles {
   int along, across;  // extents in clusters
+  int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
+  __device__ __forceinline__ int count() const { return along * across * batches; }
 
   // Where this block's tile starts.
   __device__ __forceinline__ Place at(int index, int rank) const {
+    const int batch = index / (along * across);
+    index -= batch * along * across;
     const int band = index / (kGroup * across);
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN};
+            (j * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
@@ -199,20 +199,20 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
 }
 
 // A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
@@ -224,31 +224,6 @@ template <class Element> struct Columns {
       : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
 
   __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
-};
-
-// Stores a fragment's two columns of a row one by one, none past the last column.
-template <class Element>
-__device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
-  CUTE_UNROLL
-  for (int j = 0; j < 2; ++j)
-    if (column[j] < n) row[column[j]] = Element(x[j]);
-}
-
-// Stores what passes here to z, which has D's rows and columns.
-template <class Element> struct Preactivation {
-  Element* z;
-  int64_t pitch;
-
-  __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      int row = at.row[i];
-      asm volatile("" : "+r"(row));  // else addresses are kept for the next 64 rows, and spill
-      if (row < m) write(z + row * pitch, at.column, n, x[i]);
-    }
-  }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 // Of max(x, 0): 0 at 0, NaN stays NaN.
@@ -276,6 +251,50 @@ template <class Function, class Element> struct ActivationGradient {
   }
 };
 
+// Phi(x) + x phi(x), the derivative of x Phi(x): Phi, the normal distribution function, by the rational
+// approximation of erfc in Abramowitz and Stegun 7.1.26 (|error| < 1.5e-7). Exactly 0 and 1 far from 0.
+struct GeluGradient {
+  __device__ __forceinline__ static float slope(float x) {
+    float t, power;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.f)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-0.72134752f * x * x));  // exp(-x^2 / 2)
+    float tail = fmaf(t, 0.530702714f, -0.726576013f);  // half of erfc's coefficients
+    tail = fmaf(t, fmaf(t, fmaf(t, tail, 0.710706870f), -0.142248368f), 0.127414796f) * t * power;
+    const float limit = x < 0.f ? tail : 1.f - tail;
+    return power == 0.f ? limit : fmaf(0.398942280f * x, power, limit);  // x may be infinite there
+  }
+};
+
+// Sums of what passes here over the rows of a fragment that a warp has, stored in `partial` [groups of
+// rows][n]; a launch of its own adds the groups up (column_totals.cuh.jinja).
+struct ColumnSum {
+  float* partial;
+  static constexpr int kRows = 8;  // of D, of one group
+  // Lanes from kFirst to kLast apart have other rows of the same columns.
+  static constexpr int kFirst = 1, kLast = 2;
+
+  // What lies outside of D [m, n] does not count.
+  __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
+    const bool second = threadIdx.x & kFirst;  // of the columns: half of the lanes go on with each
+    const int column = second ? at.column[1] : at.column[0];
+    int row[2] = {at.row[0], at.row[1]};
+    // Else comparisons and addresses are kept for the next 64 rows, and spill.
+    asm volatile("" : "+r"(row[0]), "+r"(row[1]));
+    float sum[2];
+    CUTE_UNROLL
+    for (int j = 0; j < 2; ++j) sum[j] = (row[0] < m ? x[0][j] : 0.f) + (row[1] < m ? x[1][j] : 0.f);
+    float total = second ? sum[1] : sum[0];
+    total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
+    CUTE_UNROLL
+    for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
+    const int group = row[0] / kRows;
+    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
+    if (last && group * kRows < m && column < n) partial[int64_t(group) * n + column] = total;
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
+
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
 // once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
 // the chunk before.
@@ -283,17 +302,20 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    ActivationGradient<ReluGradient, float>::Operand step_1;
+    ActivationGradient<ReluGradient, cutlass::half_t>::Operand step_0;
+    ActivationGradient<GeluGradient, cutlass::half_t>::Operand step_1;
   };
   int m, n;
-  Preactivation<float> step_0;
-  ActivationGradient<ReluGradient, float> step_1;
+  ActivationGradient<ReluGradient, cutlass::half_t> step_0;
+  ActivationGradient<GeluGradient, cutlass::half_t> step_1;
+  ColumnSum step_2;
 
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
       : m(p.m),
         n(p.n),
-        step_0{p.preactivation_0, p.preactivation_0_pitch},
-        step_1{p.activation_gradient_1, p.activation_gradient_1_pitch} {}
+        step_0{p.activation_gradient_0 + batch * p.activation_gradient_0_batch, p.activation_gradient_0_pitch},
+        step_1{p.activation_gradient_1 + batch * p.activation_gradient_1_batch, p.activation_gradient_1_pitch},
+        step_2{p.column_sum_2_partial + batch * p.column_sum_2_partial_batch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -301,17 +323,19 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
+        step_0.load(at, m, n),
         step_1.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
                                         const Operands& operands, const Coordinates& at) {
-    step_0.apply(x, at, m, n);
+    step_0.apply(x, operands.step_0);
     step_1.apply(x, operands.step_1);
+    step_2.apply(x, at, m, n);
   }
 
   __device__ __forceinline__ void finish() const {
-    step_0.finish();
+    step_2.finish();
   }
 };
 
@@ -320,37 +344,73 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them.
-__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
+  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kBytes = 32 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      const Coordinates place = coordinates(at, chunk, f);
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= p.m) continue;
-        ElementD* row = p.d + place.row[i] * p.d_pitch;
-        const Pair pair = converted(x[f][i]);
-        CUTE_UNROLL
-        for (int j = 0; j < 2; ++j)
-          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
-      }
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk), at.batch);
+      cute::tma_store_arrive();
     }
   }
 
-  __device__ __forceinline__ void finish() const {}
+  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
+  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += 2) {
+      const int row = f * 8 + lane / 16 * 8 + lane % 8;
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
+      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    }
+  }
+
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
 };
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[16384];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
@@ -364,6 +424,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, rank);
+    // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
+    const int batch_a = at.batch / p.a_repeat % p.a_batches;
+    const int batch_b = at.batch / p.b_repeat % p.b_batches;
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
@@ -372,15 +435,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
       position.advance();
     }
   }
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-using RowOperand = OperandA; using ColumnOperand = OperandB;
+using RowOperand = OperandB; using ColumnOperand = OperandA;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -397,57 +460,40 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products. The tensor core keeps about 14 bits of a sum of fp8 products, so it adds
-// up one tile k at a time; the rest is done in fp32 registers, under the other consumer's products.
+// The sums of one tile's products, which the tensor core adds up itself.
 struct Products {
-  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
-  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
+  Accumulator sums[kBlocks][kCount];
 
-  // Issues the products of one stage and 64 rows.
-  __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
-    fence(partial[block % kBanks]);
+  // Issues the products of one stage; they run on while the warpgroup goes on.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
     cute::warpgroup_arrive();
     CUTE_UNROLL
-    for (int step = 0; step < kTileK / Wgmma::kK; ++step)
-      Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                 partial[block % kBanks], step > 0);
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
+    }
     cute::warpgroup_commit_batch();
   }
 
-  // Issues the first products of one stage, as many as there are banks.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
-    CUTE_UNROLL
-    for (int block = 0; block < kBanks; ++block) issue(block, rows, columns);
-  }
-
-  // Waits for the products of one block after the other, and adds them to the sums.
-  __device__ __forceinline__ void promote(uint64_t rows, uint64_t columns) {
-    CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) cute::warpgroup_wait<kBanks - 1>();
-      else cute::warpgroup_wait<0>();
-      fence(partial[block % kBanks]);
-      CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) sums[block][i] += partial[block % kBanks][i];
-      if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
-    }
-  }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
-    issue(rows, columns);
-    promote(rows, columns);
-  }
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
   // Adds the products of the next stage, and lets go of the stage before.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
-    issue(rows, columns);
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
     release(previous);
-    promote(rows, columns);
   }
 
-  __device__ __forceinline__ void finish(EmptyBarrier& previous) { release(previous); }
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
 };
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
@@ -455,17 +501,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Store store(nullptr, consumer);
-  Epilogue epilogue(p);
+  Store store(shared.staging, consumer);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     Place at = tiles.at(tile, rank);
-    at.m += part * kBlocks * kWgmmaM;
+    at.n += part * kBlocks * kWgmmaM;
+    Epilogue epilogue(p, at.batch);
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
@@ -497,21 +543,21 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
         }
         epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
+    epilogue.finish();
   }
-  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_e5m2_fp32_promoted_preactivation_fp32_relu_gradient_fp32_128x64x128_stages9_direct_363eba48(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -541,4 +587,24 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cute::cluster_arrive();
     cute::cluster_wait();
   }
+}
+
+// ---- Sums over the rows of D, of step 2: a block adds the groups of 32 columns up, in one order ----
+extern "C" __global__ void __launch_bounds__(1024)
+    gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166_column_sum_2(const __grid_constant__ Parameters p) {
+  constexpr int kColumns = 32, kParts = 32;  // a warp takes every 32nd group of rows
+  __shared__ float sums[kParts][kColumns];
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  const int blocks = (p.n - 1) / kColumns + 1, lane = threadIdx.x % 32, part = threadIdx.x / 32;
+  const int64_t vector = blockIdx.x / blocks;  // which of the sums [.., n]
+  const int column = blockIdx.x % blocks * kColumns + lane;
+  const float* partial = p.column_sum_2_partial + vector * p.column_sum_2_groups * p.n + column;
+  float sum = 0.f;
+  if (column < p.n)
+    for (int64_t group = part; group < p.column_sum_2_groups; group += kParts) sum += partial[group * p.n];
+  sums[part][lane] = sum;
+  __syncthreads();
+  if (part > 0 || column >= p.n) return;
+  for (int i = 1; i < kParts; ++i) sum += sums[i][lane];
+  p.column_sum_2[vector * p.column_sum_2_batch + column] = sum;
 }

@@ -1,9 +1,9 @@
-// gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2
+// gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, gelu_tanh_gradient_bf16, column_sum
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, quantize_pow2
+//   A bf16 row, B bf16 col, accumulated in fp32, D e4m3 row
 //   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, group 8, store tma
-// Digest 6c5169b2ecd140c52466d1cad713af6cc95f8fa354c44c70f0b02133ea3fe0fa; `warploom show` prints this file.
+// Digest 0008f9c37fc554ae08049cc313dc160e20a316ef6a29670dfb79e80b7b915b53; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,7 +25,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::float_e4m3_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
 constexpr int kClusterM = 2, kClusterN = 1;
@@ -38,7 +38,7 @@ constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -52,11 +52,8 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   cutlass::bfloat16_t* bias_0;  // bias[n]
-  cutlass::bfloat16_t* activation_gradient_1;  // dy[m][pitch]
-  float* column_sum_2;  // sums[n]
-  float* column_sum_2_partial;  // partial[groups of rows][n]
-  int64_t activation_gradient_1_pitch;  // elements between rows of dy
-  int64_t column_sum_2_groups;  // partial sums of one sum
+  float* quantize_1;  // scales[n / 128][pitch]
+  int64_t quantize_1_pitch;  // elements between blocks of a row
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -65,11 +62,10 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
-static_assert(OFFSET(Parameters, column_sum_2) == 528 && OFFSET(Parameters, column_sum_2_partial) == 536);
-static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 544 && OFFSET(Parameters, column_sum_2_groups) == 552);
-static_assert(OFFSET(Parameters, a_tail_rows) == 560 && OFFSET(Parameters, m) == 564);
-static_assert(OFFSET(Parameters, n) == 568 && OFFSET(Parameters, k) == 572);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, quantize_1) == 520);
+static_assert(OFFSET(Parameters, quantize_1_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -252,72 +248,44 @@ template <class Element> struct Bias {
   }
 };
 
-// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
-__device__ __forceinline__ float logistic2(float x) {
-  float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
-  return inverse;
-}
-
-// s + x s (1 - s) 2 u' with s = 1 / (1 + exp(-2u)) and u = sqrt(2 / pi) (x + 0.044715 x^3), the derivative
-// of x s. The smaller of s and 1 - s is computed: no cancellation in either tail.
-struct GeluTanhGradient {
-  __device__ __forceinline__ static float slope(float x) {
-    constexpr float kScale = 2.f * 0.79788456f, kLog2 = 1.44269504f;  // 2 sqrt(2 / pi), log2(e)
-    const float square = x * x;
-    const float small = logistic2(-kLog2 * fabsf(x) * fmaf(kScale * 0.044715f, square, kScale));
-    const float large = 1.f - small, limit = x < 0.f ? small : large;
-    const float rise = x * fmaf(kScale * 3.f * 0.044715f, square, kScale);  // x 2u'
-    return small == 0.f ? limit : fmaf(rise * small, large, limit);  // rise may be infinite there
-  }
-};
-
-// Multiplies dy by a function's derivative (_activation/) at what passes here.
-template <class Function, class Element> struct ActivationGradient {
-  const Element* dy;
+// Divides blocks of 128 columns of a row by a scale each, which is stored: their largest magnitude / 448, or
+// the next power of two. Blocks of zeros and with infinities have 1; NaN says nothing of a scale and stays NaN.
+template <bool kPowerOfTwo> struct Quantize {
+  float* scales;
   int64_t pitch;
-  struct Operand {
-    Columns<Element> row[2];
+  static constexpr int kColumns = 128;
+
+  // The largest magnitudes of two rows, of what a thread has seen of them.
+  struct Largest {
+    float row[2] = {0.f, 0.f};
   };
 
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    // A row that does not exist has no columns.
-    return {Columns<Element>(dy + at.row[0] * pitch, at.column, at.row[0] < m ? n : 0),
-            Columns<Element>(dy + at.row[1] * pitch, at.column, at.row[1] < m ? n : 0)};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = operand.row[i / 2][i % 2] * Function::slope(x[i / 2][i % 2]);
-  }
-};
-
-// Sums of what passes here over the rows of a fragment that a warp has, stored in `partial` [groups of
-// rows][n]; a launch of its own adds the groups up (column_totals.cuh.jinja).
-struct ColumnSum {
-  float* partial;
-  static constexpr int kRows = 16;  // of D, of one group
-  // Lanes from kFirst to kLast apart have other rows of the same columns.
-  static constexpr int kFirst = 4, kLast = 16;
-
   // What lies outside of D [m, n] does not count.
-  __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
-    const bool second = threadIdx.x & kFirst;  // of the columns: half of the lanes go on with each
-    const int column = second ? at.column[1] : at.column[0];
-    int row[2] = {at.row[0], at.row[1]};
-    // Else comparisons and addresses are kept for the next 64 rows, and spill.
-    asm volatile("" : "+r"(row[0]), "+r"(row[1]));
-    float sum[2];
+  __device__ __forceinline__ static void note(Largest& largest, const float (&x)[2][2],
+                                              const Coordinates& at, int n) {
     CUTE_UNROLL
-    for (int j = 0; j < 2; ++j) sum[j] = (row[0] < m ? x[0][j] : 0.f) + (row[1] < m ? x[1][j] : 0.f);
-    float total = second ? sum[1] : sum[0];
-    total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
+    for (int i = 0; i < 4; ++i)
+      if (at.column[i % 2] < n) largest.row[i / 2] = fmaxf(largest.row[i / 2], fabsf(x[i / 2][i % 2]));
+  }
+
+  // What the rows of a block that starts at a thread's `at` are multiplied by; its scales are stored. The four
+  // lanes of a row have two columns of every eight each.
+  __device__ __forceinline__ Largest inverse(const Largest& largest, const Coordinates& at, int m,
+                                             int n) const {
+    Largest found;
     CUTE_UNROLL
-    for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
-    const int group = row[0] / kRows;
-    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
-    if (last && group * kRows < m && column < n) partial[int64_t(group) * n + column] = total;
+    for (int i = 0; i < 2; ++i) {
+      float most = largest.row[i];
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const bool usual = most > 0.f && most <= 3.40282347e38f;
+      float inverse = usual ? fminf(__fdiv_rn(448.f, most), 3.40282347e38f) : 1.f;
+      if (kPowerOfTwo) inverse = __int_as_float(__float_as_int(inverse) & 0x7f800000);
+      if (threadIdx.x % 4 == 0 && at.row[i] < m && at.column[0] < n)
+        scales[at.column[0] / kColumns * pitch + at.row[i]] = __fdiv_rn(1.f, inverse);
+      found.row[i] = inverse;
+    }
+    return found;
   }
 
   __device__ __forceinline__ void finish() const {}
@@ -331,19 +299,16 @@ struct Epilogue {
   };
   struct Operands {
     Bias<cutlass::bfloat16_t>::Operand step_0;
-    ActivationGradient<GeluTanhGradient, cutlass::bfloat16_t>::Operand step_1;
   };
   int m, n;
   Bias<cutlass::bfloat16_t> step_0;
-  ActivationGradient<GeluTanhGradient, cutlass::bfloat16_t> step_1;
-  ColumnSum step_2;
+  Quantize<true> step_1;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
         step_0{p.bias_0},
-        step_1{p.activation_gradient_1, p.activation_gradient_1_pitch},
-        step_2{p.column_sum_2_partial} {}
+        step_1{p.quantize_1, p.quantize_1_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -351,19 +316,16 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_0.load(at, m, n),
-        step_1.load(at, m, n)};
+        step_0.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
                                         const Operands& operands, const Coordinates& at) {
     step_0.apply(x, operands.step_0);
-    step_1.apply(x, operands.step_1);
-    step_2.apply(x, at, m, n);
   }
 
   __device__ __forceinline__ void finish() const {
-    step_2.finish();
+    step_1.finish();
   }
 };
 
@@ -372,10 +334,11 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Two values of a row as D holds them: rounded to nearest even, finite overflow and infinities to the
+// largest number, NaN kept.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
-  uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  uint16_t bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
@@ -412,17 +375,16 @@ struct Store {
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  // Two neighbouring elements of a row at a time.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; f += 2) {
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
-                             converted(x[f + 1][1])};
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    for (int f = 0; f < kFragments; ++f) {
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
+        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
+      }
     }
   }
 
@@ -557,21 +519,41 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
+    // Values wait in the registers of their sums until all that share a scale are known.
+    constexpr int kOfBlock = 128 / (kFragments * 8);  // chunks
     CUTE_UNROLL
-    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
-      Value x[kFragments][2][2];
+    for (int first = 0; first < kBlocks * kChunks; first += kOfBlock) {
+      decltype(epilogue.step_1)::Largest largest;
       CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        const int next = chunk + 1;
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        for (int f = 0; f < kFragments; ++f) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4;
+          Value x[2][2];
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum + i]);
+          epilogue.apply(x, block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+          if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+          epilogue.step_1.note(largest, x, coordinates(at, chunk, f), p.n);
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) products.sums[chunk / kChunks][sum + i] = x[i / 2][i % 2];
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
-      store(p, x, at, chunk);
+      const auto inverse =
+          epilogue.step_1.inverse(largest, coordinates(at, first, 0), p.m, p.n);
+      CUTE_UNROLL
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        Value x[kFragments][2][2];
+        CUTE_UNROLL
+        for (int f = 0; f < kFragments; ++f) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i)
+            x[f][i / 2][i % 2] = inverse.row[i / 2] *
+                                 products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i];
+        }
+        store(p, x, at, chunk);
+      }
     }
   }
   epilogue.finish();
@@ -580,7 +562,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -610,24 +592,4 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cute::cluster_arrive();
     cute::cluster_wait();
   }
-}
-
-// ---- Sums over the rows of D, of step 2: a block adds the groups of 32 columns up, in one order ----
-extern "C" __global__ void __launch_bounds__(1024)
-    gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2_column_sum_2(const __grid_constant__ Parameters p) {
-  constexpr int kColumns = 32, kParts = 32;  // a warp takes every 32nd group of rows
-  __shared__ float sums[kParts][kColumns];
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const int blocks = (p.n - 1) / kColumns + 1, lane = threadIdx.x % 32, part = threadIdx.x / 32;
-  const int64_t vector = blockIdx.x / blocks;  // which of the sums [.., n]
-  const int column = blockIdx.x % blocks * kColumns + lane;
-  const float* partial = p.column_sum_2_partial + vector * p.column_sum_2_groups * p.n + column;
-  float sum = 0.f;
-  if (column < p.n)
-    for (int64_t group = part; group < p.column_sum_2_groups; group += kParts) sum += partial[group * p.n];
-  sums[part][lane] = sum;
-  __syncthreads();
-  if (part > 0 || column >= p.n) return;
-  for (int i = 1; i < kParts; ++i) sum += sums[i][lane];
-  p.column_sum_2[column] = sum;
 }
