@@ -75,8 +75,7 @@ def linear_add(
     Raises:
         ProblemError: for what `warploom.gemm` or `warploom.mixed_gemm` refuse.
     """
-    packed = isinstance(weight, PackedWeight)
-    n = weight.metadata.n if packed else weight.shape[0]
+    n = weight.metadata.n if isinstance(weight, PackedWeight) else weight.shape[0]
     rows = h.shape[:-1].numel()
     shares = torch.empty(rows, groups_of(n), dtype=torch.float32, device=h.device)
     steps: list[Item] = [] if bias is None else [("bias", bias)]

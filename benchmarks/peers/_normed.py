@@ -141,9 +141,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, EPS)
 
 
-def _add_norm(
-    x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _add_norm(x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor) -> Any:  # noqa: ANN401
     found = x + more
     return found, F.rms_norm(found, x.shape[-1:], weight, EPS)
 

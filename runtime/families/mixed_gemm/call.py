@@ -250,9 +250,9 @@ class MixedGemmCall:
         for item in self.listed:
             if item[0] in OUTPUTS and item[1].requires_grad:
                 raise unseen(str(item[0]))
-        name = self.unseen_kind
-        if name is not None:
-            raise unseen(name)
+        kind = self.unseen_kind
+        if kind is not None:
+            raise unseen(kind)
 
     @property
     def unseen_kind(self) -> str | None:

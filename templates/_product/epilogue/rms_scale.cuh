@@ -15,7 +15,8 @@ struct RmsScale {
   template <int kRows, int kThreads>
   __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
     if (row == first) return;  // those of the tile before
-    constexpr int kWarps = kThreads / 32, kAtOnce = 4;  // rows of a warp, which are read together
+    // Rows of a warp, and shares of each, that are in flight.
+    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;
     const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, groups = (k - 1) / kColumns + 1;
     first = row;
     factors = shared;
@@ -23,25 +24,24 @@ struct RmsScale {
     CUTE_NO_UNROLL
     for (int i = warp; i < kRows && row + i < m; i += kAtOnce * kWarps) {
       const float* from[kAtOnce];
-      bool inside[kAtOnce];
-      float sum[kAtOnce];
+      float sum[kAtOnce] = {};
       CUTE_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) {
-        inside[j] = i + j * kWarps < kRows && row + i + j * kWarps < m;
-        from[j] = shares + (row + i + j * kWarps) * pitch;
-        sum[j] = 0.f;
-      }
-#pragma unroll 8
-      for (int group = lane; group < groups; group += 32) {
+      for (int j = 0; j < kAtOnce; ++j) from[j] = shares + min(row + i + j * kWarps, m - 1) * pitch;
+      CUTE_NO_UNROLL
+      for (int group = lane; group < groups; group += 32 * kGroups) {
+        float share[kGroups * kAtOnce];  // past the end of the last group: predicates are few
         CUTE_UNROLL
-        for (int j = 0; j < kAtOnce; ++j)
-          if (inside[j]) sum[j] += from[j][group];
+        for (int j = 0; j < kGroups * kAtOnce; ++j)
+          share[j] = from[j % kAtOnce][min(group + j / kAtOnce * 32, groups - 1)];
+        CUTE_UNROLL
+        for (int j = 0; j < kGroups * kAtOnce; ++j)
+          sum[j % kAtOnce] += group + j / kAtOnce * 32 < groups ? share[j] : 0.f;
       }
       CUTE_UNROLL
       for (int j = 0; j < kAtOnce; ++j) {
         CUTE_UNROLL
         for (int lanes = 16; lanes > 0; lanes /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lanes);
-        if (lane == 0 && inside[j]) shared[i + j * kWarps] = rsqrtf(sum[j] + eps);
+        if (lane == 0 && i + j * kWarps < kRows) shared[i + j * kWarps] = rsqrtf(sum[j] + eps);
       }
     }
     cutlass::arch::NamedBarrier::sync(kThreads, barrier);

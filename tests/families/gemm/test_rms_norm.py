@@ -206,6 +206,7 @@ struct Index { int x; };
 thread_local Index threadIdx;
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline int min(int a, int b) { return a < b ? a : b; }
 // Warps of a block, and all of it: each meets twice, before and after what others read.
 struct Meeting {
   pthread_barrier_t barrier;

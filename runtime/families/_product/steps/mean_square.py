@@ -23,7 +23,8 @@ def shares(x: torch.Tensor) -> torch.Tensor:
     """What each group of columns of x [.., m, n] adds to the mean of squares of its row."""
     n = x.shape[-1]
     padded = torch.nn.functional.pad(x, (0, -n % GROUP))
-    return padded.unflatten(-1, (groups_of(n), GROUP)).square().sum(-1) / max(n, 1)
+    squares = padded.reshape(*x.shape[:-1], groups_of(n), GROUP).square()
+    return squares.sum(-1) / max(n, 1)
 
 
 def checked(item: Item, rows: int, columns: int, device: int) -> torch.Tensor:

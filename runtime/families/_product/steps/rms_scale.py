@@ -37,14 +37,15 @@ class TorchRmsScale(TorchStep[RmsScale]):
             )
 
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        mean = item[1].to(x.dtype).sum(-1).reshape(x.shape[:-1])
+        shares: torch.Tensor = item[1]
+        mean = shares.to(x.dtype).sum(-1).reshape(x.shape[:-1])
         return x * (mean + item[2]).rsqrt().unsqueeze(-1)
 
     def error(
         self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
     ) -> torch.Tensor:
         # Half of what a sum of positive shares is off by: each lane adds its own, then lanes do.
-        own = (item[1].shape[-1] / 32 + 12) * ROUNDOFF
+        own: float = (item[1].shape[-1] / 32 + 12) * ROUNDOFF
         return self.apply(error, item).abs() * (1 + own) + own * after.abs()
 
     def sample(self, step: RmsScale, draws: Draws, at: Extents) -> Item:
