@@ -229,8 +229,7 @@ struct RmsScale {
   template <int kRows, int kThreads>
   __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
     if (row == first) return;  // those of the tile before
-    // Rows of a warp, and shares of each, that are in flight.
-    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;
+    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;  // in flight
     const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, groups = (k - 1) / kColumns + 1;
     first = row;
     factors = shared;
@@ -711,6 +710,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     {
+      static_assert(kChunks * kChunkColumns * 1 * sizeof(float) <= sizeof(shared.factors));
       float* const factors = reinterpret_cast<float*>(shared.factors);
       epilogue.step_0.prepare<kChunks * kChunkColumns, kConsumers * 128>(factors, at.m, p.m, p.k, 6);
     }

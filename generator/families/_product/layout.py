@@ -126,7 +126,7 @@ def factor_bytes(operation: ProductOperation, schedule: ProductSchedule) -> int:
     """Shared memory of the factors of all consumers' rows; 0 where no step prepares any."""
     if not any(step.prepared for step in operation.epilogue):
         return 0
-    rows = schedule.finished if schedule.swap_ab else schedule.rows // max(1, schedule.sharing)
+    rows = schedule.columns if schedule.swap_ab else schedule.rows // max(1, schedule.sharing)
     return 4 * rows * schedule.consumers // preparing(schedule)
 
 

@@ -49,7 +49,7 @@ def context(
         "prepared": next(
             (index for index, step in enumerate(operation.epilogue) if step.prepared), None
         ),
-        "preparing": preparing(schedule),
+        "factor_sets": schedule.consumers // preparing(schedule),
         "group_columns": GROUP,
         "gate": gate_of(operation.epilogue),
         "factors": halved(operation, schedule)[1],

@@ -15,8 +15,7 @@ struct RmsScale {
   template <int kRows, int kThreads>
   __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
     if (row == first) return;  // those of the tile before
-    // Rows of a warp, and shares of each, that are in flight.
-    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;
+    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;  // in flight
     const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, groups = (k - 1) / kColumns + 1;
     first = row;
     factors = shared;

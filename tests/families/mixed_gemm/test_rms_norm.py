@@ -11,7 +11,14 @@ import torch.nn.functional as F
 import warploom
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import MeanSquare, Residual, RmsScale
-from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemmShape
+from warploom.generator.families.mixed_gemm import (
+    FAMILY,
+    MixedGemmOperation,
+    MixedGemmShape,
+    mixed_gemm_layout,
+)
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.families.mixed_gemm.samples import draw
 
@@ -92,3 +99,14 @@ def test_examples_share_no_factors() -> None:
         torch.func.vmap(
             lambda h, shares: warploom.mixed_gemm(h, o, epilogue=[("rms_scale", shares, 1e-6)])
         )(h, shares)
+
+
+@pytest.mark.parametrize("split", [1, 2, 4])
+def test_there_is_room_for_the_factors_of_all_rows(split: int) -> None:
+    """Blocks that share k finish parts of a tile, and each its own: of any of its rows."""
+    of = MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16", epilogue=(RmsScale(),))
+    fields = {"tile": (16, 64, 256), "multiply": "mma", "scaled": "sums", "cluster_split_k": split}
+    schedule = FAMILY.complete("sm_90a", of, {**fields, "consumers": 1})
+    assert mixed_gemm_layout(of, schedule).factor_bytes == 16 * 4
+    text = render(KernelSpec("sm_90a", of, schedule))
+    assert "static_assert(kChunks * kChunkColumns * 1 * sizeof(float) <= sizeof(shared" in text

@@ -39,7 +39,8 @@ class TorchRmsScale(TorchStep[RmsScale]):
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
         shares: torch.Tensor = item[1]
         mean = shares.to(x.dtype).sum(-1).reshape(x.shape[:-1])
-        return x * (mean + item[2]).rsqrt().unsqueeze(-1)
+        factors: torch.Tensor = (mean + item[2]).rsqrt()
+        return x * factors.unsqueeze(-1)
 
     def error(
         self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
