@@ -409,6 +409,62 @@ class StochasticRounding(Step):
         return (pointer(f"rounding_{index}", "const uint2", "[2]: seeds random numbers"),)
 
 
+@frozen
+class MeanSquare(Step):
+    """Store what groups of 16 columns of D add to the mean of squares of each row: last.
+
+    The sum of a row's groups is the mean of squares of the values before they are rounded to D's
+    type. One thread has each group, so that results are the same in every run.
+    """
+
+    step: Literal["mean_square"] = "mean_square"
+    arguments: ClassVar[tuple[str, ...]] = ("mean_square",)
+    auxiliary: ClassVar[bool] = True
+    pitched: ClassVar[bool] = True
+    results: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
+    parts: ClassVar[tuple[str, ...]] = ("mean_square.cuh.jinja",)
+    cpp: ClassVar[str] = "MeanSquare"
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * 4 // GROUP
+
+    def registers(self, *, paired: bool) -> int:
+        return 2
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"mean_square_{index}"
+        return (
+            pointer(name, "float", "shares[m][pitch]"),
+            int64(f"{name}_pitch", "elements between rows of shares", lambda at: at.pitch(index)),
+        )
+
+
+@frozen
+class RmsScale(Step):
+    """Divide each row by the root of the mean of squares of A's row, whose shares are given.
+
+    These are what `mean_square` stores where A is the result: with it, and with a weight that has
+    the norm's weight multiplied into its columns, the product is of A's RMS norm.
+    """
+
+    step: Literal["rms_scale"] = "rms_scale"
+    arguments: ClassVar[tuple[str, ...]] = ("rms_scale",)
+    pitched: ClassVar[bool] = True
+    prepared: ClassVar[bool] = True
+    cpp: ClassVar[str] = "RmsScale"
+
+    def registers(self, *, paired: bool) -> int:
+        return 2
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"rms_scale_{index}"
+        return (
+            pointer(name, "const float", "shares[m][pitch], one for each 16 of k"),
+            int64(f"{name}_pitch", "elements between rows of shares", lambda at: at.pitch(index)),
+            scalar(f"{name}_eps", "added to a mean of squares"),
+        )
+
+
 EpilogueStep = (
     Scale
     | Bias
@@ -422,6 +478,8 @@ EpilogueStep = (
     | Quantize
     | GateGradient
     | StochasticRounding
+    | MeanSquare
+    | RmsScale
 )
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
@@ -432,6 +490,9 @@ STEPS: tuple[EpilogueStep, ...] = tuple(
 
 BLOCK = 128
 """Columns of D that share a scale where a step quantizes them."""
+
+GROUP = 16
+"""Columns of D whose squares are summed: those of a warp, of whichever side of wgmma they are."""
 
 
 MOST_STEPS = 8
@@ -464,6 +525,12 @@ def quantizes(steps: tuple[Step, ...]) -> bool:
 def rounds_stochastically(steps: tuple[Step, ...]) -> bool:
     """Whether D is rounded at random."""
     return bool(steps) and isinstance(steps[-1], StochasticRounding)
+
+
+@lru_cache(maxsize=1024)
+def sums_squares(steps: tuple[Step, ...]) -> bool:
+    """Whether the squares of D's rows are summed."""
+    return bool(steps) and isinstance(steps[-1], MeanSquare)
 
 
 def factors(steps: tuple[Step, ...], index: int) -> int:
@@ -501,7 +568,18 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
             f"epilogue with {backward[0].token} and {other.token}: must be without the other, as "
             "D is of all columns, in 16 bits or more"
         )
-    early = [step for step in steps[:-1] if isinstance(step, Quantize | StochasticRounding)]
+    squares = [step for step in steps if isinstance(step, MeanSquare)]
+    if squares and gates:
+        return (
+            f"epilogue with {gates[0].token} and {squares[0].token}: must be without the gate; sum "
+            "squares in the epilogue of the GEMM that adds the residual"
+        )
+    norms = [step for step in steps if isinstance(step, RmsScale)]
+    if len(norms) > 1:
+        return f"epilogue with {len(norms)} {norms[0].token}: at most one, as A has one norm"
+    early = [
+        step for step in steps[:-1] if isinstance(step, Quantize | StochasticRounding | MeanSquare)
+    ]
     if early:
         return f"epilogue with {early[0].token} before other steps: must be the last"
     written = "_".join(step.token for step in steps)

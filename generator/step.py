@@ -33,6 +33,8 @@ class Step:
                 is given, and finishes after the last tile
     loads       it is auxiliary and has another tensor of the same shape and strides, which it reads
     partial     its C++ part stores sums over a few rows, which a launch of its own adds up
+    prepared    its C++ part computes a factor for each row of a tile, in shared memory, before the
+                tile's products
     results     the element types that D may have where it is among the steps; none: any
     """
 
@@ -41,6 +43,7 @@ class Step:
     auxiliary: ClassVar[bool] = False
     loads: ClassVar[bool] = False
     partial: ClassVar[bool] = False
+    prepared: ClassVar[bool] = False
     results: ClassVar[tuple[str, ...]] = ()
 
     @property

@@ -17,6 +17,7 @@ from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
 from benchmarks.peers._gated import gated
 from benchmarks.peers._libraries import GEMM
+from benchmarks.peers._normed import normed
 from benchmarks.peers._operations import fused, operations
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
 from benchmarks.peers._rounding import rounded
@@ -185,6 +186,11 @@ FAMILY = Products(
         ),
         "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
         "rounding": Group("GEMM, rounded stochastically and to nearest", rounded, listed=True),
+        "normed": Group(
+            "GEMM, an RMS norm through two epilogues and as a kernel",
+            partial(normed, "gemm"),
+            listed=True,
+        ),
         "host": Group("GEMM, bf16, host time of a warm call", host, listed=True),
         "compile": Group(
             "Compilation of a shipped kernel by NVRTC, in a fresh process",

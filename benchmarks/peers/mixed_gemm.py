@@ -15,6 +15,7 @@ from benchmarks.peers._mixed_contenders import contenders
 from benchmarks.peers._mixed_decode import Model
 from benchmarks.peers._mixed_decode import contenders as decoding
 from benchmarks.peers._mixed_problem import KINDS
+from benchmarks.peers._normed import normed
 from warploom.generator.configurations import cells
 
 LISTED = cells()["mixed_gemm"]
@@ -81,6 +82,10 @@ FAMILY = MixedProducts(
     groups={
         "llm": Group("{kind}, layers of language models", layers, ROW),
         "zeros": Group("{kind}, layers of language models", zeros),
+        "normed": Group(
+            "{kind}, an RMS norm through two epilogues and as a kernel",
+            partial(normed, "mixed_gemm"),
+        ),
         "decode": Group("{kind}: a step of decoding, beside bf16", decode),
     },
     grid=("llm",),

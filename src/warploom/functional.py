@@ -1,7 +1,8 @@
-"""Functions of torch.nn.functional that run on Warploom's kernels."""
+"""Functions on Warploom's kernels: one of torch.nn.functional, and linear layers around a norm."""
 
 from __future__ import annotations
 
+from warploom.integrations.rms_norm import fold_rms_norm, linear_add, rms_norm_linear
 from warploom.integrations.scaled_mm import scaled_mm
 
-__all__ = ["scaled_mm"]
+__all__ = ["fold_rms_norm", "linear_add", "rms_norm_linear", "scaled_mm"]

@@ -29,8 +29,10 @@ from warploom.generator.epilogue import (
     STEPS,
     ActivationGradient,
     Gate,
+    MeanSquare,
     Preactivation,
     Quantize,
+    RmsScale,
     Scale,
     StochasticRounding,
     legal,
@@ -92,7 +94,8 @@ def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> No
     most = max(count for count in range(1, MOST_STEPS + 1) if legal((step,) * count) is None)
     steps = (step,) * most
     others: dict[str, Any] = {} if is_quantized else {"accumulation": "promoted", "batched": True}
-    others |= {"batched": False} if isinstance(step, StochasticRounding) else {}
+    one_matrix = isinstance(step, StochasticRounding | MeanSquare | RmsScale)
+    others |= {"batched": False} if one_matrix else {}
     operation = GemmOperation(*types, epilogue=steps, **others)
     wordy: dict[str, Any] = {
         "swizzle_size": 1024,

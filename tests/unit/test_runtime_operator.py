@@ -45,7 +45,7 @@ SCHEMAS = {
     "gemm": f"({PRODUCT}) -> Tensor",
     "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None, "
     "Tensor(c!)? preactivation=None, Tensor(d!)? column_sum=None, Tensor(e!)? quantize=None, "
-    f"Tensor(f!)? quantize_pow2=None, {GATE_GRADIENTS}) -> ()",
+    f"Tensor(f!)? quantize_pow2=None, {GATE_GRADIENTS}, Tensor(q!)? mean_square=None) -> ()",
     "gemm_outputs": f"({PRODUCT}, str[] written_kinds, Tensor[] written, str preactivation, "
     "Tensor? accumulate_into, ScalarType? gradient_dtype) -> Tensor[]",
     "gemm_unseen": "(Tensor a, Tensor b, ScalarType out_dtype, str name) -> Tensor",

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import (
+    GROUP,
     EpilogueStep,
     factors,
     gate_of,
     quantizes,
     rounds_stochastically,
+    sums_squares,
 )
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
@@ -28,6 +30,7 @@ REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of
 # addressing takes so many registers, and each fragment in work so many more.
 BASE_REGISTERS = {"tma": 40, "direct": 56}
 FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
+SQUARE_REGISTERS = 8  # of sums of squares of a group, and of where they are stored
 QUANTIZE_REGISTERS = 40  # of direct stores, whose addresses are kept from pass to pass
 # A state, random words and what they are made of, by the bits of D (whose type may be refused).
 ROUNDING_REGISTERS = {32: 24, 16: 24, 8: 32}
@@ -54,6 +57,7 @@ class ProductLayout:
     register_budget: int  # that it may have
     parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
     reduced: bool  # a second launch finishes D: see launch.py
+    factor_bytes: int  # of rows, that a step has computed before the products; 0: none does
 
     @property
     def trims_a(self) -> bool:
@@ -63,15 +67,16 @@ class ProductLayout:
     @property
     def store_bytes(self) -> int:
         """All staging buffers of D; none where a second launch finishes it."""
-        return 0 if self.reduced else self.consumers * self._staging_bytes
+        return 0 if self.reduced else self.consumers * self.staging_bytes
 
     @property
     def reduction_bytes(self) -> int:
         """Dynamic shared memory of a block of the second launch, which is one warpgroup."""
-        return -(-self._staging_bytes // 1024) * 1024
+        return -(-(self.staging_bytes + self.factor_bytes) // 1024) * 1024
 
     @property
-    def _staging_bytes(self) -> int:
+    def staging_bytes(self) -> int:
+        """Staging buffers of one consumer."""
         return STORE_BUFFERS * self.store_box[1] * self.store_span
 
     @property
@@ -82,7 +87,7 @@ class ProductLayout:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the stages, with room to align the base to 1024."""
-        return -(-self.store_bytes // 1024) * 1024 + self.operand_bytes
+        return -(-self.store_bytes // 1024) * 1024 + self.operand_bytes + self.factor_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -110,6 +115,20 @@ def store_box(
     rows, columns = halved(operation, schedule)
     sides = WGMMA_M // rows, chunk_columns // columns
     return sides if schedule.swap_ab else (sides[1], sides[0])
+
+
+def preparing(schedule: ProductSchedule) -> int:
+    """Consumers that prepare factors of the same rows of D together."""
+    together = schedule.swap_ab and schedule.kernel_schedule == "cooperative"
+    return schedule.consumers if together else 1
+
+
+def factor_bytes(operation: ProductOperation, schedule: ProductSchedule) -> int:
+    """Shared memory of the factors of all consumers' rows; 0 where no step prepares any."""
+    if not any(step.prepared for step in operation.epilogue):
+        return 0
+    rows = schedule.columns if schedule.swap_ab else schedule.rows // max(1, schedule.sharing)
+    return 4 * rows * schedule.consumers // preparing(schedule)
 
 
 def budget(schedule: ProductSchedule) -> int:
@@ -157,7 +176,10 @@ def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
         widths = [64, 32, 16] if schedule.swap_ab else spans
     finished = schedule.finished
     columns = halved(operation, schedule)[1] if operation.epilogue else 1
-    return [width * columns for width in widths if finished % (width * columns) == 0]
+    least = GROUP if sums_squares(operation.epilogue) and not schedule.swap_ab else 8
+    return [
+        width * columns for width in widths if finished % (width * columns) == 0 and width >= least
+    ]
 
 
 def in_pairs(operation: ProductOperation, schedule: ProductSchedule) -> bool:
@@ -191,6 +213,8 @@ def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments
         gated += CUT_REGISTERS * schedule.stream_k * (1 + any(step.auxiliary for step in stored))
     if schedule.store == "direct" and quantizes(steps):  # single elements of whole blocks
         gated += QUANTIZE_REGISTERS
+    if sums_squares(steps):
+        gated += SQUARE_REGISTERS
     if rounds_stochastically(steps):
         gated += ROUNDING_REGISTERS[ELEMENTS[operation.d].bits]
     if any(step.loads for step in steps):
@@ -204,6 +228,8 @@ def held(step: EpilogueStep, schedule: ProductSchedule) -> str:
     """
     if step.loads:
         return "fragment"
+    if step.prepared:
+        return "fragment" if schedule.swap_ab else "block"
     if step.auxiliary or step.reads == "nothing":
         return "place" if step.auxiliary else "nothing"
     return "block" if step.reads == ("column" if schedule.swap_ab else "row") else "fragment"

@@ -6,15 +6,23 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import (
+    GROUP,
     Gate,
     factors,
     gate_of,
     quantizes,
     rounds_stochastically,
+    sums_squares,
 )
 from warploom.generator.families._product import launch
 from warploom.generator.families._product.launch import partial_name, rows_of_partial
-from warploom.generator.families._product.layout import ProductLayout, halved, held, in_pairs
+from warploom.generator.families._product.layout import (
+    ProductLayout,
+    halved,
+    held,
+    in_pairs,
+    preparing,
+)
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.parameters import Kind
 from warploom.generator.wgmma import WARPGROUP
@@ -37,6 +45,12 @@ def context(
         "rounding": len(operation.epilogue) - 1
         if rounds_stochastically(operation.epilogue)
         else None,
+        "squared": len(operation.epilogue) - 1 if sums_squares(operation.epilogue) else None,
+        "prepared": next(
+            (index for index, step in enumerate(operation.epilogue) if step.prepared), None
+        ),
+        "factor_sets": schedule.consumers // preparing(schedule),
+        "group_columns": GROUP,
         "gate": gate_of(operation.epilogue),
         "factors": halved(operation, schedule)[1],
         "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",

@@ -7,7 +7,13 @@ from functools import lru_cache
 
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
-from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
+from warploom.generator.families._product.layout import (
+    ProductLayout,
+    budget,
+    chunk,
+    factor_bytes,
+    store_box,
+)
 from warploom.generator.families.gemm.scales import column_scales, scale_bytes, scale_registers
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
@@ -92,6 +98,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         scale_bytes=scale_bytes(operation, schedule),
         banks=banks,
         ahead=ahead,
+        factor_bytes=factor_bytes(operation, schedule),
     )
 
 

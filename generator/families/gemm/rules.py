@@ -11,11 +11,15 @@ from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import (
     BLOCK,
+    GROUP,
+    MeanSquare,
+    RmsScale,
     factors,
     gate_of,
     legal,
     quantizes,
     rounds_stochastically,
+    sums_squares,
 )
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
@@ -25,6 +29,7 @@ from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
 
+MOST_PROMOTED = 128  # rows of wgmma of a consumer, which adds up each 64 under MMAs of others
 MOST_LOADED = 12  # registers of operands of a fragment, beside sums that wait for a scale
 
 # Blocks along (m, n): a power of two each, and as many in all as every GPU's clusters may have.
@@ -52,6 +57,12 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
                 if step.results
             ),
             *(_quantized(operation) if quantizes(operation.epilogue) else ()),
+            *(
+                f"batched with {step.token}: must be false, as shares of a mean of squares are of "
+                "rows of one matrix; give B without batches"
+                for step in operation.epilogue
+                if operation.batched and isinstance(step, MeanSquare | RmsScale)
+            ),
             "batched with stochastic_rounding: must be false, as random numbers are of rows and "
             "columns of one matrix; give B without batches, or round the result by warploom.cast"
             if operation.batched and rounds_stochastically(operation.epilogue)
@@ -185,6 +196,13 @@ def schedule_reasons(
             ),
             *(_blocks(operation, schedule) if quantizes(operation.epilogue) else ()),
             None
+            if schedule.swap_ab or not sums_squares(operation.epilogue)
+            else rules.multiple_of(
+                f"tile {columns} with {operation.epilogue[-1].token}",
+                wgmma_columns,
+                GROUP * schedule.cluster_split_k,
+            ),
+            None
             if schedule.split_k == 1
             or (
                 schedule.cluster_split_k == 1
@@ -222,6 +240,11 @@ def schedule_reasons(
             f"{layout.sums_bytes} bytes of a tile's sums lie where stages were, which have "
             f"{layout.stage_bytes} each; use more stages",
             blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
+            None
+            if operation.accumulation == "fast" or wgmma_rows <= MOST_PROMOTED * schedule.sharing
+            else f"accumulation promoted, tile {rows} {wgmma_rows} for {schedule.sharing} "
+            f"consumers sharing it: must be at most {MOST_PROMOTED} each, as MMAs of more are "
+            "serialised",
             None if operation.block_scales == "none" else blocks_reason(operation, schedule),
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.generator.elements import element
-from warploom.generator.families._product.layout import ProductLayout, chunk, store_box
+from warploom.generator.families._product.layout import (
+    ProductLayout,
+    chunk,
+    factor_bytes,
+    store_box,
+)
 from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
 from warploom.generator.slabs import DEPTH, SlabLayout
@@ -45,7 +50,7 @@ class MixedGemmLayout(ProductLayout):
     @property
     def fixed_bytes(self) -> int:
         """Everything but the stages."""
-        return self.store_bytes + self.exchange_bytes + BARRIER_BYTES
+        return self.store_bytes + self.exchange_bytes + self.factor_bytes + BARRIER_BYTES
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -90,6 +95,7 @@ def mixed_gemm_layout(
         fragments=fragments,
         group_steps=steps,
         exchange_bytes=_exchanged(schedule, 16 * WARPGROUP * fragments),
+        factor_bytes=factor_bytes(operation, schedule),
     )
 
 

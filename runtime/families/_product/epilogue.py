@@ -242,16 +242,17 @@ def bind(
     device: int,
     *,
     batched: bool,
+    k: int = 0,
 ) -> BoundEpilogue:
-    """Check the items against products [*batches, m, n] on `device` (-1: CPU): steps of them.
+    """Check the items against products [*batches, m, n] of k each, on `device` (-1: CPU).
 
     All batches of D are rows of one matrix unless it is `batched`, or an operand can be read beside
-    batches only. Raises ProblemError naming the item, the rule and the fix.
+    batches only. Returns their steps. Raises ProblemError naming the item, the rule and the fix.
     """
     if not listed:
         return BoundEpilogue((), (), (), (), (), paired=True, batched=batched, columns=n)
     check_items(listed)
-    at, bound = Extents(batches, m, n), list[tuple[Item, EpilogueStep, torch.Tensor | None]]()
+    at, bound = Extents(batches, m, n, k), list[tuple[Item, EpilogueStep, torch.Tensor | None]]()
     for item in listed:
         step, value = step_of(item).bind(item, at, device)
         bound.append((item, step, value))

@@ -47,7 +47,7 @@ def items(listed: Sequence[Item], dims: Iterator[Dimension], examples: Examples)
         dim = next(dims)
         example = value if dim is None else value.select(dim, 0)
         reads = one.reads((kind, example, *rest))
-        seen = natural(reads, example, examples.at)
+        seen = None if one.step.prepared else natural(reads, example, examples.at)
         own = examples.at.own(reads)
         if seen is None:  # the call says what is wrong
             yield item

@@ -247,7 +247,7 @@ class GemmCall(ProductCall):
             batched = batched or not block_scales.in_rows(scaled[0], shape[:-2])
         elif len(listed) > 0:
             block_scales.refuse_partner(a, b, listed)
-        bound = epilogue.bind(rest, shape[:-2], m, n, device, batched=batched)
+        bound = epilogue.bind(rest, shape[:-2], m, n, device, batched=batched, k=a.shape[-1])
         shared, shape = shape[:-2] if bound.batched else None, (*lead, m, bound.columns)
         m, k = (m if shared is not None else prod(lead) * m), a.shape[-1]
         d_type = result_type(a, out, self.out_dtype, len(listed) > 0)

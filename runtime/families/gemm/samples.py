@@ -45,7 +45,7 @@ class GemmData:
         operation, shape = self.operation, self.shape
         a = self._matrix(operation.a, shape.m, shape.k, across=operation.layout_a == "col")
         b = self._matrix(operation.b, shape.k, shape.n, across=operation.layout_b == "col")
-        at = Extents(self._batches, shape.m, shape.n)
+        at = Extents(self._batches, shape.m, shape.n, shape.k)
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
         items = steps.samples(operation.epilogue, self._draws, at)

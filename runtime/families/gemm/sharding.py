@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate
 
-from warploom.generator.epilogue import Bias, Gate, Residual, Scale, StochasticRounding
+from warploom.generator.epilogue import (
+    Bias,
+    Gate,
+    Residual,
+    RmsScale,
+    Scale,
+    StochasticRounding,
+)
 from warploom.generator.step import Reads
 from warploom.runtime.arguments import places_of
 from warploom.runtime.families._product.steps import step_of
@@ -125,9 +132,17 @@ def _along(shape: Sequence[int], own: Axes, extents: Sequence[int]) -> Axes | No
 
 
 def _split_axes(axes: _Axes, listed: Sequence[Item]) -> list[int]:
-    """The axes of D that a call can be split along: not its columns, where a gate pairs them."""
+    """The axes of D that a call can be split along: not its columns, where a gate pairs them, nor
+    rows, where one tensor has something for all of them.
+    """
+    columns = axes.k - 1
     gated = any(step_of(item).step is Gate for item in listed)
-    return [axis for axis in axes.shared() if not (gated and axis == axes.k - 1)]
+    of_rows = any(step_of(item).step is RmsScale for item in listed)
+    return [
+        axis
+        for axis in axes.shared()
+        if not (gated and axis == columns) and not (of_rows and axis != columns)
+    ]
 
 
 # ---- Operators -----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from warploom.runtime.families._product.operands import (
     result_type,
     storing,
 )
-from warploom.runtime.families._product.steps import OUTPUTS
+from warploom.runtime.families._product.steps import KINDS, OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.tensors import refuse_negated, shown
@@ -188,6 +188,17 @@ class MixedGemmCall(ProductCall):
         for item in self.listed:
             if item[0] in OUTPUTS and item[-1].requires_grad:
                 raise unseen(item[0])
+        kind = self.unseen_kind
+        if kind is not None:
+            raise unseen(kind)
+
+    @property
+    def unseen_kind(self) -> str | None:
+        """The kind of an item without a gradient, where a tensor of the call requires grad."""
+        if not self.requires_grad:
+            return None
+        kinds = (str(item[0]) for item in self.listed)
+        return next((kind for kind in kinds if kind in KINDS and KINDS[kind].no_gradient), None)
 
     @property
     def requires_grad(self) -> bool:
@@ -214,7 +225,7 @@ class MixedGemmCall(ProductCall):
         n, k = weight.shape
         *lead, m = a.shape[:-1]
         device = a.get_device()
-        bound = epilogue.bind(listed, tuple(lead), m, n, device, batched=False)
+        bound = epilogue.bind(listed, tuple(lead), m, n, device, batched=False, k=k)
         if bound.batched:
             raise _beside_batches(listed, tuple(lead))
         shape = (*lead, m, bound.columns)

@@ -16,7 +16,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.runtime.arguments import places_of
 from warploom.runtime.families._product.call import written_keywords
-from warploom.runtime.families._product.epilogue import ITEMS
+from warploom.runtime.families._product.epilogue import ITEMS, unseen
 from warploom.runtime.families._product.examples import Dimension, Examples, items
 from warploom.runtime.families._product.operands import result_type
 from warploom.runtime.families._product.steps import step_of
@@ -134,7 +134,10 @@ def call(mixed: MixedGemmCall) -> torch.Tensor:
             fix="call warploom.mixed_gemm outside of the compiled function",
         )
     writing = [*written, *(() if out is None else ("out",))]
-    if writing and torch.is_grad_enabled() and mixed.requires_grad:
+    wanted = torch.is_grad_enabled() and mixed.requires_grad
+    if wanted and (kind := mixed.unseen_kind) is not None:
+        raise unseen(kind)
+    if writing and wanted:
         raise ProblemError(
             f"{', '.join(writing)} under torch.compile, beside tensors that require grad",
             rule="must be left out: operators that autograd differentiates write to nothing",

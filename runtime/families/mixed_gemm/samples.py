@@ -30,7 +30,7 @@ def draw(
     On `meta`, only shapes.
     """
     draws = Draws(device, random)
-    at = Extents((), shape.m, shape.n)
+    at = Extents((), shape.m, shape.n, shape.k)
     out = torch.empty(
         (shape.m, columns(operation.epilogue, shape.n)), dtype=TORCH[operation.d], device=device
     )

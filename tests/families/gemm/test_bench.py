@@ -17,6 +17,7 @@ from benchmarks.peers import (
     _drawn,
     _gated,
     _gated_layer,
+    _normed,
     _operations,
     _rounding,
     gemm,
@@ -181,6 +182,20 @@ def test_stochastic_rounding_is_measured_beside_rounding_to_nearest(
         found = {entry.contender: entry for entry in measured(case).entries}
         assert list(found) == ["warploom, stochastic", "warploom, to nearest"]
         assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
+
+
+@pytest.mark.parametrize(("family", "kind"), [("gemm", "bf16"), ("mixed_gemm", "w4a16")])
+def test_a_norm_through_two_epilogues_is_measured_beside_kernels_of_norms(
+    monkeypatch: pytest.MonkeyPatch, family: str, kind: str
+) -> None:
+    listed = {"types": [kind], "layers": [(256, 128, 64)], "m": [5]}
+    monkeypatch.setattr(_normed, "cells", lambda: {family: {"normed": listed}})
+    monkeypatch.setattr(_normed, "compiled", lambda make: make())
+    (case,) = _normed.normed(family, Asked())
+    found = {entry.contender: entry for entry in measured(case).entries}
+    assert next(iter(found)) == "warploom" and len(found) == 3 + (kind == "bf16")
+    assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
+    assert case.floor is not None and case.floor.limit == "bytes"
 
 
 def test_a_layer_that_trains_is_checked_in_every_way_that_computes_it(

@@ -21,8 +21,10 @@ from warploom.generator.epilogue import (
     ColumnSum,
     EpilogueStep,
     Gate,
+    MeanSquare,
     Quantize,
     Residual,
+    RmsScale,
     StochasticRounding,
     gate_of,
     legal,
@@ -49,6 +51,7 @@ TYPES = [
     ("int8", "int32"),
 ]
 LAYOUTS = [(a, b) for a in ("row", "col") for b in ("row", "col")]
+OF_ROWS = (MeanSquare, RmsScale)  # of one matrix
 
 
 @st.composite
@@ -61,15 +64,15 @@ def operations(draw: st.DrawFn) -> GemmOperation:
     assume(legal(steps) is None)
     assume(gate_of(steps) is None or layout_b == "col")
     assume(not quantizes(steps))  # a schedule of its own: see below
-    rounds = rounds_stochastically(steps)
-    assume(not rounds or d in steps[-1].results)
+    assume(all(d in step.results for step in steps if step.results))
+    one_matrix = rounds_stochastically(steps) or any(isinstance(step, OF_ROWS) for step in steps)
     fp8 = a in ("e4m3", "e5m2")
     return GemmOperation(
         *(a, draw(st.sampled_from(("e4m3", "e5m2"))) if fp8 else a, d),  # type: ignore[arg-type]
         *(layout_a, layout_b),  # type: ignore[arg-type]
         epilogue=steps,
         accumulation=draw(st.sampled_from(("fast", "promoted"))) if fp8 else "fast",
-        batched=draw(st.booleans()) and not rounds,
+        batched=draw(st.booleans()) and not one_matrix,
     )
 
 
@@ -305,8 +308,8 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
         ("e4m3", "fp32", ("row", "col"), "promoted"),
     ]
     steps = most_of(step)
-    if isinstance(step, Quantize | StochasticRounding):
-        return  # it is of other types, and the last: see below
+    if isinstance(step, Quantize | StochasticRounding | MeanSquare):
+        return  # it is the last, and some are of other types: see below
     gated = isinstance(step, Gate)  # which sums no columns
     mixed = (*steps[:3], *most_of(Residual("fp32") if gated else ColumnSum())[:5])
     assert legal(mixed) is None
@@ -319,7 +322,7 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
                 served(operation, GemmShape(m, 640, 4096), store)
 
 
-ROUNDED = StochasticRounding()
+ROUNDED, SQUARED = StochasticRounding(), MeanSquare()
 
 
 @st.composite
@@ -329,16 +332,17 @@ def crowded(draw: st.DrawFn) -> GemmOperation:
         [
             step
             for step in STEPS
-            if step.registers(paired=False) > 1 and not isinstance(step, Quantize)
+            if step.registers(paired=False) > 1 and not isinstance(step, Quantize | MeanSquare)
         ]
     )
     steps = tuple(draw(st.lists(costly, min_size=5, max_size=MOST_STEPS)))
     while legal(steps) is not None:
         steps = steps[:-1]
-    kind, rounds = draw(st.sampled_from(KINDS)), draw(st.booleans())
-    if rounds and kind[1] in StochasticRounding.results and legal((*steps[:7], ROUNDED)) is None:
-        return of_kind(kind, (*steps[:7], ROUNDED))
-    return of_kind(kind, steps, batched=draw(st.booleans()))
+    kind, last = draw(st.sampled_from(KINDS)), draw(st.sampled_from((None, ROUNDED, SQUARED)))
+    if last and kind[1] in last.results and legal((*steps[:7], last)) is None:
+        return of_kind(kind, (*steps[:7], last))
+    of_rows = any(isinstance(step, OF_ROWS) for step in steps)
+    return of_kind(kind, steps, batched=not of_rows and draw(st.booleans()))
 
 
 @settings(deadline=None, max_examples=400)

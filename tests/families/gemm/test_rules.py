@@ -166,6 +166,11 @@ def test_promoted_sums_take_as_many_registers_again() -> None:
         for op in (fast, promoted)
     ]
     assert registers[1] - registers[0] == 64
+    for fields in ({"consumers": 1}, {"kernel_schedule": "pingpong"}):
+        for tile in ({"tile": (256, 16, 128)}, {"tile": (16, 256, 128), "swap_ab": True}):
+            assert reasons(fast, **tile, **fields) == []
+            (found,) = reasons(promoted, **tile, **fields)
+            assert "256 for 1 consumers sharing it: must be at most 128 each" in found
 
 
 def test_what_the_producer_leaves_goes_to_two_consumers() -> None:

@@ -27,6 +27,10 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("quantize", s)         last, of a D in e4m3: divides 128 columns of a row by the scale that
                             brings their largest magnitude to 448, and fills s, fp32 [m, n / 128]
                             with rows next to each other; ("quantize_pow2", s): by powers of two
+    ("mean_square", s)      last: fills s, fp32 [m, n / 16], with what each 16 columns of D add to
+                            the mean of squares of their row
+    ("rms_scale", s, eps)   over the root of eps and the mean of squares of a's row, which is the
+                            sum of its shares s, fp32 [m, k / 16], as ("mean_square", s) fills them
     ("stochastic_rounding", t)  last: D is one of the two neighbours at random, by Philox of t,
                             int64 [2]
 
@@ -49,10 +53,12 @@ from warploom.runtime.families._product.steps.bias import TorchBias
 from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
 from warploom.runtime.families._product.steps.gate import TorchGate
 from warploom.runtime.families._product.steps.gate_gradient import TorchGateGradient
+from warploom.runtime.families._product.steps.mean_square import TorchMeanSquare
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
 from warploom.runtime.families._product.steps.quantize import TorchQuantize
 from warploom.runtime.families._product.steps.residual import TorchResidual
+from warploom.runtime.families._product.steps.rms_scale import TorchRmsScale
 from warploom.runtime.families._product.steps.scale import TorchScale
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
 from warploom.runtime.families._product.steps.stochastic_rounding import (
@@ -73,6 +79,8 @@ STEPS: dict[str, TorchStep[Any]] = {
     "quantize": TorchQuantize(),
     "gate_gradient": TorchGateGradient(),
     "stochastic_rounding": TorchStochasticRounding(),
+    "mean_square": TorchMeanSquare(),
+    "rms_scale": TorchRmsScale(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 

@@ -23,11 +23,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Those of D [*batches, m, n], or of what it is before steps have halved n."""
+    """Those of D [*batches, m, n], or of what it is before steps have halved n, and of k, which is
+    summed over; k is 0 where only D counts.
+    """
 
     batches: Shape
     m: int
     n: int
+    k: int = 0
 
     def own(self, reads: Reads) -> Shape:
         """The dimensions that an operand has, whatever its batches are."""

@@ -23,9 +23,11 @@ from warploom.generator.epilogue import (
     EpilogueStep,
     Gate,
     GateGradient,
+    MeanSquare,
     Preactivation,
     Quantize,
     Residual,
+    RmsScale,
     Scale,
     StochasticRounding,
 )
@@ -35,6 +37,7 @@ from warploom.runtime.families._product.steps.gate_gradient import (
     TorchGateGradient,
     gradient_kind,
 )
+from warploom.runtime.families._product.steps.mean_square import TorchMeanSquare, groups_of
 from warploom.runtime.families._product.steps.quantize import inverses
 
 Shape = tuple[int, ...]
@@ -86,9 +89,10 @@ def item(
     odd: bool,
     generator: torch.Generator,
     batches: Shape = (),
+    k: int = 0,
 ) -> tuple[Guarded | None, tuple[Any, ...]]:
     """Return what a step of the epilogue of D [*batches, m, n] is given: its tensor, if it has one,
-    and its item. Nothing is aligned where it is `odd`.
+    and its item. Nothing is aligned where it is `odd`. `k` is the depth of the product.
     """
     if isinstance(step, Amax):
         operand = guarded(1, 1, torch.float32, odd=odd)
@@ -102,6 +106,13 @@ def item(
         operand = guarded(-(-n // BLOCK), rows, torch.float32, odd=odd)
         kind = "quantize_pow2" if step.scale == "pow2" else "quantize"
         return operand, (kind, operand.view.mT)
+    if isinstance(step, MeanSquare | RmsScale):
+        of = n if isinstance(step, MeanSquare) else k
+        operand = guarded(math.prod(batches) * m, groups_of(of), torch.float32, odd=odd)
+        if isinstance(step, MeanSquare):
+            return operand, ("mean_square", operand.view)
+        operand.view.uniform_(0, 32 / max(of, 1), generator=generator)
+        return operand, ("rms_scale", operand.view, 0.03)
     if isinstance(step, StochasticRounding):
         return None, ("stochastic_rounding", torch.tensor([17, 2**61 + 3], device="cuda"))
     if isinstance(step, Gate):
@@ -177,9 +188,10 @@ def assert_outputs(
             continue
         assert next(found).untouched_outside()
         stored = given[-1]
-        if isinstance(step, GateGradient):  # the gradient that it is given is no result
+        if isinstance(step, GateGradient | MeanSquare):  # which stores something else
             exact, error = bound(listed[:index], torch.float32)
-            exact, error = TorchGateGradient().written_bound(exact, error, given)
+            one = TorchMeanSquare() if isinstance(step, MeanSquare) else TorchGateGradient()
+            exact, error = one.written_bound(exact, error, given)
             error = error + unit_roundoff(stored.dtype) * (
                 exact.abs() + error + torch.finfo(stored.dtype).tiny
             )

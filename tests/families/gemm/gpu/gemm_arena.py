@@ -14,7 +14,14 @@ from product_arena import Bound, Shape, assert_within, fill, guarded, item
 from rooms import Guarded
 
 import warploom
-from warploom.generator.epilogue import Gate, GateGradient, Preactivation, columns
+from warploom.generator.epilogue import (
+    Gate,
+    GateGradient,
+    MeanSquare,
+    Preactivation,
+    RmsScale,
+    columns,
+)
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -79,7 +86,8 @@ def call(
             made.operands.append(scale)
             made.scales.append((f"scale_{operand}", scale.view))
     for index, step in enumerate(operation.epilogue):
-        own = shared if index % 2 == 0 or isinstance(step, Preactivation) else ()
+        whole = isinstance(step, Preactivation | MeanSquare | RmsScale)
+        own = shared if index % 2 == 0 or whole else ()
         if isinstance(step, GateGradient):
             z, dz, given = product_arena.gate_gradient(
                 step, m, n, odd=odd, generator=generator, batches=shared
@@ -88,7 +96,7 @@ def call(
             made.outputs.append(dz)
             made.listed.append(given)
             continue
-        operand, given = item(step, m, n, odd=odd, generator=generator, batches=own)
+        operand, given = item(step, m, n, odd=odd, generator=generator, batches=own, k=k)
         made.listed.append(given)
         if operand is not None:
             (made.outputs if step.auxiliary else made.operands).append(operand)

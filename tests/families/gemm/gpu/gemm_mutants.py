@@ -178,6 +178,40 @@ MUTANTS = {
     "a scale is of the row eight further on": Mutant(
         wider.QUANTIZED[0], r"inverse\.row\[i / 2\]", (257, 272, 193), "inverse.row[1 - i / 2]"
     ),
+    "a lane adds its own squares to those of one neighbour alone": Mutant(
+        wider.NORMS[0],
+        r"total \+= __shfl_xor_sync\(~0u, total, lanes\);",
+        (257, 272, 193),
+        ";",
+    ),
+    "rows have each other's mean of squares": Mutant(
+        wider.NORMS[0],
+        r"total = second \? sum\[1\] : sum\[0\]",
+        (257, 272, 193),
+        "total = second ? sum[0] : sum[1]",
+    ),
+    "the second half of a group's columns is not squared": Mutant(
+        wider.NORMS[0], r"f < first \+ kEach", (257, 272, 193), "f < first + 1"
+    ),
+    "a swapped warp squares half of its columns": Mutant(
+        wider.NORMS[9],
+        r"i < 4; \+\+i\) \{(?=\s+const float value)",
+        (61, 264, 193),
+        "i < 4; i += 2) {",
+    ),
+    "a mean of squares has a share too few": Mutant(
+        wider.NORMS[15], r"\(k - 1\) / kColumns \+ 1", (257, 272, 193), "k / kColumns"
+    ),
+    "a norm has no eps": Mutant(wider.NORMS[15], r"sum\[j\] \+ eps", (257, 272, 193), "sum[j]"),
+    "rows of a fragment have one factor": Mutant(
+        wider.NORMS[15], r"at\.row\[1\] - first\]", (257, 272, 193), "at.row[0] - first]"
+    ),
+    "rows of a tile have the factors of the tile before": Mutant(
+        wider.NORMS[15],
+        r"if \(row == first\) return;",
+        (8191, 272, 193),
+        "if (first >= 0) { first = row; return; }",
+    ),
     "both values of a pair are rounded by one number": Mutant(
         wider.ROUNDED[0], r"i % 2 \? word\[i / 2\] >> \(32 - kDropped\) : ", (257, 272, 193)
     ),

@@ -28,9 +28,11 @@ from warploom.generator.epilogue import (
     ColumnSum,
     Gate,
     GateGradient,
+    MeanSquare,
     Preactivation,
     Quantize,
     Residual,
+    RmsScale,
     Scale,
     StochasticRounding,
 )
@@ -369,6 +371,37 @@ QUANTIZED = [
     )
 ]
 
+# RMSNorm through two epilogues: squares are summed by either side of wgmma, in both launches;
+# factors are prepared by one consumer or by all, once or for each tile.
+NORMED = (Residual("bf16"), MeanSquare())
+SCALED_BY_NORM = (RmsScale(),)
+NORMS = [
+    spec(tile, epilogue=steps, **others)
+    for steps in (NORMED, SCALED_BY_NORM)
+    for tile, others in (
+        ((128, 128), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
+        ((128, 256), {"cluster": (2, 1)}),
+        ((64, 48), {"consumers": 1, "raster": "along_n", "swizzle_size": 3}),
+        ((128, 96), {"store": "direct"}),
+        ((128, 128), {"a": "fp16", "d": "fp32", "layouts": "col row"}),
+        ((128, 128), {"a": "e4m3", "accumulation": "promoted"}),
+        ((128, 96), {"cluster_split_k": 3}),
+        ((128, 128), {"stream_k": True}),
+        ((64, 64), {"consumers": 1, "split_k": 5}),
+        ((24, 64), {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((64, 128), {"swap_ab": True}),
+        ((32, 128), {"swap_ab": True, "kernel_schedule": "pingpong", "stages": 3}),
+        ((64, 64), {"swap_ab": True, "consumers": 1, "cluster_split_k": 4}),
+        ((16, 128), {"swap_ab": True, "stream_k": True}),
+        ((48, 128), {"swap_ab": True, "split_k": 3}),
+    )
+]
+NORMS += [
+    spec((128, 128), epilogue=(RmsScale(), *BIASED), cluster=(2, 1)),
+    spec((16, 128), epilogue=(RmsScale(), *BIASED), swap_ab=True, store="direct"),
+    spec((128, 96), epilogue=(Scale("row"), Activation("relu"), RmsScale(), MeanSquare())),
+]
+
 # D that is rounded at random: exact operations before, so that bits are those of the reference.
 # (tile, d, steps, others)
 ROUNDED = [
@@ -397,6 +430,7 @@ ROUNDED = [
 ]
 
 WIDER = (
+    *NORMS,
     *ROUNDED,
     *GATED,
     *UNGATED,

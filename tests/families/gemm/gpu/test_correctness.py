@@ -124,6 +124,14 @@ def test_no_block_of_d_has_the_scale_of_another(
 
 
 @over_shapes
+@pytest.mark.parametrize("kernel", wider.NORMS, ids=short)
+def test_no_row_has_the_mean_of_squares_of_another(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
 @pytest.mark.parametrize("kernel", cases.SPLIT, ids=short)
 def test_no_part_of_k_is_lost_or_added_twice(
     kernel: KernelSpec, shape: tuple[int, int, int]

@@ -141,7 +141,7 @@ def call(spec: KernelSpec, m: int, n: int, k: int, *, seed: int = 0) -> Call:
     d = guarded(m, n, TORCH[operation.d], odd=odd)
     made = Call(spec, a, weight(operation, n, k, seed), d, [], [], [])
     for step in operation.epilogue:
-        operand, given = item(step, m, n, odd=odd, generator=generator)
+        operand, given = item(step, m, n, odd=odd, generator=generator, k=k)
         made.listed.append(given)
         if operand is not None:
             (made.outputs if step.auxiliary else made.operands).append(operand)

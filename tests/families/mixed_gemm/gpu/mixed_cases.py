@@ -20,7 +20,9 @@ from warploom.generator.epilogue import (
     Activation,
     Bias,
     EpilogueStep,
+    MeanSquare,
     Residual,
+    RmsScale,
     StochasticRounding,
 )
 from warploom.generator.families.mixed_gemm import (
@@ -212,6 +214,18 @@ EPILOGUES += [  # of activations of 8 bits, with a scale for each row
     )
     for tile, multiply, scaled, others in (EIGHT[choice],)
 ]
+NORMS = [  # RMSNorm through two epilogues
+    spec(tile, multiply, scaled, of=operation(a=a, epilogue=steps), **others)
+    for i, (tile, multiply, scaled, others) in enumerate(FINISHED)
+    for a, steps in (
+        ("bf16" if i % 2 else "fp16", (Residual("bf16"), MeanSquare())),
+        ("fp16" if i % 2 else "bf16", (RmsScale(), Bias("fp32"))),
+    )
+]
+NORMS += [
+    spec((16, 128, 256), "mma", "sums", of=operation(epilogue=steps), consumers=4, warp_split_k=2)
+    for steps in ((Residual("bf16"), MeanSquare()), (RmsScale(),))
+]
 OUTPUTS = [
     spec(tile, multiply, scaled, of=operation(d=d, epilogue=steps), **{**others, "store": "direct"})
     for i, (d, steps) in enumerate(
@@ -261,7 +275,15 @@ ASKED = [
 
 USUAL = list(
     dict.fromkeys(
-        (*FORMATS, *EPILOGUES, *OUTPUTS, *SIMPLE.values(), *(one for one, _ in CHOSEN), *ASKED)
+        (
+            *FORMATS,
+            *EPILOGUES,
+            *NORMS,
+            *OUTPUTS,
+            *SIMPLE.values(),
+            *(one for one, _ in CHOSEN),
+            *ASKED,
+        )
     )
 )
 ALL = [*USUAL, *(kernel for kernel in SCHEDULES if kernel not in USUAL)]

@@ -10,6 +10,7 @@ import mixed_cases as cases
 import mutants
 from mutants import PAUSE, Clock, Edit
 
+from warploom.generator.epilogue import RmsScale
 from warploom.generator.specification import KernelSpec
 
 MMA = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(group=32), stages=2)
@@ -21,6 +22,7 @@ AHEAD = cases.spec(
 SHARED = cases.spec((16, 64, 256), "mma", "sums", warp_split_k=2)
 SPLIT = cases.spec((16, 64, 128), "mma", "sums", consumers=1, cluster_split_k=4)
 STREAMED = cases.spec((16, 128, 128), "mma", "sums", stream_k=True)
+NORMED = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(epilogue=(RmsScale(),)))
 CHAINED = cases.spec((16, 128, 128), "mma", "sums", ctas_per_sm=2)
 
 # A tile a block, and as many k tiles as stages: whoever does not wait gets no lap ahead.
@@ -70,6 +72,15 @@ READ = MEET.replace("\n", "  // all have read those of the tile before\n")
 BEGUN = "    cute::cluster_wait();  // all blocks of the cluster have begun\n"
 EXCHANGED = "    shared.exchanged.wait(0);  // a cluster has one tile\n"
 ADDED = "      for (int j = 0; j < 4; ++j) sum[j] = total[j];\n    }\n"
+SUMMED = "      CUTE_UNROLL\n      for (int j = 0; j < kAtOnce; ++j) {\n        CUTE_UNROLL\n"
+MEETING = (
+    "    cutlass::arch::NamedBarrier::sync(kThreads, barrier);  // all have read the factors of "
+    "the tile before\n"
+)
+PREPARED = "    }\n    cutlass::arch::NamedBarrier::sync(kThreads, barrier);\n  }\n"
+LOAD_BLOCK = (
+    "    CUTE_UNROLL\n    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block("
+)
 LEAVE = "  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {\n"
 RAISED = (
     '      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) '
@@ -174,6 +185,19 @@ MUTANTS = {
     ),
     "parts of a tile are added that nobody has left": Mutant(
         wrong=((RAISED, ""),), shape=LONG, pauses=((LEAVE, LEAVE + PAUSE),), kernel=STREAMED
+    ),
+    "rows are scaled before their factors are there": Mutant(
+        wrong=((PREPARED, "    }\n  }\n"),),
+        shape=ONE_LAP,
+        pauses=((SUMMED, "      if (warp % 4 == 1)\n" + PAUSE + SUMMED),),
+        kernel=NORMED,
+    ),
+    # Several tiles a block, of other rows.
+    "factors are overwritten while others scale by them": Mutant(
+        wrong=((MEETING, ""),),
+        shape=(600, 1000, 256),
+        pauses=((LOAD_BLOCK, "    if (threadIdx.x / 32 % 4 == 1)\n" + PAUSE + LOAD_BLOCK),),
+        kernel=NORMED,
     ),
     # Blocks end before their loads, which may end the process: so it comes last.
     "the parity of the first lap is that of the second": Mutant(

@@ -56,6 +56,14 @@ def test_no_epilogue_is_out_of_order_or_misplaced(
     verify(kernel, shape)
 
 
+@over_shapes
+@pytest.mark.parametrize("kernel", cases.NORMS, ids=short)
+def test_no_row_has_the_mean_of_squares_of_another(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
 @pytest.mark.parametrize("shape", FEW, ids=str)
 @pytest.mark.parametrize("kernel", cases.OUTPUTS, ids=short)
 def test_no_output_type_is_rounded_or_saturated_wrongly(

@@ -1,10 +1,10 @@
-// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e
+// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_rms_scale_mean_square_16x64x256_mma_sums_stages13_shares2_47b3d15f
 //
-// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu, residual_fp16
-//   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
-//   tile 8x64x128 by mma, 1 consumer, k split over 4 blocks, 32 stages, along_n, group 8, store direct
+// D[m, n] = epilogue(A[m, k] W[n, k]): rms_scale, mean_square
+//   A bf16, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
+//   tile 16x64x256 by mma, 2 consumers, of which 2 share k, 13 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-// Digest 5140a22e75fe69315fd5fbf31c8df062b160b5655c9d4d1d1d3f6ffef02614aa; `warploom show` prints this file.
+// Digest 47b3d15f66e289dc4b61d03ffb5222e9544858d94167faeaa4b6f684b5fe926b; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -26,16 +26,16 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::half_t; using Accumulator = float;
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 8, kTileN = 64, kTileK = 128;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 4, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
-constexpr int kConsumers = 1;  // warpgroups
-constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
+constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 192;  // the rest loads
-constexpr int kStages = 32;
+constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
+constexpr int kStages = 13;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -55,34 +55,35 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
-  cutlass::half_t* d;  // D[m][pitch]
-  cutlass::half_t* bias_0;  // bias[n]
-  cutlass::half_t* residual_2;  // C[m][pitch]
+  cutlass::bfloat16_t* d;  // D[m][pitch]
+  const float* rms_scale_0;  // shares[m][pitch], one for each 16 of k
+  float* mean_square_1;  // shares[m][pitch]
   int64_t d_pitch;  // elements between rows of D
-  int64_t residual_2_pitch;  // elements between rows of C
+  int64_t rms_scale_0_pitch;  // elements between rows of shares
+  int64_t mean_square_1_pitch;  // elements between rows of shares
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
-  float residual_2_beta;  // C is not read when this is 0
+  float rms_scale_0_eps;  // added to a mean of squares
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, residual_2) == 280);
-static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, residual_2_pitch) == 296);
-static_assert(OFFSET(Parameters, a_tail_rows) == 304 && OFFSET(Parameters, m) == 308);
-static_assert(OFFSET(Parameters, n) == 312 && OFFSET(Parameters, k) == 316);
-static_assert(OFFSET(Parameters, row_blocks) == 320 && OFFSET(Parameters, slabs) == 324);
-static_assert(OFFSET(Parameters, residual_2_beta) == 328);
+static_assert(OFFSET(Parameters, rms_scale_0) == 272 && OFFSET(Parameters, mean_square_1) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, rms_scale_0_pitch) == 296);
+static_assert(OFFSET(Parameters, mean_square_1_pitch) == 304 && OFFSET(Parameters, a_tail_rows) == 312);
+static_assert(OFFSET(Parameters, m) == 316 && OFFSET(Parameters, n) == 320);
+static_assert(OFFSET(Parameters, k) == 324 && OFFSET(Parameters, row_blocks) == 328);
+static_assert(OFFSET(Parameters, slabs) == 332 && OFFSET(Parameters, rms_scale_0_eps) == 336);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 1024;  // of one stage
+  static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -96,13 +97,13 @@ struct OperandA {
 // W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
 // 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
 struct Slab {
-  static constexpr int kBytes = 4352, kDepth = 128;
+  static constexpr int kBytes = 4224, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 2;
+  static constexpr int kScales = 4096, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 1 * kBytes;
+  static constexpr int kStageBytes = 2 * kBytes;
 
   // Starts the load of one block's slabs from `from` on.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
@@ -115,7 +116,7 @@ struct Slab {
 };
 
 // A stage has A in panels, each of as much k as one box of TMA's.
-constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -157,26 +158,24 @@ struct Tiles {
   }
 };
 
-// One for each block at least: past the end of k A is zero.
-__device__ __forceinline__ int k_tiles(const Parameters& p) { return max((p.k + kTileK - 1) / kTileK, kSplit); }
+__device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
 
 // What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
 };
 
-// A cluster has one tile, and each of its blocks a part of k.
+// Blocks take whole tiles, in turn.
 struct Walk {
-  int tile, k_tiles;
-  bool taken = false;
+  int tile, tiles, clusters, k_tiles;
 
-  __device__ __forceinline__ Walk(const Parameters&, int, int k_tiles, int cluster, int)
-      : tile(cluster), k_tiles(k_tiles) {}
+  __device__ __forceinline__ Walk(const Parameters&, int tiles, int k_tiles, int cluster, int clusters)
+      : tile(cluster), tiles(tiles), clusters(clusters), k_tiles(k_tiles) {}
 
   __device__ __forceinline__ bool next(Unit& unit) {
-    const int rank = cute::block_rank_in_cluster();
-    unit = {tile, rank * k_tiles / kSplit, (rank + 1) * k_tiles / kSplit};
-    return taken ? false : taken = true;
+    unit = {tile, 0, k_tiles};
+    tile += clusters;
+    return unit.tile < tiles;
   }
 };
 
@@ -213,60 +212,105 @@ template <class Element> struct Columns {
   __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
 };
 
-// Adds a vector over the columns of D.
-template <class Element> struct Bias {
-  const Element* bias;
-  using Operand = Columns<Element>;
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {bias, at.column, n};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
-  }
-};
-
-// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
-__device__ __forceinline__ float logistic2(float x) {
-  float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
-  return inverse;
-}
-
-// x / (1 + exp(-x)).
-struct Silu {
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
-  }
-
-  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
-};
-
-// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
-template <class Element> struct Residual {
-  const Element* c;
+// Divides each row by the root of a mean of squares, of which `shares` has one for each 16 of k.
+struct RmsScale {
+  const float* shares;
   int64_t pitch;
-  float beta;
+  float eps;
+  const float* factors = nullptr;  // of rows from `first` on, in shared memory
+  int first = -1;
+  static constexpr int kColumns = 16;
   struct Operand {
-    Columns<Element> row[2];
+    float row[2];
   };
 
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    // A row that does not exist, and any row when beta is 0, has no columns.
-    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
-    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
-            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
+  // Adds up the shares of kRows rows of D from `row` on, before the products of their tile: kThreads threads
+  // meet at `barrier`, and leave a factor for each row in `shared`.
+  template <int kRows, int kThreads>
+  __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
+    if (row == first) return;  // those of the tile before
+    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;  // in flight
+    const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, groups = (k - 1) / kColumns + 1;
+    first = row;
+    factors = shared;
+    cutlass::arch::NamedBarrier::sync(kThreads, barrier);  // all have read the factors of the tile before
+    CUTE_NO_UNROLL
+    for (int i = warp; i < kRows && row + i < m; i += kAtOnce * kWarps) {
+      const float* from[kAtOnce];
+      float sum[kAtOnce] = {};
+      CUTE_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) from[j] = shares + min(row + i + j * kWarps, m - 1) * pitch;
+      CUTE_NO_UNROLL
+      for (int group = lane; group < groups; group += 32 * kGroups) {
+        float share[kGroups * kAtOnce];  // past the end of the last group: predicates are few
+        CUTE_UNROLL
+        for (int j = 0; j < kGroups * kAtOnce; ++j)
+          share[j] = from[j % kAtOnce][min(group + j / kAtOnce * 32, groups - 1)];
+        CUTE_UNROLL
+        for (int j = 0; j < kGroups * kAtOnce; ++j)
+          sum[j % kAtOnce] += group + j / kAtOnce * 32 < groups ? share[j] : 0.f;
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        CUTE_UNROLL
+        for (int lanes = 16; lanes > 0; lanes /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lanes);
+        if (lane == 0 && i + j * kWarps < kRows) shared[i + j * kWarps] = rsqrtf(sum[j] + eps);
+      }
+    }
+    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+  }
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
+    return {at.row[0] < m ? factors[at.row[0] - first] : 0.f, at.row[1] < m ? factors[at.row[1] - first] : 0.f};
   }
 
   __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i)
-      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
   }
+};
+
+// Stores what each 16 columns of D add to the mean of squares of their row: shares [m][groups].
+struct MeanSquare {
+  float* shares;
+  int64_t pitch;
+  static constexpr int kColumns = 16;
+  static constexpr int kEach = 1;  // fragments of a group: a warp's 16 rows of wgmma are its columns
+  // Lanes from kFirst to kLast apart have other columns of the same rows.
+  static constexpr int kFirst = 4, kLast = 16;
+
+  // Of a chunk that is stored next. What lies outside of D [m, n] does not count.
+  __device__ __forceinline__ void add(const float (&x)[kFragments][2][2], const Place& at, int chunk, int m,
+                                      int n) const {
+    static_assert(kFragments % kEach == 0, "a chunk has whole groups");
+    const float of_mean = __fdividef(1.f, float(n));
+    const bool second = threadIdx.x & kFirst;  // of the rows: half of the lanes go on with each
+    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
+    CUTE_UNROLL
+    for (int first = 0; first < kFragments; first += kEach) {
+      float sum[2] = {0.f, 0.f};
+      CUTE_UNROLL
+      for (int f = first; f < first + kEach; ++f) {
+        const Coordinates place = coordinates(at, chunk, f);
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const float value = place.column[i % 2] < n ? x[f][i / 2][i % 2] : 0.f;
+          sum[i / 2] = fmaf(value, value, sum[i / 2]);
+        }
+      }
+      float total = second ? sum[1] : sum[0];
+      total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
+      CUTE_UNROLL
+      for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
+      const Coordinates place = coordinates(at, chunk, first);
+      int row = second ? place.row[1] : place.row[0];
+      asm volatile("" : "+r"(row));  // else addresses are kept for the next 64 rows, and spill
+      const int group = place.column[0] / kColumns;
+      if (last && row < m && group * kColumns < n) shares[row * pitch + group] = total * of_mean;
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {}
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -274,38 +318,36 @@ template <class Element> struct Residual {
 // the chunk before.
 struct Epilogue {
   struct Block {
-    Bias<cutlass::half_t>::Operand step_0;
   };
   struct Operands {
-    Residual<cutlass::half_t>::Operand step_2;
+    RmsScale::Operand step_0;
   };
   int m, n;
-  Bias<cutlass::half_t> step_0;
-  Silu step_1;
-  Residual<cutlass::half_t> step_2;
+  RmsScale step_0;
+  MeanSquare step_1;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.bias_0},
-        step_1{},
-        step_2{p.residual_2, p.residual_2_pitch, p.residual_2_beta} {}
+        step_0{p.rms_scale_0, p.rms_scale_0_pitch, p.rms_scale_0_eps},
+        step_1{p.mean_square_1, p.mean_square_1_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {
-        step_0.load(at, m, n)};
+    return {};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_2.load(at, m, n)};
+        step_0.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
-    step_0.apply(x, block.step_0);
-    step_1.apply(x);
-    step_2.apply(x, operands.step_2);
+                                        const Operands& operands, const Coordinates& at) {
+    step_0.apply(x, operands.step_0);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    step_1.finish();
   }
 };
 
@@ -317,7 +359,7 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
@@ -349,12 +391,12 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[1536];
+  alignas(16) uint8_t exchange[4096];
+  alignas(16) uint8_t factors[64];  // of rows of D, in fp32
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
-  FullBarrier exchanged;  // what other blocks have of this one's sums has arrived
 };
-static_assert(sizeof(SharedStorage) <= 207872);
+static_assert(sizeof(SharedStorage) <= 221184);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -389,21 +431,14 @@ struct SharedSums {
   // Adds to the fragments that this one finishes what the others have of them.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
     Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
-    cute::cluster_wait();  // all blocks of the cluster have begun
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read those of the tile before
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
       const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
-      asm volatile(
-          "{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\n"
-          "mapa.shared::cluster.u32 barrier, %1, %2;\n"
-          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], { %3, %4, %5, %6}, [barrier];\n}"
-          ::"r"(cute::cast_smem_ptr_to_uint(place(buffer, owner(i), mine(), i))),
-            "r"(cute::cast_smem_ptr_to_uint(&shared.exchanged)), "r"(owner(i) / kShares), "f"(sum[0]), "f"(sum[1]),
-            "f"(sum[2]), "f"(sum[3])
-          : "memory");
+      *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
     }
-    shared.exchanged.wait(0);  // a cluster has one tile
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!finishes(i)) continue;
@@ -457,7 +492,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const int first = min(loads.k_tile * Slab::kOfStage, p.slabs - 1);
+    const int first = loads.k_tile * Slab::kOfStage;
     const int there = min(p.slabs - first, Slab::kOfStage);
     const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
     const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
@@ -467,6 +502,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
     CUTE_UNROLL
     for (int i = 0; i < kRows / kWgmmaM; ++i) {
       Slab::load(full, to, from, there * Slab::kBytes);
+      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
       to += Slab::kOfStage * Slab::kBytes;
       if (i < last) from += pitch;
     }
@@ -499,35 +535,27 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
-__device__ __forceinline__ uint32_t add_fp16(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-// (a & mask) | more in one instruction, where the compiler makes two of two constants.
-__device__ __forceinline__ uint32_t masked_with(uint32_t a, uint32_t mask, uint32_t more) {
-  uint32_t d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(more));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
 
-// int4 by fp16: exact q. A nibble at bit 0 under the exponent of 1024 is 1024 + q, and one at bit 4 under
-// that of 64 is 64 + q: one LOP3 takes two, one addition takes the rest away.
+// int4 by bf16: exact codes q / kUnit, and the scale is left to the sums. Below 256 the bits of a bf16
+// number are an integer n that means n 2^-133, subnormal or not, so that a nibble needs no exponent set: one
+// LOP3 takes two of them, and one fused multiply-add moves them up and takes the 8 away, exactly.
 struct Decode {
   static constexpr int kWords = 1;
-  static constexpr float kUnit = 1;
-  uint32_t offset[2];
+  static constexpr float kUnit = 64;
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {
-    offset[0] = 0xe408e408, offset[1] = 0xd480d480;  // -(1024 + 8), -(64 + 8)
-  }
+  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     const uint32_t up = words[0] >> 8;
-    registers[0] = add_fp16(masked_with(words[0], 0x000f000f, 0x64006400), offset[0]);
-    registers[1] = add_fp16(masked_with(words[0], 0x00f000f0, 0x54005400), offset[1]);
-    registers[2] = add_fp16(masked_with(up, 0x000f000f, 0x64006400), offset[0]);
-    registers[3] = add_fp16(masked_with(up, 0x00f000f0, 0x54005400), offset[1]);
+    registers[0] = fma_bf16(words[0] & 0x000f000f, 0x7f007f00, 0xbe00be00);  // 2^127, -8 / 64
+    registers[1] = fma_bf16(words[0] & 0x00f000f0, 0x7d007d00, 0xbe00be00);  // 2^123
+    registers[2] = fma_bf16(up & 0x000f000f, 0x7f007f00, 0xbe00be00);
+    registers[3] = fma_bf16(up & 0x00f000f0, 0x7d007d00, 0xbe00be00);
   }
 };
 
@@ -542,8 +570,8 @@ struct Group {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
   }
 
-  __device__ __forceinline__ float low() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[0]); }
-  __device__ __forceinline__ float high() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[1]); }
+  __device__ __forceinline__ float low() const { return __uint_as_float(scales << 16); }
+  __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
 
   __device__ __forceinline__ Decode decode() const {
     return Decode(0, 0);
@@ -601,7 +629,7 @@ struct Products {
   }
 
   __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
         "{ %0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
@@ -681,6 +709,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
+    {
+      static_assert(kChunks * kChunkColumns * 1 * sizeof(float) <= sizeof(shared.factors));
+      float* const factors = reinterpret_cast<float*>(shared.factors);
+      epilogue.step_0.prepare<kChunks * kChunkColumns, kConsumers * 128>(factors, at.m, p.m, p.k, 6);
+    }
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
     CUTE_UNROLL
@@ -692,19 +725,21 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
-      epilogue.apply(x[0], block[i / kAcross], operands[0]);
+      epilogue.apply(x[0], block[i / kAcross], operands[0], coordinates(at, i, 0));
+      epilogue.step_1.add(x, at, i, p.m, p.n);
       store(p, x, at, i);
     }
   }
+  epilogue.finish();
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_rms_scale_mean_square_16x64x256_mma_sums_stages13_shares2_47b3d15f(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
-  const int rank = cute::block_rank_in_cluster();
+  const int rank = 0;
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
@@ -713,16 +748,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       shared.full[stage].init(2);  // who loads slabs, and who loads A
       shared.empty[stage].init(kWarps);
     }
-    shared.exchanged.init(1);
-    shared.exchanged.arrive_and_expect_tx(SharedSums::kBytes);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  cute::cluster_arrive();  // no block leaves sums in another before that has begun
   if (warp >= kWarps) {
     produce(p, shared, cluster, clusters);
-    __syncwarp();
-    cute::cluster_wait();
   } else {
     consume(p, shared, warp / 4, rank, cluster, clusters);
   }

@@ -1,11 +1,10 @@
-// mixed_gemm_sm90a_e4m3_uint4_bf16_g64_bf16_64x128x256_wgmma_sums_stages6_stream_k_869d3500
+// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b
 //
-// D[m, n] = A[m, k] W[n, k]
-//   A e4m3, W uint4 with scales bf16 of groups of 64, applied to sums, accumulated in fp32, D bf16 row
-//   tile 64x128x256 by wgmma, 2 consumers, 6 stages, along_n, group 8, store direct
+// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu
+//   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
+//   tile 16x64x256 by wgmma, 1 consumer, k split over 2 blocks, 13 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-//   stream-K: blocks share the k of tiles that do not fill a wave
-// Digest 869d350015bcdb61c8ee1639dfd66a63bf73d5e844974f0fe67b5ce12430f9fe; `warploom show` prints this file.
+// Digest 8898081b4b9119760aca94192141a21ecf2ab59dbb19e20a481ffd398041e79c; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,21 +26,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 64, kTileN = 128, kTileK = 256;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
-constexpr int kConsumers = 2;  // warpgroups
+constexpr int kSplit = 2, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
+constexpr int kConsumers = 1;  // warpgroups
 constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 384;  // the rest loads
-constexpr int kStages = 6;
+constexpr int kWarps = kConsumers * 4, kThreads = 192;  // the rest loads
+constexpr int kStages = 13;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 64;  // a block is finished by chunks
+constexpr int kChunkColumns = 8;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -56,32 +55,29 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
-  cutlass::bfloat16_t* d;  // D[m][pitch]
-  float* parts;  // sums of parts of tiles, by blocks
-  int* raised;  // a flag for each warp of each block that leaves a part
+  cutlass::half_t* d;  // D[m][pitch]
+  cutlass::half_t* bias_0;  // bias[n]
   int64_t d_pitch;  // elements between rows of D
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
-  int32_t cut;  // tiles that are cut: the first
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, parts) == 272 && OFFSET(Parameters, raised) == 280);
-static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
-static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
-static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, cut) == 312);
-static_assert(OFFSET(Parameters, row_blocks) == 316 && OFFSET(Parameters, slabs) == 320);
+static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, d_pitch) == 280);
+static_assert(OFFSET(Parameters, a_tail_rows) == 288 && OFFSET(Parameters, m) == 292);
+static_assert(OFFSET(Parameters, n) == 296 && OFFSET(Parameters, k) == 300);
+static_assert(OFFSET(Parameters, row_blocks) == 304 && OFFSET(Parameters, slabs) == 308);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -95,14 +91,13 @@ struct OperandA {
 // W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
 // 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
 struct Slab {
-  static constexpr int kBytes = 4480, kDepth = 128;
+  static constexpr int kBytes = 4352, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 32;  // of k, that one instruction multiplies
-  static constexpr int kWords = 2;  // of a thread, in one step
+  static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
+  static constexpr int kWords = 1;  // of a thread, in one step
   static constexpr int kScales = 4096, kGroups = 2;
-  static constexpr int kZeros = kScales + 256;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 4 * kBytes;
+  static constexpr int kStageBytes = 2 * kBytes;
 
   // Starts the load of one block's slabs from `from` on.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
@@ -115,7 +110,7 @@ struct Slab {
 };
 
 // A stage has A in panels, each of as much k as one box of TMA's.
-constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
 // A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
@@ -169,52 +164,26 @@ struct Tiles {
   }
 };
 
-__device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
+// One for each block at least: past the end of k A is zero.
+__device__ __forceinline__ int k_tiles(const Parameters& p) { return max((p.k + kTileK - 1) / kTileK, kSplit); }
 
 // What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
-// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
-// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
-// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
-// only, which began before it. Then it takes whole tiles, in turn with the others.
+// A cluster has one tile, and each of its blocks a part of k.
 struct Walk {
-  int k_tiles, tiles, clusters;
-  int shared;     // k tiles of all ranges
-  int low, high;  // of the range, what is left
-  int whole;      // the next whole tile
+  int tile, k_tiles;
+  bool taken = false;
 
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : k_tiles(k_tiles),
-        tiles(tiles),
-        clusters(clusters),
-        shared(p.cut * k_tiles),
-        low(start(cluster)),
-        high(start(cluster + 1)),
-        whole(p.cut + cluster) {}
-
-  // The first k tile of a cluster's range.
-  __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
-
-  // The cluster whose range has the first k tile of a tile that is cut.
-  __device__ __forceinline__ int first(int tile) const {
-    return ((tile * k_tiles + 1) * clusters - 1) / shared;
-  }
+  __device__ __forceinline__ Walk(const Parameters&, int, int k_tiles, int cluster, int)
+      : tile(cluster), k_tiles(k_tiles) {}
 
   __device__ __forceinline__ bool next(Unit& unit) {
-    if (low < high) {
-      const int tile = (high - 1) / k_tiles, start = tile * k_tiles;
-      unit = {tile, max(low - start, 0), high - start};
-      high = start + unit.begin;
-      return true;
-    }
-    unit = {whole, 0, k_tiles};
-    whole += clusters;
-    return unit.tile < tiles;
+    const int rank = cute::block_rank_in_cluster();
+    unit = {tile, rank * k_tiles / kSplit, (rank + 1) * k_tiles / kSplit};
+    return taken ? false : taken = true;
   }
 };
 
@@ -240,14 +209,83 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {column, column + 1}, {row, row + 8} };
 }
 
-// No steps: the accumulators are D.
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// x / (1 + exp(-x)).
+struct Silu {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+  }
+
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
 struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+  struct Block {
+    Bias<cutlass::half_t>::Operand step_0;
+  };
+  struct Operands {
+  };
+  int m, n;
+  Bias<cutlass::half_t> step_0;
+  Silu step_1;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.bias_0},
+        step_1{} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+    step_1.apply(x);
+  }
 };
 
 // Two neighbours in a row of D.
@@ -258,7 +296,7 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
@@ -290,90 +328,74 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
+  alignas(16) uint8_t exchange[2048];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
+  FullBarrier exchanged;  // what other blocks have of this one's sums has arrived
 };
-static_assert(sizeof(SharedStorage) <= 206848);
+static_assert(sizeof(SharedStorage) <= 222208);
 
-// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
-// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
-// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
-// clusters leave, and for nothing else.
-struct Parts {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
-  static constexpr int kThreads = kConsumers * 128;
-  static constexpr int kInFlight = 4;  // fragments that a thread reads at a time
-  static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
-  static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
-  using Sums = Accumulator[kBlocks][kOfRows * 4];
-  Fragment* const parts;
-  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
-  int rank, thread;
+constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
-  __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
-      : parts(reinterpret_cast<Fragment*>(p.parts)),
-        raised(p.raised),
-        rank(rank),
-        thread(consumer * 128 + threadIdx.x % 128) {}
+// The sums of one tile, of which several consumers have a part each: those that share its k in a block, and
+// those of the blocks of a cluster. Each finishes an equal share of the fragments of 16 rows by 8 columns that
+// a warp has; the others leave theirs in its block's shared memory, and it adds them up in one order.
+struct SharedSums {
+  static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
+  struct alignas(16) Fragment { Accumulator value[4]; };
+  static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
+  static_assert(kBytes <= sizeof(SharedStorage::exchange));
+  int rank, rows, share, warp = threadIdx.x / 32 % 4;
 
-  __device__ __forceinline__ Fragment* place(int cluster, int fragment) const {
-    return parts + ((cluster * kClusterSize + rank) * kOfBlock + fragment) * kThreads + thread;
+  __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
+
+  __device__ __forceinline__ int mine() const { return rank * kShares + share; }
+
+  // Who finishes a fragment: they go round, so that all finish as many.
+  __device__ __forceinline__ int owner(int fragment) const {
+    return kAll >= kSources ? (fragment + warp) % kSources : (fragment * 4 + warp) % kSources;
   }
-  __device__ __forceinline__ int* flag(int cluster) const {
-    return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
+  __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
+
+  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
+  // what the owner has itself).
+  __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
+    const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
+    const int other = min(source - (source > owner), kSources - 2);
+    return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
 
-  // Leaves the part of this block, which is of `cluster`.
-  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
+  // Adds to the fragments that this one finishes what the others have of them.
+  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    cute::cluster_wait();  // all blocks of the cluster have begun
     CUTE_UNROLL
-    for (int i = 0; i < kOfBlock; ++i) {
-      const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
-      *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
+    for (int i = 0; i < kAll; ++i) {
+      if (finishes(i)) continue;
+      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      asm volatile(
+          "{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\n"
+          "mapa.shared::cluster.u32 barrier, %1, %2;\n"
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], { %3, %4, %5, %6}, [barrier];\n}"
+          ::"r"(cute::cast_smem_ptr_to_uint(place(buffer, owner(i), mine(), i))),
+            "r"(cute::cast_smem_ptr_to_uint(&shared.exchanged)), "r"(owner(i) / kShares), "f"(sum[0]), "f"(sum[1]),
+            "f"(sum[2]), "f"(sum[3])
+          : "memory");
     }
-    __syncwarp();  // what all lanes have written is there for who sees the flag
-    if (threadIdx.x % 32 == 0)
-      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
-  }
-
-  // From L2, where other multiprocessors have left it.
-  __device__ __forceinline__ static Fragment read(const Fragment* from) {
-    Fragment found;
-    asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
-                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
-                 : "l"(from)
-                 : "memory");
-    return found;
-  }
-
-  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
-  __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
-    for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
-      int up;
-      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
-      while (up == 0);
-      *flag(other) = 0;  // as the next launch must find it
-    }
-    __syncwarp();
-    CUTE_NO_UNROLL
-    for (int other = first; other < last; other += kAtOnce) {
+    shared.exchanged.wait(0);  // a cluster has one tile
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!finishes(i)) continue;
+      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator total[4] = {0, 0, 0, 0};
       CUTE_UNROLL
-      for (int begin = 0; begin < kOfBlock; begin += kRead) {
-        Fragment found[kAtOnce][kRead];
+      for (int source = 0; source < kSources; ++source) {
+        const Fragment found = *place(buffer, mine(), source, i);
         CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i)
-          if (other + i / kRead < last && begin + i % kRead < kOfBlock)
-            found[i / kRead][i % kRead] = read(place(other + i / kRead, begin + i % kRead));
-        CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i) {
-          const int fragment = begin + i % kRead;
-          if (other + i / kRead < last && fragment < kOfBlock) {
-            Accumulator* const sum = sums[fragment / kOfRows] + fragment % kOfRows * 4;
-            CUTE_UNROLL
-            for (int j = 0; j < 4; ++j) sum[j] += found[i / kRead][i % kRead].value[j];
-          }
-        }
+        for (int j = 0; j < 4; ++j) total[j] += source == mine() ? sum[j] : found.value[j];
       }
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) sum[j] = total[j];
     }
   }
 };
@@ -414,7 +436,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const int first = loads.k_tile * Slab::kOfStage;
+    const int first = min(loads.k_tile * Slab::kOfStage, p.slabs - 1);
     const int there = min(p.slabs - first, Slab::kOfStage);
     const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
     const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
@@ -457,61 +479,54 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
+__device__ __forceinline__ uint32_t add_fp16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
 // (a & mask) | more in one instruction, where the compiler makes two of two constants.
 __device__ __forceinline__ uint32_t masked_with(uint32_t a, uint32_t mask, uint32_t more) {
   uint32_t d;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(more));
   return d;
 }
-// Four bytes of b:a (0..3 are a's) by the nibbles of `choice`; 8 more is that byte's sign, eight times.
-__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t choice) {
-  uint32_t d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(choice));
-  return d;
-}
 
-// uint4 by e4m3: exact (q - z) / kUnit; the scale is left to the sums. Bits 0 to 3 of e4m3 are an integer n
-// that means n 2^-9, as 16 does too. With 128 more no byte borrows from the next, and its sign is that of q - z,
-// turned round: PRMT makes a mask of it, by which what is negative becomes its size and a sign.
+// int4 by fp16: exact q. A nibble at bit 0 under the exponent of 1024 is 1024 + q, and one at bit 4 under
+// that of 64 is 64 + q: one LOP3 takes two, one addition takes the rest away.
 struct Decode {
-  static constexpr int kWords = 2;
-  static constexpr float kUnit = 512;
-  uint32_t zero[2];  // of a row, in each byte
+  static constexpr int kWords = 1;
+  static constexpr float kUnit = 1;
+  uint32_t offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t zeros) {
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) zero[row] = permute(zeros, 0, row ? 0x1111 : 0);
+  __device__ __forceinline__ Decode(uint32_t, uint32_t) {
+    offset[0] = 0xe408e408, offset[1] = 0xd480d480;  // -(1024 + 8), -(64 + 8)
   }
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t nibbles = i % 2 ? words[i / 2] >> 4 : words[i / 2];
-      const uint32_t more = masked_with(nibbles, 0x0f0f0f0f, 0x80808080) - zero[i % 2];
-      const uint32_t negative = ~permute(more, 0, 0xba98);
-      registers[i] = ((more ^ negative) & 0x7f7f7f7f) + (negative & 0x81818181);
-    }
+    const uint32_t up = words[0] >> 8;
+    registers[0] = add_fp16(masked_with(words[0], 0x000f000f, 0x64006400), offset[0]);
+    registers[1] = add_fp16(masked_with(words[0], 0x00f000f0, 0x54005400), offset[1]);
+    registers[2] = add_fp16(masked_with(up, 0x000f000f, 0x64006400), offset[0]);
+    registers[3] = add_fp16(masked_with(up, 0x00f000f0, 0x54005400), offset[1]);
   }
 };
 
-// What a thread has of a group: the scales of its rows r and r + 8, and their zero points, a byte each.
+// What a thread has of a group: the scales of its rows r and r + 8.
 struct Group {
   uint32_t scales;
-  uint32_t zeros;
 
   // Of the slab at `slab`, which has both rows' side by side.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     const uint32_t address = slab + Slab::kScales + place * 2;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
-    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(zeros) : "r"(slab + Slab::kZeros + place));
   }
 
-  __device__ __forceinline__ float low() const { return __uint_as_float(scales << 16); }
-  __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
+  __device__ __forceinline__ float low() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[0]); }
+  __device__ __forceinline__ float high() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[1]); }
 
   __device__ __forceinline__ Decode decode() const {
-    return Decode(0, zeros);
+    return Decode(0, 0);
   }
 };
 
@@ -552,16 +567,16 @@ __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Grou
   }
 }
 
-// D[64 x 64] += A[64 x 32] * B[32 x 64]; A in registers, B by descriptor, D in registers.
+// D[64 x 16] += A[64 x 16] * B[16 x 16]; A in registers, B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[8], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add, 1, 1, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
@@ -569,7 +584,7 @@ struct Wgmma {
 // The sums of one unit's products, by wgmma: weights are decoded into registers while the tensor core
 // multiplies what was decoded before.
 struct Products {
-  static constexpr int kIssued = 2;  // steps that are issued together, of each block of rows
+  static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
   static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
   static constexpr int kOfGroup = kIssues / Slab::kGroups;
   static constexpr int kBanks = Slab::kOfStage / kShares * Slab::kGroups;  // groups of a stage take banks in turn
@@ -681,47 +696,35 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
-  const Parts parts(p, rank, consumer);
+  SharedSums total(rank, rows, share);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     products.run(shared, position, unit.end - unit.begin, rows, share);
-    if (unit.end < walk.k_tiles) {
-      parts.leave(products.sums, cluster);
-      continue;
-    }
-    if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
+    total.add(shared, products.sums);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
-      Value x[kFragments][2][2];
+    for (int i = 0; i < kAll; ++i) {
+      if (!total.finishes(i)) continue;
+      operands[0] = epilogue.load(coordinates(at, i, 0));
+      Value x[1][2][2];
       CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
-        }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
-      }
-      store(p, x, at, chunk);
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      epilogue.apply(x[0], block[i / kAcross], operands[0]);
+      store(p, x, at, i);
     }
   }
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_e4m3_uint4_bf16_g64_bf16_64x128x256_wgmma_sums_stages6_stream_k_869d3500(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
-  const int rank = 0;
+  const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
@@ -730,14 +733,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       shared.full[stage].init(2);  // who loads slabs, and who loads A
       shared.empty[stage].init(kWarps);
     }
+    shared.exchanged.init(1);
+    shared.exchanged.arrive_and_expect_tx(SharedSums::kBytes);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
+  cute::cluster_arrive();  // no block leaves sums in another before that has begun
   if (warp >= kWarps) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
     produce(p, shared, cluster, clusters);
+    __syncwarp();
+    cute::cluster_wait();
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warp / 4, rank, cluster, clusters);
   }
 }

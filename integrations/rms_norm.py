@@ -1,0 +1,139 @@
+"""RMSNorm through two epilogues: no kernel of its own between the linear layers around a norm.
+
+In x = x + h O^T; y = norm(x) W^T, with norm(x) = g x / sqrt(mean(x^2) + eps), the factor of a row
+scales a row of the second product, and g columns of W. So the first product stores the mean of
+squares of each row, in shares, the second scales its rows, and g is multiplied into W beforehand.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.quantization import PackedWeight
+from warploom.runtime.families._product.steps.mean_square import groups_of
+from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.families.mixed_gemm.api import mixed_gemm
+from warploom.runtime.tensors import shown
+
+
+def fold_rms_norm(weight: torch.Tensor, norm_weight: torch.Tensor) -> torch.Tensor:
+    """Return a linear layer's weight with the weight of the norm before it multiplied in.
+
+    The products are computed in fp32 and rounded once, to the type of `weight`. torch rounds
+    instead: x times the norm's weight, to the type of x. A weight in few bits is quantized after.
+
+    Args:
+        weight: [N, K] of a linear layer.
+        norm_weight: [K] of the RMSNorm before it; of one that is centred at zero, as Gemma's,
+            1 + its weight.
+
+    Returns:
+        A new tensor of the shape and type of `weight`.
+
+    Raises:
+        ProblemError: for a packed weight, and for extents that do not fit.
+    """
+    if isinstance(weight, PackedWeight):
+        raise ProblemError(
+            f"a packed weight {[weight.metadata.n, weight.metadata.k]}",
+            rule="must be a tensor: codes cannot be multiplied by a norm's weight",
+            fix="multiply before warploom.quantize, as in quantize(fold_rms_norm(weight, norm))",
+        )
+    if weight.dim() != 2 or norm_weight.shape != weight.shape[1:]:
+        raise ProblemError(
+            f"norm_weight {list(norm_weight.shape)} beside weight {list(weight.shape)}",
+            rule="must be [K], the weight being [N, K] as torch.nn.Linear has it",
+            fix="pass the weights of the norm and of the linear layer behind it",
+        )
+    return (weight.detach().float() * norm_weight.detach().float()).to(weight.dtype)
+
+
+def linear_add(
+    h: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    residual: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return residual + h W^T + bias, and the shares of its rows' means of squares, by one kernel.
+
+    For inference: gradients are refused. Arguments after `residual` may be left out.
+
+    Args:
+        h: [.., K] in fp16 or bf16, of two dimensions or more.
+        weight: [N, K], as torch.nn.Linear has it, or packed.
+        residual: [.., N], the residual stream.
+        bias: [N].
+        out: where the sum goes; it may be the residual itself.
+
+    Returns:
+        The sum [.., N] and the shares, fp32 [rows, ceil(N / 16)], which `rms_norm_linear` takes.
+
+    Raises:
+        ProblemError: for what `warploom.gemm` or `warploom.mixed_gemm` refuse.
+    """
+    n = weight.metadata.n if isinstance(weight, PackedWeight) else weight.shape[0]
+    rows = h.shape[:-1].numel()
+    shares = torch.empty(rows, groups_of(n), dtype=torch.float32, device=h.device)
+    steps: list[Item] = [] if bias is None else [("bias", bias)]
+    steps += [("residual", residual, 1.0), ("mean_square", shares)]
+    return _product(h, weight, steps, out), shares
+
+
+def rms_norm_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    shares: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    gate: str | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return x W^T / sqrt(mean(x^2) + eps) + bias of each row of x, by one kernel.
+
+    That is a linear layer of the RMS norm of x, where W is `fold_rms_norm` of its weight. For
+    inference: gradients are refused.
+
+    Args:
+        x: [.., K] in fp16 or bf16, the first result of `linear_add`.
+        weight: [N, K] with the norm's weight multiplied in, or packed of that.
+        shares: the second result of `linear_add`.
+        bias: [N].
+        eps: of the norm.
+        gate: the function of the first half of the columns that the second is multiplied by, as
+            `warploom.gemm` has it; not of packed weights.
+        out: where the result goes.
+
+    Returns:
+        [.., N], or half the columns behind a gate.
+
+    Raises:
+        ProblemError: for what `warploom.gemm` or `warploom.mixed_gemm` refuse.
+    """
+    steps: list[Item] = [("rms_scale", shares, eps)]
+    if bias is not None:
+        steps.append(("bias", bias))
+    if gate is not None:
+        steps.append(("gate", gate))
+    return _product(x, weight, steps, out)
+
+
+def _product(
+    a: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    steps: list[Item],
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    if isinstance(weight, PackedWeight):
+        return mixed_gemm(a, weight, epilogue=steps, out=out)
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        raise ProblemError(
+            f"weight {shown(weight)}",
+            rule="must be [N, K], as torch.nn.Linear has it, or a PackedWeight",
+            fix="pass layer.weight",
+        )
+    return gemm(a, weight.t(), epilogue=steps, out=out)
