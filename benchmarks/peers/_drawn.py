@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -80,7 +80,7 @@ def swept(
     spec: KernelSpec, one: Operands, bound: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 ) -> Contender:
     """One kernel. All of a sweep write to one output, so that each runs once more to be checked."""
-    accumulation: Any = spec.operation.accumulation
+    accumulation: Any = cast("GemmOperation", spec.operation).accumulation
     call = partial(
         warploom.gemm,
         one.a,
