@@ -572,7 +572,7 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     if squares and gates:
         return (
             f"epilogue with {gates[0].token} and {squares[0].token}: must be without the gate; sum "
-            "squares in the epilogue of the GEMM that adds the residual"
+            "squares in the epilogue of the product that adds the residual"
         )
     norms = [step for step in steps if isinstance(step, RmsScale)]
     if len(norms) > 1:
