@@ -119,6 +119,7 @@ def _forward(
     bias, saves, z, h = _both_bias(layer), needed.inner and how.preactivation == "save", None, None
     items, is_exact = _biased(bias), scheme.input_for_grad_weight is None
     of_h: Quantised | None
+    h_t: Quantised | None
     if needed.down and scheme.input == scheme.input_for_grad_weight:
         z = multiply(x, of_both, items=items, out_dtype=options.out_dtype)
         of_h, h_t = gated_with_transpose(z, scheme.input, how.function)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from warploom.integrations.gated_mlp import GATED_RECIPES
 from warploom.nn import GatedMLP
 from warploom.runtime.counters import counters
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
@@ -208,3 +209,58 @@ def test_gradients_are_added_up_in_main_grad() -> None:
     for one, weight in zip(plain[2:], mlp.parameters(), strict=True):
         off = (weight.main_grad - 2 * one.float()).abs().max() / one.abs().max()  # type: ignore[operator]
         assert off <= 2**-6
+
+
+# ---- In fp8 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preactivation", ["save", "recompute"])
+@pytest.mark.parametrize("rows", [40, 384])
+@pytest.mark.parametrize("recipe", GATED_RECIPES)
+def test_a_recipe_computes_what_it_does_on_a_cpu(
+    recipe: str, rows: int, preactivation: Preactivation
+) -> None:
+    """By the casts of gates, whose values few are rounded otherwise of; in few launches."""
+    torch.manual_seed(0)
+    options = {"dtype": BF16, "recipe": recipe, "preactivation": preactivation}
+    plain, x, dy = GatedMLP(256, 512, **options), drawn(rows, 256), drawn(rows, 256)
+    right = trained(plain, x.cpu(), dy.cpu())
+    mlp = GatedMLP(256, 512, device="cuda", **options)
+    mlp.load_state_dict(plain.state_dict())
+    trained(mlp, x, dy)
+    mlp.zero_grad(set_to_none=True)
+    before = counters.launches
+    found = trained(mlp, x, dy)
+    # Products may be split in two, and casts of tensors and of rows are two: four, and of weights
+    # none. Of rows without a transpose it is one.
+    assert counters.launches - before <= 2 * (7 + 4)
+    for one, other in zip(found, right, strict=True):
+        exact = other.double().cuda()
+        assert (one.double() - exact).norm() <= 0.03 * exact.norm()
+
+
+@pytest.mark.parametrize("recipe", GATED_RECIPES)
+def test_a_captured_step_of_a_recipe_is_replayed(recipe: str) -> None:
+    mlp, dy = GatedMLP(256, 512, device="cuda", dtype=BF16, recipe=recipe), drawn(128, 256)
+    leaf = drawn(128, 256).requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        mlp(leaf).backward(dy)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    mlp.zero_grad(set_to_none=True)
+    leaf.grad, graph = None, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mlp(leaf).backward(dy)
+    for _ in range(2):
+        with torch.no_grad():
+            leaf.copy_(drawn(128, 256))
+            mlp.up_proj.weight.mul_(1.25)
+        graph.replay()
+        torch.cuda.synchronize()
+        captured = [leaf.grad.clone(), *(one.grad.clone() for one in mlp.parameters())]  # type: ignore[union-attr]
+        twin = GatedMLP(256, 512, device="cuda", dtype=BF16, recipe=recipe)
+        twin.load_state_dict(mlp.state_dict())
+        plain = trained(twin, leaf.detach(), dy)
+        assert all(torch.equal(one, other) for one, other in zip(captured, plain[1:], strict=True))
