@@ -56,6 +56,7 @@ EVERY = list(
             *(spec(dim, "e4m3", "fp16", smooth=False) for dim in (64, 128, 224, 256)),
             *(spec(dim, element="e4m3") for dim in (64, 96, 128, 256)),
             *(spec(dim, "e4m3", threads=512) for dim in (64, 128, 256)),
+            spec(threads=128),
         ]
     }.values()
 )
