@@ -101,8 +101,8 @@ def gated_float8(layer: Layer, both: torch.Tensor, how: Gated) -> torch.Tensor:
         how: How it is computed.
     """
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in layer):
-        found: torch.Tensor = _GatedFloat8.apply(*layer, both, how)  # type: ignore[no-untyped-call]
-        return found
+        y: torch.Tensor = _GatedFloat8.apply(*layer, both, how)  # type: ignore[no-untyped-call]
+        return y
     return _forward(layer, both, how, Needed.of([False] * len(layer)))[0]
 
 
@@ -219,15 +219,15 @@ def _of_both(
         return _of_weight(dz, dz_t, x, scheme, dtype)
     if into.gate is not None and into.up is not None and joined(into.gate, into.up):
         return _of_weight(dz, dz_t, x, scheme, dtype, whole(into.gate, into.up))
-    found = []
+    halves = []
     for index, one in enumerate((into.gate, into.up)):
         part = None if dz_t is None else _half(dz_t, index)
         exact = None if dz is None else dz.chunk(2, -1)[index]
-        found.append(_of_weight(exact, part, x, scheme, dtype, one))
-    if found[0] is None and found[1] is None:
+        halves.append(_of_weight(exact, part, x, scheme, dtype, one))
+    if halves[0] is None and halves[1] is None:
         return None
-    like = next(one for one in found if one is not None)
-    return torch.cat([torch.zeros_like(like) if one is None else one for one in found])
+    like = next(one for one in halves if one is not None)
+    return torch.cat([torch.zeros_like(like) if one is None else one for one in halves])
 
 
 def _half(matrix: Quantised, index: int) -> Quantised:
@@ -250,11 +250,11 @@ def _of_weight(
     if into is not None:
         keywords, added = {"out": into, "out_dtype": into.dtype}, [("residual", into, 1.0)]
     if isinstance(x, Quantised) and d_t is not None:
-        found = multiply(d_t, x, items=added, scheme=scheme, **keywords)
+        product = multiply(d_t, x, items=added, scheme=scheme, **keywords)
     else:
         assert isinstance(x, torch.Tensor) and d is not None  # noqa: S101 (for type checkers)
-        found = gemm(d.to(x.dtype).t(), x, epilogue=added, **keywords)
-    return None if into is not None else found
+        product = gemm(d.to(x.dtype).t(), x, epilogue=added, **keywords)
+    return None if into is not None else product
 
 
 def _for_weight(scheme: Scheme, *, needed: bool) -> Any:  # noqa: ANN401
@@ -316,8 +316,8 @@ class _GatedFloat8(torch.autograd.Function):
         parts = iter(ctx.saved_tensors)
         saved = _Saved(*(_next(parts, is_pair) for is_pair in ctx.kinds))
         with torch.autocast(dy.device.type, enabled=False):
-            found = _backward(saved, ctx.how, ctx.needed, ctx.types, dy.contiguous())
-        return *in_order(found, ctx.needs_input_grad, ctx.how.main_grads), None, None
+            gradients = _backward(saved, ctx.how, ctx.needed, ctx.types, dy.contiguous())
+        return *in_order(gradients, ctx.needs_input_grad, ctx.how.main_grads), None, None
 
 
 def _next(parts: Any, is_pair: bool) -> Any:  # noqa: ANN401
