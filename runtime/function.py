@@ -234,6 +234,8 @@ class WarmCalls(Generic[ResultsT]):
             return
         own = {*present, *numbers}
         others = [at for at in range(len(values)) if at not in own]
+        if any(isinstance(values[at], torch.Tensor) for at in others):  # no value to compare
+            return
         typed = sorted({*numbers, *[at for at in others if type(values[at]) in _NUMERIC]})
         form = _Form(
             _getter(sorted(first.values())),

@@ -24,7 +24,7 @@ from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import ITEMS, BoundEpilogue
 from warploom.runtime.families._product.operands import Operand
-from warploom.runtime.families._product.steps import KINDS
+from warploom.runtime.families._product.steps import KINDS, LOADING
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.tensors import require_memory
@@ -219,14 +219,15 @@ class WarmProducts:
 
     def of_keywords(self, call_of: CallOf) -> WarmCalls[torch.Tensor]:
         """No calls yet, of those with keywords, of which `call_of` makes calls."""
-        return self._calls((*self._first, *self._others), call_of)
+        return self._calls((*self._first, *_apart(self._others)), call_of)
 
     def of_list(
         self, values: tuple[Any, ...], epilogue: Sequence[Item]
     ) -> tuple[WarmCalls[torch.Tensor] | None, tuple[Any, ...]]:
         """The calls with a list of these kinds of items, and the arguments with all that is in it.
 
-        None where a call is not recognised: kinds come twice, or keywords beside the list.
+        None where a call is not recognised: kinds come twice, one has two tensors, or there are
+        keywords beside the list.
         """
         own, options = len(self._first), len(self._options)
         if not isinstance(epilogue, list | tuple):  # the call says so
@@ -259,12 +260,12 @@ class WarmProducts:
     def _of_kinds(
         self, kinds: tuple[str, ...], lengths: Sequence[int]
     ) -> WarmCalls[torch.Tensor] | None:
-        names = [*self._first, *self._options]
+        names = [*self._first, *_apart(self._options)]
         count = len(names)
         for index, (kind, length) in enumerate(zip(kinds, lengths, strict=True)):
             number = KINDS[kind].number if kind in KINDS else ""
             names += [f"kind {index}", kind, number][:length]
-        if len({*names}) < len(names):
+        if len({*names}) < len(names) or not LOADING.isdisjoint(kinds):
             return None
 
         def call_of(values: tuple[Any, ...]) -> ProductCall:
@@ -275,5 +276,9 @@ class WarmProducts:
         return self._calls(names, call_of)
 
     def _calls(self, names: Sequence[str], call_of: CallOf) -> WarmCalls[torch.Tensor]:
-        known = [_KINDS.get(name, name) for name in names]
-        return WarmCalls(known, self._call.declaration, call_of, at_second=True)
+        return WarmCalls(names, self._call.declaration, call_of, at_second=True)
+
+
+def _apart(keywords: Sequence[str]) -> list[str]:
+    """The names of keywords, apart from those of kinds of items that are not theirs."""
+    return [_KINDS.get(name, name) for name in keywords]

@@ -299,6 +299,22 @@ _OPTIONS = ("out_dtype", "use_fast_accum", "preactivation", "main_grad", "gradie
 _warm = WarmProducts(GemmCall, ("a", "b"), _DEFAULTS, _OPTIONS, lambda a, b: (a, b))
 
 
+def multiplied(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item] = ()) -> torch.Tensor:
+    """D of a call with a list of items that autograd does not see, as `gemm` has it."""
+    values: tuple[Any, ...] = (a, b, None, *_PLAIN, None, True, "save", None, None)
+    warm: WarmCalls[torch.Tensor] | None = _warm.keywords
+    if listed:
+        warm, values = _warm.of_list(values, listed)
+    d = None if warm is None else warm.again(values)
+    if d is None:
+        call = GemmCall(a, b, listed)
+        plan = planned(call, GemmPlan)
+        d = plan.run(call)
+        if warm is not None:
+            warm.keep(values, call, plan, d)
+    return d
+
+
 def _keep(
     warm: WarmCalls[torch.Tensor],
     values: tuple[Any, ...],

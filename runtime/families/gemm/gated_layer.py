@@ -18,12 +18,11 @@ from warploom.runtime.families._product.operands import matrix
 from warploom.runtime.families._product.steps.gate_gradient import gradient_kind
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.activation_backward.api import activation_backward
-from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.api import multiplied
 from warploom.runtime.families.gemm.gradient import add, once
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.operands import dense_copy
 from warploom.runtime.operator import no_gradient, register
-from warploom.runtime.plan import planned
 from warploom.runtime.tensors import launchable
 
 Keeps = Literal["z", "h", "nothing"]
@@ -148,15 +147,6 @@ def joined(one: torch.Tensor, other: torch.Tensor) -> bool:
 # ---- On tensors with memory ----------------------------------------------------------------------
 
 
-def _run(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    listed: Sequence[Item] = (),
-) -> torch.Tensor:
-    call = GemmCall(a, b, listed)
-    return planned(call).run(call)
-
-
 def _biased(bias: torch.Tensor | None) -> list[Item]:
     return [] if bias is None else [("bias", bias)]
 
@@ -174,8 +164,8 @@ def forward(layer: GatedLayer) -> tuple[torch.Tensor, torch.Tensor]:
     z = x.new_empty((*x.shape[:-1], len(both) if layer.keeps == "z" else 0))
     if layer.keeps == "z":
         listed.append(("preactivation", z))
-    h = _run(x, both.t(), [*listed, ("gate", layer.function)])
-    y = _run(h, layer.down.detach().t(), _biased(layer.down_bias))
+    h = multiplied(x, both.t(), [*listed, ("gate", layer.function)])
+    y = multiplied(h, layer.down.detach().t(), _biased(layer.down_bias))
     return y, h if layer.keeps == "h" else z
 
 
@@ -194,9 +184,9 @@ def backward(
     if both is not None:
         z = kept
         if layer.keeps == "nothing":
-            z = _run(x, both.t(), _biased(_both_bias(layer)))
+            z = multiplied(x, both.t(), _biased(_both_bias(layer)))
         dz = torch.empty_like(z)
-        h = _run(dy, layer.down.detach(), [(gradient_kind(layer.function, "halves"), z, dz)])
+        h = multiplied(dy, layer.down.detach(), [(gradient_kind(layer.function, "halves"), z, dz)])
     of_x = of_both = of_down = of_both_bias = of_down_bias = None
     if needed.down:
         of_down = _of_weight(dy, h, main_grads.down)
@@ -204,7 +194,7 @@ def backward(
         of_down_bias = _sums(dy)
     if dz is not None and both is not None:
         if needed.x:
-            of_x = _run(dz, both)
+            of_x = multiplied(dz, both)
         if needed.both:
             of_both = _of_both(dz, x, main_grads)
         if needed.both_bias:
@@ -218,7 +208,7 @@ def _of_weight(
     """The gradient of a weight, or None where it was added to a tensor."""
     left, right = matrix(d).t(), matrix(x)
     if into is None:
-        return _run(left, right)
+        return multiplied(left, right)
     add(left, right, ((), None), into, "fast")
     return None
 

@@ -260,3 +260,28 @@ def test_a_kernel_that_is_named_and_options_of_gradients_are_never_passed_over()
     with pytest.raises(ProblemError, match="use_fast_accum 1: must be True or False"):
         warploom.gemm(a, b, use_fast_accum=1)  # type: ignore[arg-type]
     assert warploom.gemm(a, b, rounding="stochastic").shape == (M, N)
+
+
+def test_a_list_with_what_is_stored_before_the_activation_is_recognised(
+    launches: list[Plan[Any, Any]],
+) -> None:
+    """`preactivation` is a kind of items, and a keyword that says something else."""
+    a, b = values(M, K), values(K, N)
+    expected = warploom.gemm(a, b)
+    for turn in range(4):
+        z = torch.full((M, N), torch.nan, dtype=BF16)
+        launches.clear()
+        warploom.gemm(a, b, epilogue=[("preactivation", z), ("activation", "silu")])
+        assert torch.equal(z, expected)
+        assert turn < 2 or len(launches) == 1
+
+
+def test_a_list_whose_item_has_two_tensors_is_never_compared_by_value() -> None:
+    dh, down = values(M, K), values(K, N)
+    for _ in range(4):
+        z, dz = values(M, 2 * N), torch.full((M, 2 * N), torch.nan, dtype=BF16)
+        h = warploom.gemm(dh, down, epilogue=[("silu_gate_gradient", z, dz)])
+        gate, up = z.float().chunk(2, 1)
+        wanted = torch.nn.functional.silu(gate) * up
+        torch.testing.assert_close(h.float(), wanted, rtol=0.02, atol=0.02)
+        assert not dz.isnan().any()
