@@ -16,7 +16,7 @@ __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBar
 
 struct Sequence {
   int first_row, row_count, first_column, column_count;
-{% if scored or operation.dropout %}
+{% if scored or operation.dropout or operation.eight %}
   int number;
 {% endif %}
 

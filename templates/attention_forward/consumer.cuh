@@ -1,31 +1,40 @@
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
 {% include "_attention/registers.cuh" %}
+{% if operation.eight %}
+{% include "attention_forward/registers_eight.cuh" %}
+{% endif %}
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
-  fence(scores);
+{{ "  anything(scores)" if operation.eight else "  fence(scores)" }};
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
-    ScoresWgmma::fma(q + Tile<kWgmmaM>::columns(step), k + Tile<kKvTile>::columns(step), scores, step > 0);
+    ScoresWgmma::fma(q + Tile<kWgmmaM>::columns(step), k + Tile<kKvTile>::columns(step), {{ "sums_of(scores)" if operation.scores == "int8" else "scores" }}, step > 0);
   cute::warpgroup_commit_batch();
 }
 
+{% if operation.promoted %}
+// Issues output = weights v: the products of one kv tile.
+{% else %}
 // Issues output += weights v.
+{% endif %}
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
-  fence(output);
+{{ "  anything(output)" if operation.promoted else "  fence(output)" }};
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
-    OutputWgmma::fma(weights[step], v + step * OutputWgmma::kK * kSpan / 16, output, true);
+    OutputWgmma::fma(weights[step], v + {{ "Values::keys(step)" if operation.eight else "step * OutputWgmma::kK * kSpan / 16" }}, output, {{ "step > 0" if operation.promoted else "true" }});
   cute::warpgroup_commit_batch();
 }
 
+{% if not operation.promoted %}
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
   if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
+{% endif %}
 
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
@@ -59,11 +68,13 @@ struct Consumer {
   Ring<kWordStages> at_words;
 {% endif %}
 
+{% if not operation.eight %}
   // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
     const bool wraps = position.stage == 0;
     return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
   }
+{% endif %}
   // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
     shared.q_full[at_q.stage][index].wait(at_q.phase);
@@ -78,7 +89,7 @@ struct Consumer {
     if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
-  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
+  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * ({{ "Values::kBytes" if operation.eight else "kStageBytes" }} / 16); }
 
 {% if scored %}
 {% if staged %}
@@ -205,21 +216,24 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
   const int lane = threadIdx.x % 4;
+{% if operation.weights != "same" %}
+  const float value_scale = c.p.v_descale[{{ number }} * c.p.v_descale_batch + work.head / c.p.sharing * c.p.v_descale_head];
+{% endif %}
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
 {% if not column %}
-    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum{{ " * c.p.keep" if operation.dropout }});
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef({{ "value_scale" if operation.weights != "same" else "1" }}, sum{{ " * c.p.keep" if operation.dropout }});
     if (exists && lane == 0)
 {% if operation.bias == "none" %}
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = ({{ maximum }} + fast_log2(sum)) * kLn2;
 {% else %}
       c.p.lse[sequence.lse_at(c.p, work.head, row)] = rows.maximum[r] + fast_log2(sum) * kLn2;
 {% endif %}
 {% else %}
 {% if operation.bias == "none" %}
-    const float sink = {{ extra_score("c.p", "work.head") }} * kLog2E, maximum = rows.maximum[r] * c.scaling.exponent;
+    const float sink = {{ extra_score("c.p", "work.head") }} * kLog2E, maximum = {{ maximum }};
     const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
     const float factor = fast_exp2(maximum - reference);
     const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
@@ -229,7 +243,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const float factor = fast_exp2((maximum - reference) * kLog2E);
     const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2((sink - reference) * kLog2E);
 {% endif %}
-    const float inverse = sum == 0 ? 0 : __fdividef(factor, sum{{ " * c.p.keep" if operation.dropout }});
+    const float inverse = sum == 0 ? 0 : __fdividef(factor{{ " * value_scale" if operation.weights != "same" }}, sum{{ " * c.p.keep" if operation.dropout }});
     if (exists && lane == 0)
       c.p.lse[sequence.lse_at(c.p, work.head, row)] = {{ "(reference + fast_log2(sum)) * kLn2" if operation.bias == "none" else "reference + fast_log2(sum) * kLn2" }};
 {% endif %}
@@ -279,10 +293,14 @@ __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOut
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, {{ layout.layout_type }});
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, {{ layout.layout_type }});
+{% if operation.eight %}
+  const uint64_t v = Values::descriptor(shared.v[0]);
+{% else %}
   const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+{% endif %}
   const int column = threadIdx.x % 4 * 2;
   Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
-  float scores[kScores], output[kOutputs];
+  float scores[kScores], output[kOutputs]{{ ", product[kOutputs]" if operation.promoted }};
   Work work = c.await_work();
   skip(c, work);
   begin(c, scores, work);
@@ -300,6 +318,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     c.head = work.head;
     c.own_row = work.row + thread_row();
 {% endif %}
+{% if operation.eight %}
+    c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
+{% endif %}
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {{ "{0, 0}, " if leans }}{1, 1} };
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
@@ -307,6 +328,18 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     if (work.end > work.begin) {
       Weights weights;
       int n = work.end - 1;
+{% if operation.eight %}
+      Steps::first(c, scores, n);
+      CUTE_NO_UNROLL
+      for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, {{ outputs }}, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, {{ outputs }}, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, {{ outputs }}, weights, rows, n);
+      Steps::weigh(c, scores, {{ product }}, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      const int stage = c.position.stage;
+      Steps::last(c, {{ product }}, weights);
+{% else %}
       Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
       CUTE_NO_UNROLL
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
@@ -321,6 +354,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       const int stage = c.before().stage;
       Steps::last(c, output, weights, rows);
+{% endif %}
       if (kQStages > 1) c.release_q();
       c.at_q.advance();
       next = c.await_work();
@@ -328,13 +362,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
-        release_last_v(c, output, stage);
+        release_last_v(c, {{ product }}, stage);
       } else {  // what is skipped may come to where this tile's v still lies
         cute::warpgroup_wait<0>();
-        release_last_v(c, output, stage);
+        release_last_v(c, {{ product }}, stage);
         skip(c, next);
         begin(c, scores, next);
       }
+{% if operation.promoted %}
+      add(output, product, rows);
+{% endif %}
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();

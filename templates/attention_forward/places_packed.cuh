@@ -5,5 +5,5 @@ __device__ __forceinline__ Place place(const Parameters& p, int tile, int head) 
   const int rows = offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
   const int columns = offset(p.cu_seqlens_k, b + 1, p.total_k) - first_column;
   const int row = (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile + begin : tile - begin) * kQTile;
-  return { {first_row, rows, first_column, columns{{ ", b" if scored or operation.dropout }}}, head, row};
+  return { {first_row, rows, first_column, columns{{ ", b" if scored or operation.dropout or operation.eight }}}, head, row};
 }

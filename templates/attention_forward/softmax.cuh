@@ -23,7 +23,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far{{ ", or kSlack below it" if schedule.rescale == "needed" }}
+  float maximum[2];  // of the scores so far{{ ", or kSlack below it" if schedule.rescale == "needed" }}{{ ", times their factor in the exponent" if operation.eight }}
   float sum[2];
 {% if leans %}
   float offset[2];  // what is added to all scores of a tile
@@ -49,6 +49,9 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
 }
 
 {% endif %}
+{% if operation.eight %}
+{% include "attention_forward/softmax_eight.cuh" %}
+{% else %}
 // Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
 // have met nothing but -inf so far, and its maximum must not become a NaN.
 template <bool kFirst, bool kMasked>
@@ -93,3 +96,4 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
   }
 }
+{% endif %}

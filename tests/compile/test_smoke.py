@@ -119,6 +119,8 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
     changed = 130 * getattr(operation, "scored", False) + 60 * getattr(operation, "hides", False)
     changed += 180 * getattr(operation, "dropout", False)
     changed += 70 * getattr(operation, "trims", False)  # what a row of a mask of keys shows
+    # Scales, how v of 8 bits lies, weights of 8 bits, and sums that are promoted.
+    changed += 110 * getattr(operation, "eight", False)
     if operation.family == "attention_backward":
         # What leaves fully masked rows out; the scores of some rows once more.
         changed += 50 * operation.masks_rows + 130 * (operation.bias != "none")

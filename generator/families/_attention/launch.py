@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import launches
-from warploom.generator.elements import element
 from warploom.generator.families._attention.layout import Boxes
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.families._attention.problem import BACK, AttentionProblem, Strides
@@ -42,7 +41,7 @@ class AtLaunch(launches.AtLaunch[OperationT, ScheduleT, ProblemT]):
         Packed, a box begins with any row of any sequence: templates/_attention/lengths_packed.cuh
         says how.
         """
-        problem, kind = self.problem, element(self.operation.element)
+        problem, kind = self.problem, self.operation.element_of(tensor)
         of_keys = tensor in _KEYS
         seq = problem.total_k if of_keys else problem.total_q
         heads = problem.kv_heads if of_keys else problem.heads
@@ -52,11 +51,12 @@ class AtLaunch(launches.AtLaunch[OperationT, ScheduleT, ProblemT]):
         if self.packed:
             extents = (problem.dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
             pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
+        span = self.layout.span_of(tensor)
         return TensorMap(
             tensor=tensor,
             element=kind,
             extents=extents,
             pitches=pitches,
-            box=(self.layout.box_columns, rows, *(1 for _ in extents[2:])),
-            span=self.layout.span,
+            box=(span // kind.bytes, rows, *(1 for _ in extents[2:])),
+            span=span,
         )

@@ -18,6 +18,10 @@ class Boxes:
     span: int  # bytes of a box's row
     boxes: int  # side by side in a tile
 
+    def span_of(self, tensor: str) -> int:
+        """Bytes of a box's row of an operand."""
+        return self.span
+
     @property
     def box_columns(self) -> int:
         """Elements of a box's row."""

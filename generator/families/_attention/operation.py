@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from warploom.generator.elements import Element, element
 from warploom.generator.families._attention.modifiers import MODIFIERS, Modifier, declare
 from warploom.generator.knob import frozen, knob
 
@@ -100,6 +101,15 @@ class Operation(Modified):
         """Whether a row of a tile that is worked on may be fully masked."""
         empty = self.lengths == "packed" and self.column  # a sequence without keys
         return self.mask != "none" or self.hides or self.blocks or empty
+
+    @property
+    def eight(self) -> bool:
+        """Whether q and k are of 8 bits, which forward passes take."""
+        return False
+
+    def element_of(self, tensor: str) -> Element:
+        """The type of an operand."""
+        return element(self.element)
 
     @property
     def family(self) -> str:

@@ -43,6 +43,11 @@ class AttentionProblem:
     alibi_batch: int = 0  # of slopes: the stride of batches
     strides_bias: Strides = (0, 0, 0)  # columns are contiguous
     strides_mask: Strides = (0, 0, 0)
+    # Of q, k and v of 8 bits: those of the scales of (batch, head, row or block of 128 keys).
+    strides_q_descale: Strides = (0, 0, 0)
+    strides_k_descale: Strides = (0, 0, 0)
+    strides_v_descale: Strides = (0, 0, 0)
+    q_descale_sharing: int = 1  # query heads that have one of these
 
 
 def lengths_counted(

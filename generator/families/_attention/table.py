@@ -24,9 +24,10 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
     kinds = ("dim",)
 
     def features(self, operation: OperationT, shape: AttentionShape) -> dict[str, Feature]:
-        """Dimension, mask, lengths, what changes scores or weights, seq, heads of a kv head."""
+        """Dimension, type of q, mask, lengths, modifiers, seq, query heads of a kv head."""
         return {
             "dim": operation.dim,
+            "scores": operation.element_of("q").name,
             "mask": operation.mask,
             "lengths": operation.lengths,
             "hides": operation.hides,
@@ -37,7 +38,7 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
 
     def modelled(self, operation: OperationT) -> bool:
         """Sweeps had few of the modifiers."""
-        return all(modifier.modelled for modifier in operation.modifiers)
+        return not operation.eight and all(modifier.modelled for modifier in operation.modifiers)
 
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""

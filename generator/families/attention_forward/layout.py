@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
-from warploom.generator.elements import element
 from warploom.generator.families._attention.layout import (
     WARP_ROWS,
     Boxes,
@@ -22,7 +21,7 @@ from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
 )
-from warploom.generator.tensor_maps import widest_span
+from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
 from warploom.generator.wgmma import WGMMA_M
 
 # What setmaxnreg shares out, by consumers: (producer, consumer). 24 + 2 * 240 is the 504 that 384
@@ -37,6 +36,8 @@ REGISTERS_DROPOUT_LISTED = {1: (0, 255), 2: (72, 216)}
 # Beside scores, output and weights: of every kernel, and what some need on top. Fitted: the widest
 # tiles that these let in compile without spills.
 BASE_REGISTERS = 28
+# The same where q and k are of 8 bits; what rescaling the output takes, and three consumers.
+BASE_REGISTERS_OF_EIGHT, RESCALING_REGISTERS, CROWDED_REGISTERS = 16, 12, 8
 PACKED_REGISTERS, WINDOW_REGISTERS = 4, 4
 PACKED_SCORES_REGISTERS = 8  # beside those of packed lengths, where scores are changed
 PACKED_LONG_REGISTERS = 12  # found by compiling: more of tiles beyond 128 columns
@@ -50,7 +51,9 @@ class AttentionLayout(Boxes):
     """Where everything of one block lies."""
 
     q_bytes: int  # of one warpgroup's q
-    kv_bytes: int  # of one stage of k or of v
+    kv_bytes: int  # of one stage of k, and of v where that is of the same type
+    v_bytes: int  # of one stage of v
+    v_span: int  # bytes of a row of v's boxes
     warpgroups: int
     staging_bytes: int  # of a bias and a mask, of all warps
     stages: int
@@ -65,9 +68,18 @@ class AttentionLayout(Boxes):
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the launch."""
         q_bytes = self.q_stages * self.warpgroups * self.q_bytes
-        kv_bytes = 2 * self.stages * self.kv_bytes
+        kv_bytes = self.stages * (self.kv_bytes + self.v_bytes)
         changing = self.staging_bytes + self.words_bytes  # scores, and weights
         return q_bytes + kv_bytes + changing + BARRIERS_AND_WORK_BYTES
+
+    @property
+    def v_layout_type(self) -> int:
+        """The descriptor's swizzle mode of v."""
+        return LAYOUT_TYPES[self.v_span]
+
+    def span_of(self, tensor: str) -> int:
+        """Bytes of a box's row of an operand."""
+        return self.v_span if tensor == "v" else self.span
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -75,10 +87,13 @@ def attention_layout(
     arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
 ) -> AttentionLayout:
     """Lay out a schedule, legal or not."""
-    bits = element(operation.element).bits
+    bits, v_bits = operation.element_of("k").bits, operation.element_of("v").bits
     span = widest_span(operation.dim, bits)
     q_bytes = WGMMA_M * operation.dim * bits // 8
     kv_bytes = schedule.kv_tile * operation.dim * bits // 8
+    v_bytes = schedule.kv_tile * operation.dim * v_bits // 8
+    # v of 8 bits lies dim-major: a box's row is of keys.
+    v_row = operation.dim if operation.weights == "same" else schedule.kv_tile
     wide = (
         operation.lengths == "packed"
         or operation.mask == "window"
@@ -93,7 +108,7 @@ def attention_layout(
         shared_out = REGISTERS_DROPOUT | (REGISTERS_DROPOUT_LISTED if operation.blocks else {})
         producer_registers, register_budget = shared_out[schedule.warpgroups]
     all_q = schedule.warpgroups * q_bytes
-    once = 2 * schedule.stages * kv_bytes + staging + BARRIERS_AND_WORK_BYTES
+    once = schedule.stages * (kv_bytes + v_bytes) + staging + BARRIERS_AND_WORK_BYTES
     word_stages = words_bytes = 0
     if operation.dropout:
         twice = word_bytes(schedule.q_tile, schedule.kv_tile)
@@ -105,6 +120,8 @@ def attention_layout(
         boxes=operation.dim * bits // 8 // span,
         q_bytes=q_bytes,
         kv_bytes=kv_bytes,
+        v_bytes=v_bytes,
+        v_span=widest_span(v_row, v_bits),
         staging_bytes=staging,
         warpgroups=schedule.warpgroups,
         stages=schedule.stages,
@@ -120,6 +137,8 @@ def attention_layout(
 def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> int:
     # Without overlap, too, scores and weights are live together: while the ones become the others.
     scores, output, weights = schedule.kv_tile // 2, operation.dim // 2, schedule.kv_tile // 4
+    if operation.eight:
+        return _registers_of_eight(operation, schedule)
     return (
         scores
         + output
@@ -129,6 +148,23 @@ def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> in
         + (WINDOW_REGISTERS if operation.mask == "window" else 0)
         + sum(modifier.forward_registers(schedule) for modifier in operation.modifiers)
         + _score_registers(operation, schedule)
+    )
+
+
+def _registers_of_eight(operation: AttentionOperation, schedule: AttentionSchedule) -> int:
+    scores, output = schedule.kv_tile // 2, operation.dim // 2
+    weights = schedule.kv_tile * operation.element_of("v").bits // 64
+    product = output if operation.promoted else 0
+    return (
+        scores
+        + product
+        + output
+        + weights
+        + BASE_REGISTERS_OF_EIGHT
+        + (CROWDED_REGISTERS if schedule.warpgroups > 2 else 0)
+        + (0 if operation.promoted else RESCALING_REGISTERS)
+        + (PACKED_REGISTERS if operation.lengths == "packed" else 0)
+        + (WINDOW_REGISTERS if operation.mask == "window" else 0)
     )
 
 

@@ -14,6 +14,7 @@ from warploom.generator.families._attention.parameters import (
 )
 from warploom.generator.families._attention.problem import AttentionProblem
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
+from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -29,6 +30,7 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
+from warploom.generator.tensor_maps import TensorMap
 from warploom.generator.wgmma import WGMMA_M
 
 
@@ -67,12 +69,44 @@ class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionP
         return -(-self.problem.seq_k // self.schedule.kv_tile)
 
     @property
+    def values_map(self) -> TensorMap:
+        """The map of v: rows of a kv tile or, of 8 bits, keys of one for all of the dimension."""
+        problem = self.problem
+        if self.operation.weights == "same":
+            return self.tensor_map("v", self.schedule.kv_tile)
+        keys = problem.total_k
+        if self.packed:
+            keys = padded_total(keys, problem.batch)
+        batch_stride, head_stride, dim_stride = problem.strides_v
+        return TensorMap(
+            tensor="v",
+            element=self.operation.element_of("v"),
+            extents=(
+                -(-keys // 16) * 16,
+                problem.dim,
+                problem.kv_heads,
+                1 if self.packed else problem.batch,
+            ),
+            pitches=(dim_stride, head_stride, batch_stride),
+            box=(self.layout.v_span, self.operation.dim, 1, 1),
+            span=self.layout.v_span,
+        )
+
+    @property
     def section(self) -> int:
         """Query heads whose k and v stay in L2 together."""
         problem, blocks = self.problem, min(self.tiles, self.device.multiprocessors)
         dealt = self.schedule.scheduler == "static" and self.operation.mask != "none"
         sharing, kv_head_bytes = problem.heads // problem.kv_heads, 4 * problem.seq_k * problem.dim
         return section_of(kv_head_bytes, sharing, self.q_tiles, self.all_heads, blocks, dealt=dealt)
+
+
+def padded_total(total_k: int, sequences: int) -> int:
+    """Keys of a dim-major v of packed sequences, each of which begins at a multiple of 128.
+
+    Sequence i begins at cu_seqlens[i] + 127 i, rounded down.
+    """
+    return (total_k + sequences * (KEYS_OF_A_SCALE - 1)) // KEYS_OF_A_SCALE * KEYS_OF_A_SCALE
 
 
 _EVERY: tuple[Field[AtLaunch], ...] = (
@@ -87,6 +121,24 @@ _EVERY: tuple[Field[AtLaunch], ...] = (
     SHARING,
     SCALE,
 )
+_SCALES: tuple[Field[AtLaunch], ...] = (
+    pointer("q_descale", "const float", "what q is multiplied by"),
+    pointer("k_descale", "const float", "what k is"),
+    int64("q_descale_batch", "elements", lambda at: at.problem.strides_q_descale[0]),
+    int64("q_descale_head", "elements", lambda at: at.problem.strides_q_descale[1]),
+    int64("k_descale_batch", "elements", lambda at: at.problem.strides_k_descale[0]),
+    int64("k_descale_head", "elements", lambda at: at.problem.strides_k_descale[1]),
+)
+_VALUES_SCALE: tuple[Field[AtLaunch], ...] = (
+    pointer("v_descale", "const float", "what v is"),
+    int64("v_descale_batch", "elements", lambda at: at.problem.strides_v_descale[0]),
+    int64("v_descale_head", "elements", lambda at: at.problem.strides_v_descale[1]),
+)
+_BLOCKS: tuple[Field[AtLaunch], ...] = (
+    int64("q_descale_row", "elements", lambda at: at.problem.strides_q_descale[2]),
+    int64("k_descale_block", "elements, of 128 keys", lambda at: at.problem.strides_k_descale[2]),
+    int32("q_descale_sharing", "query heads of one scale", lambda at: at.problem.q_descale_sharing),
+)
 _COUNTER = pointer("counter", "uint32_t", "tiles taken so far; 0 between launches")
 
 
@@ -95,7 +147,7 @@ def _maps(dimensions: str) -> tuple[Field[AtLaunch], ...]:
     return (
         tensor_map("q_map", q, lambda at: at.tensor_map("q", WGMMA_M)),
         tensor_map("k_map", kv, lambda at: at.tensor_map("k", at.schedule.kv_tile)),
-        tensor_map("v_map", kv, lambda at: at.tensor_map("v", at.schedule.kv_tile)),
+        tensor_map("v_map", kv, lambda at: at.values_map),
     )
 
 
@@ -111,6 +163,9 @@ def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
     ]
     fields += [field for modifier in operation.modifiers for field in modifier.parameters()]
     fields += [field for modifier in operation.modifiers for field in modifier.weight_parameters()]
+    fields += _SCALES if operation.eight else ()
+    fields += _VALUES_SCALE if operation.weights != "same" else ()
+    fields += _BLOCKS if operation.scales == "blocks" else ()
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
     for modifier in operation.modifiers:

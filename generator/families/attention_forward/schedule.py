@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from warploom.generator.elements import Element, element
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
@@ -21,6 +22,49 @@ class AttentionOperation(Operation):
     family: Literal["attention_forward"] = knob(
         default="attention_forward", doc="which kernels these are"
     )
+    scores: Literal["same", "e4m3", "int8"] = knob(
+        default="same",
+        name="scores_{}",
+        later=True,
+        doc="of which type q and k are, that scores are products of; same: of `element`",
+    )
+    weights: Literal["same", "e4m3"] = knob(
+        default="same",
+        name="weights_{}",
+        later=True,
+        doc="of which type the softmax's weights and v are; e4m3: v lies dim-major, its keys "
+        "permuted within 16; same: of `element`",
+    )
+    sums: Literal["promoted", "fast"] = knob(
+        default="promoted",
+        name="sums_{}",
+        later=True,
+        doc="of weights of e4m3 with v; promoted: those of a kv tile are added up in fp32, since "
+        "the tensor core's own sums of 8-bit products have 13 bits; fast: all are left to it",
+    )
+    scales: Literal["heads", "blocks"] = knob(
+        default="heads",
+        name="scales_{}",
+        later=True,
+        doc="of q and k of 8 bits; heads: one of each kv head; blocks: one of each row of q and of "
+        "each 128 keys. v of e4m3 has one of each kv head",
+    )
+
+    @property
+    def eight(self) -> bool:
+        """Whether q and k are of 8 bits."""
+        return self.scores != "same"
+
+    @property
+    def promoted(self) -> bool:
+        """Whether a kv tile's products with v are summed by themselves before fp32 has them."""
+        return self.weights != "same" and self.sums == "promoted"
+
+    def element_of(self, tensor: str) -> Element:
+        """The type of an operand."""
+        kinds = {"q": self.scores, "k": self.scores, "v": self.weights}
+        kind = kinds.get(tensor, "same")
+        return element(self.element if kind == "same" else kind)
 
     if TYPE_CHECKING:
 

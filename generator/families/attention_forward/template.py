@@ -7,16 +7,21 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
 from warploom.generator.families.attention_forward.launch import KEYS_THREADS
+from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
-from warploom.generator.wgmma import wgmma
+from warploom.generator.wgmma import TemplateText, wgmma
 
 MOST_BETWEEN = 160  # columns
+# Of the exponents of weights of e4m3, which end at 448: together below 8.8.
+OFFSET, OFFSET_IF_NEEDED, SLACK = 8, 4, 4
 
 
 def context(spec: AttentionSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     kind = element(operation.element)
+    multiplied, values = operation.element_of("k"), operation.element_of("v")
+    offset = OFFSET_IF_NEEDED if schedule.rescale == "needed" else OFFSET
     # Before scores are there; what changes them leaves no registers for words.
     takes_early = (
         operation.dropout and schedule.overlap and not (operation.scored or operation.blocks)
@@ -25,14 +30,31 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         **modifiers.context(operation.modifiers),
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
-        "scores_wgmma": wgmma(kind, kind, schedule.kv_tile, name="ScoresWgmma"),
+        "scores_wgmma": wgmma(multiplied, multiplied, schedule.kv_tile, name="ScoresWgmma"),
         "output_wgmma": wgmma(
-            kind,
-            kind,
+            values,
+            values,
             operation.dim,
             name="OutputWgmma",
             a_in_registers=True,
-            b_k_major=False,
+            b_k_major=values.bits == 8,
+        ),
+        "values_part": operation.weights,
+        # Where products with v go, and in what order these accumulators are handed on.
+        "product": "product" if operation.promoted else "output",
+        "outputs": "output, product" if operation.promoted else "output",
+        "keys_of_a_scale": KEYS_OF_A_SCALE,
+        "offset": offset,
+        "slack": SLACK,
+        "most": offset + (SLACK if schedule.rescale == "needed" else 0),
+        # Of a row, in the argument of exp2: what its sum is relative to.
+        "maximum": TemplateText(
+            "rows.maximum[r]" + (" - kOffset" if values.bits == 8 else "")
+            if operation.eight
+            else "rows.maximum[r] * c.scaling.exponent"
+        ),
+        "number": TemplateText(
+            "sequence.number" if operation.lengths == "packed" else "sequence.batch"
         ),
         "scored": operation.scored,
         "hides": operation.hides,
@@ -60,5 +82,9 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         if operation.blocks
         else "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)",
         "turns_part": "pingpong" if schedule.pingpong else "free",
-        "steps_part": "overlapped" if schedule.overlap else "serial",
+        "steps_part": "eight"
+        if operation.eight
+        else "overlapped"
+        if schedule.overlap
+        else "serial",
     }

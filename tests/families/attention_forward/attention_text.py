@@ -78,6 +78,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             "struct Steps {",
             "  static void skip() { ++skips; }",
             "  static void first(int n, bool masked) { visits.push_back({n, masked, hides(n)}); }",
+            "  static void weigh(int n, bool masked) { first(n, masked); }",
             "  template <bool kMasked, bool kEvery = false>",
             "  static void next(int n) { visits.push_back({n, kMasked, kEvery || hides(n)}); }",
             "  static bool hides(int n) {",
@@ -94,8 +95,11 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
                 "c.skip()", "Steps::skip()"
             ),
             "if (work.end > work.begin) {",
-            piece(r"(      int n = work\.end - 1;.*?)      const int stage").replace(
-                "c, scores, output, weights, rows, ", ""
+            re.sub(
+                r"c, scores, (?:output, )?(?:product, )?weights, rows, "
+                r"|Steps::first\(c, scores, n\);",
+                "",
+                piece(r"(      int n = work\.end - 1;.*?)      const int stage"),
             ),
             "}}",
         )

@@ -18,6 +18,7 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
+from warploom.generator.families.attention_forward.rules import DIMS_OF_EIGHT, MOST_PROMOTED
 from warploom.generator.launches import NO_GPU
 from warploom.runtime.dispatch import choose, fitting, portfolio
 from warploom.runtime.families._attention.extents import Extents, extents
@@ -41,6 +42,8 @@ def operations(dim: int, packed: bool) -> Iterator[AttentionOperation | Attentio
     ):
         shared: Any = (element, sizes(dim, 1, 1).kernel_dim, mask, softcap, lengths)
         yield AttentionOperation(*shared, dropout=dropout)
+        if not dropout and shared[1] in DIMS_OF_EIGHT:
+            yield from of_8_bits(shared)
         for deterministic in (False, True):
             yield AttentionBackwardOperation(*shared, deterministic=deterministic, dropout=dropout)
         dropped: dict[str, Any] = {"dropout": dropout}
@@ -52,6 +55,21 @@ def operations(dim: int, packed: bool) -> Iterator[AttentionOperation | Attentio
             yield AttentionOperation(*shared, blocks=True, **dropped)
             for deterministic in (False, True):
                 yield AttentionBackwardOperation(*shared, deterministic, blocks=True, **dropped)
+
+
+def of_8_bits(shared: tuple[Any, ...]) -> Iterator[AttentionOperation]:
+    """The same on q and k of 8 bits."""
+    dim, lengths = shared[1], shared[4]
+    for scores, weights in product(("e4m3", "int8"), ("e4m3", "same")):
+        sums = "fast" if weights == "e4m3" and dim > MOST_PROMOTED else "promoted"
+        for scales in ("heads",) if lengths == "packed" else ("heads", "blocks"):
+            yield AttentionOperation(
+                *shared,
+                scores=scores,  # type: ignore[arg-type]
+                weights=weights,  # type: ignore[arg-type]
+                sums=sums,  # type: ignore[arg-type]
+                scales=scales,  # type: ignore[arg-type]
+            )
 
 
 @pytest.mark.usefixtures("rules_asked_once")
@@ -79,11 +97,14 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> N
     described = family(name)
     for row in family(name).table.classes:
         keys = {"dim", "mask", "lengths", "deterministic", "dropout", "sharing", "seq", "schedules"}
-        assert set(row) <= keys | {"blocks", "hides", "alibi"}
+        assert set(row) <= keys | {"blocks", "hides", "alibi", "scores"}
         dims = row["dim"] if isinstance(row["dim"], list) else [row["dim"]]
         given = ("blocks", "alibi", "dropout", "deterministic")
         fields = {name: row[name] for name in given if name in row}
         fields |= {"masked": True} if row.get("hides") else {}
+        if "scores" in row:
+            sums = "fast" if row["dim"] > MOST_PROMOTED else "promoted"
+            fields |= {"scores": row["scores"][0], "weights": "e4m3", "sums": sums}
         wanted = described.operation("bf16", dims[-1], row.get("mask", ["none"])[0], **fields)
         legal = []
         for one in row["schedules"]:
