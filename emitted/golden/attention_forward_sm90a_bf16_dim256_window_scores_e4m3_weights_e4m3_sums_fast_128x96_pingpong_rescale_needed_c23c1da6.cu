@@ -1,9 +1,9 @@
-// attention_forward_sm90a_fp16_dim64_softcap_packed_sinks_fp32_64x64_overlap_35b87c24
+// attention_forward_sm90a_bf16_dim256_window_scores_e4m3_weights_e4m3_sums_fast_128x96_pingpong_rescale_needed_c23c1da6
 //
-// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap)
-//   fp16, head dimension 64, mask none, packed lengths
-//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, scheduler static
-// Digest 35b87c244c5779bcede416c380f3debae3d4ccdff2f350e050e9d3bea939ad9c; `warploom show` prints this file.
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
+//   bf16, q and k e4m3, v e4m3, head dimension 256, mask window, fixed lengths
+//   q tile 128, kv tile 96, 2 consumers, 2 stages, pingpong, scheduler static
+// Digest c23c1da62e706e1c8e0888b67c48b25b6ef4d4fe07b267bcd28149debfd76776; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,91 +25,111 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::half_t;
-constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
-constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 1;  // warpgroups with 64 rows of q each, beside a producer
-constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 64;
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kBoxColumns = kSpan, kBoxes = kDim / kBoxColumns;
+constexpr int kValueSpan = 32;  // of a row of v's boxes
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
+constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 96;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
+constexpr bool kBoundsLeft = true, kBoundsRight = true;
 // The output is rescaled where a maximum of the warp's rows grew; else in every step.
-constexpr bool kRescalesIfNeeded = false;
-// The output is rescaled under the product of scores; else after its own.
-constexpr bool kRescalesBetween = false;
+constexpr bool kRescalesIfNeeded = true;
+// Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
+constexpr float kOffset = 4;
+constexpr float kSlack = 4;  // by so much exponents of 2 may grow before
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
+using Weights = uint32_t[kKvTile / 32][4];  // softmax's result in 8 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, row, head, first], by 64 rows
-  cute::TmaDescriptor k_map;  // [dim, row, head, first], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, row, head, first], by a kv tile
-  cutlass::half_t* o;  // as q, but for its strides
-  float* lse;  // [heads, total_q]
-  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
-  int32_t* cu_seqlens_k;  // first column of each, and the end
-  const float* sinks;  // [heads]
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
+  cutlass::bfloat16_t* o;  // as q, but for its strides
+  float* lse;  // [batch, heads, seq_q]
+  const float* q_descale;  // what q is multiplied by
+  const float* k_descale;  // what k is
+  const float* v_descale;  // what v is
   int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
-  int32_t batch;  // sequences
-  int32_t total_q;  // rows, those after the last sequence too
-  int32_t total_k;  // columns, those after the last sequence too
+  int64_t q_descale_batch;  // elements
+  int64_t q_descale_head;  // elements
+  int64_t k_descale_batch;  // elements
+  int64_t k_descale_head;  // elements
+  int64_t v_descale_batch;  // elements
+  int64_t v_descale_head;  // elements
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
   int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
   int32_t section;  // heads whose tiles are worked off together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
+  int32_t left;  // row r sees no column before r - left
+  int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
-  float softcap;  // that no score gets beyond
 };
-static_assert(sizeof(Parameters) == 512);
+static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
-static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, cu_seqlens_q) == 400);
-static_assert(OFFSET(Parameters, cu_seqlens_k) == 408 && OFFSET(Parameters, sinks) == 416);
+static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, q_descale) == 400);
+static_assert(OFFSET(Parameters, k_descale) == 408 && OFFSET(Parameters, v_descale) == 416);
 static_assert(OFFSET(Parameters, o_batch_stride) == 424 && OFFSET(Parameters, o_head_stride) == 432);
-static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, batch) == 448);
-static_assert(OFFSET(Parameters, total_q) == 452 && OFFSET(Parameters, total_k) == 456);
-static_assert(OFFSET(Parameters, dim) == 460 && OFFSET(Parameters, tiles) == 464);
-static_assert(OFFSET(Parameters, q_tiles) == 468 && OFFSET(Parameters, section) == 472);
-static_assert(OFFSET(Parameters, all_heads) == 476 && OFFSET(Parameters, sharing) == 480);
-static_assert(OFFSET(Parameters, scale) == 484 && OFFSET(Parameters, softcap) == 488);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
-__device__ __forceinline__ bool bottom_right(const Parameters& p) { return false; }
+static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, q_descale_batch) == 448);
+static_assert(OFFSET(Parameters, q_descale_head) == 456 && OFFSET(Parameters, k_descale_batch) == 464);
+static_assert(OFFSET(Parameters, k_descale_head) == 472 && OFFSET(Parameters, v_descale_batch) == 480);
+static_assert(OFFSET(Parameters, v_descale_head) == 488 && OFFSET(Parameters, heads) == 496);
+static_assert(OFFSET(Parameters, seq_q) == 500 && OFFSET(Parameters, seq_k) == 504);
+static_assert(OFFSET(Parameters, dim) == 508 && OFFSET(Parameters, tiles) == 512);
+static_assert(OFFSET(Parameters, q_tiles) == 516 && OFFSET(Parameters, section) == 520);
+static_assert(OFFSET(Parameters, all_heads) == 524 && OFFSET(Parameters, sharing) == 528);
+static_assert(OFFSET(Parameters, left) == 532 && OFFSET(Parameters, right) == 536);
+static_assert(OFFSET(Parameters, scale) == 540);
+__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
+__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+// D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
-  static constexpr int kK = 16;
+  static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A in registers, B by descriptor, D in registers.
+// D[64 x 256] += A[64 x 32] * B[32 x 256]; A in registers, B by descriptor, D in registers.
 struct OutputWgmma {
-  static constexpr int kK = 16;
+  static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[128], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
+        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, {%128,%129,%130,%131}, %132, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
@@ -126,78 +146,45 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
-
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its sequence
-// would read the next: so the maps are of [dim, row, head, first, back], row and first of one pitch, and row has an
-// extent of kRows, the box's. A box from row kRows - count on has `count` rows inside, the rest are zeros; `first`
-// moves it to its place, up to kRows to the left: coordinates are not negative, but addresses wrap at 2^64, so that
-// kBack steps of 2^34 - pitch are kBack steps of the pitch back. Extents are no larger than needed, and a box without
-// rows is at the tensor's start: TMA may touch what a box names out of bounds, though it delivers zeros.
-constexpr int kBack = 1 << 30;
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
                                          uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.first, kBack);
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
-  int first_row, row_count, first_column, column_count;
+  int batch;
 
-  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
-  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
-  __device__ __forceinline__ int diagonal(const Parameters& p) const {
-    return bottom_right(p) ? column_count - row_count : 0;
-  }
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
-    const int count = max(0, min(kRows, end - row));
-    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
-  }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
-    return box<kRows>(row, first_row, row_count);
-  }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
-    return box<kRows>(column, first_column, column_count);
-  }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
-    return head * head_stride + (first_row + row) * row_stride;
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return int64_t(head) * p.total_q + first_row + row;
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
 
-struct Place { Sequence sequence; int head, row; };
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
 
-// Nobody has looked at what offsets hold: each counts as the nearest of [0, total]. A count below 0 is of nothing.
-__device__ __forceinline__ int offset(const int* offsets, int b, int total) { return max(0, min(offsets[b], total)); }
-
-// Which of `count` sequences a tile is of, and which of `tiles` are: [begin, end). Unless offsets decrease, b has those
-// from offsets[b] / kTile + b on: as many as it needs, or one more without a row. So nobody counts the tiles before.
-struct Owner { int sequence, begin, end; };
-template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
-  Owner owner{0, 0, tiles};
-  for (int last = count; last - owner.sequence > 1;) {
-    const int middle = (owner.sequence + last) / 2, first = offsets[middle] / kTile + middle;
-    if (first <= tile) owner = {middle, max(owner.begin, first), owner.end};
-    else last = middle, owner.end = min(owner.end, first);
-  }
-  return owner;
-}
-
-// Tile `tile` of a head, the longest of each sequence first.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
-  const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch, tile, p.q_tiles);
-  const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
-  const int rows = offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
-  const int columns = offset(p.cu_seqlens_k, b + 1, p.total_k) - first_column;
-  const int row = (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile + begin : tile - begin) * kQTile;
-  return { {first_row, rows, first_column, columns}, head, row};
+// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
+  const int batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -216,6 +203,30 @@ template <int kRows> struct Tile {
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
   __device__ __forceinline__ static constexpr int columns(int step) {
     return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
+};
+
+// A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
+// head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
+// as they lie then. Places past the last key are zeros.
+struct Values {
+  static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
+
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              const Sequence& sequence, int key, int head) {
+    const int batch = sequence.batch;
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int i = 0; i < kKvTile / kValueSpan; ++i)
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictLast, tile + i * kBoxBytes,
+                                   key + i * kValueSpan, 0, head, batch);
+  }
+  __device__ __forceinline__ static uint64_t descriptor(const uint8_t* tile) {
+    return matrix(tile, 0, 8 * kValueSpan, 3);
+  }
+
+  // From the tile's start to where the 32 keys `step` begin, in a descriptor.
+  __device__ __forceinline__ static constexpr int keys(int step) {
+    return (step * 32 / kValueSpan * kBoxBytes + step * 32 % kValueSpan) / 16;
   }
 };
 
@@ -258,24 +269,48 @@ struct Tiles {
   }
 };
 
-// The warpgroups issue their products when they come to them.
+// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
+// products. Named barrier 4 + w opens the turn of warpgroup w.
 struct Turns {
-  __device__ __forceinline__ explicit Turns(int) {}
-  __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void pass() const {}
-  __device__ __forceinline__ void finish() const {}
+  int consumer;
+
+  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
+  }
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
+  __device__ __forceinline__ void pass() const {
+    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
+  }
+  // The last pass opened a turn that nobody takes: it must not be left pending.
+  __device__ __forceinline__ void finish() const {
+    if (consumer == 0) begin();
+  }
 };
 
-// The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+// A score is a product of q and k times their scales.
 struct Scaling {
-  float exponent;  // the factor of a score in the argument of exp2
-  float argument;  // of a product in the argument of tanh
+  float exponent;  // the factor of a product in the argument of exp2
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p)
-      : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
-  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
+  }
+  // For the rows `row` and 8 below of a sequence and head.
+  __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
+    const float scale = p.scale * kLog2E;
+    const int64_t batch = sequence.batch, kv_head = head / p.sharing;
+    const float factor = scale * p.q_descale[batch * p.q_descale_batch + kv_head * p.q_descale_head] *
+                         p.k_descale[batch * p.k_descale_batch + kv_head * p.k_descale_head];
+    exponent = above_zero(factor);
+  }
+  // Reads the scale of the columns of tile n.
+  __device__ __forceinline__ void read(const Parameters&, int) {
+  }
+  // A masked score, -inf, must not become NaN where a scale is 0.
+  __device__ __forceinline__ static float above_zero(float factor) { return factor == 0 ? 0x1p-126f : factor; }
+  // Of a score of the thread's row r in the argument of exp2.
+  __device__ __forceinline__ float factor(int) const {
+    return exponent;
+  }
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {
   }
 };
 
@@ -304,7 +339,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far
+  float maximum[2];  // of the scores so far, or kSlack below it, times their factor in the exponent
   float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
@@ -325,29 +360,33 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   }
 }
 
-// Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
-// have met nothing but -inf so far, and its maximum must not become a NaN.
-template <bool kFirst, bool kMasked>
-__device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, float scale) {
+// Turns scores into exp2(factor score - maximum + kOffset) and takes note of maximum and sum. The maximum is one
+// of exponents, since factors may differ from tile to tile. A row may have met nothing but -inf so far, and its maximum
+// must not become a NaN.
+__device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, const Scaling& scaling) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
+    const float factor = scaling.factor(r);
     float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
     CUTE_UNROLL
     for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
-    if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
+    maximum *= factor;
+    maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
-    const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
-    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
+    if (!(maximum - rows.maximum[r] > kSlack)) maximum = rows.maximum[r];
+    const float reference = maximum == minus_infinity() ? 0 : maximum;
+    const float shift = reference - kOffset;
+    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
-      x = fast_exp2(x * scale - shift);
-      y = fast_exp2(y * scale - shift);
+      x = fast_exp2(x * factor - shift);
+      y = fast_exp2(y * factor - shift);
       sum += x + y;
     }
-    rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
+    rows.sum[r] = rows.sum[r] * rows.rescale[r] + sum;
   }
 }
 
@@ -366,16 +405,17 @@ struct alignas(16) Work {
 struct SharedStorage {
   alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
-  alignas(1024) uint8_t v[kStages][kStageBytes];
+  alignas(1024) uint8_t v[kStages][Values::kBytes];
   Work work[kQStages][kConsumers];  // guarded by q's barriers
   // The producer's bytes have arrived; every reader is done with them.
   FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
   EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
-static_assert(sizeof(SharedStorage) <= 50176);
+static_assert(sizeof(SharedStorage) <= 164864);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: head by head.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
+// together; within one the longest tiles of all its heads, then the next.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
@@ -411,6 +451,13 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
   Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
 }
 
+__device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& full, EmptyBarrier& empty, uint32_t phase,
+                                            uint8_t* tile, const Sequence& sequence, int n, int head) {
+  empty.wait(phase);
+  full.arrive_and_expect_tx(Values::kBytes);
+  Values::load(p.v_map, full, tile, sequence, n * kKvTile, head);
+}
+
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
@@ -440,8 +487,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       if (n > work.begin)
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
              shared.k[position.stage], work.sequence, n - 1, head);
-      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
-           shared.v[before.stage], work.sequence, n, head);
+      load_values(p, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
+                  work.sequence, n, head);
     }
     q.advance();
   }
@@ -462,19 +509,40 @@ template <int kCount> __device__ __forceinline__ void fence(float (&accumulators
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+// What a product is to overwrite: nothing is live in it until then.
+template <int kCount> __device__ __forceinline__ void anything(float (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(accumulators[i])::"memory");
+}
+
+__device__ __forceinline__ uint32_t four(float a, float b, float c, float d) {
+  uint32_t four;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+}
+
+// Of each 16 keys a thread has, in a row, 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: A's columns 4 t to 4 t + 3, in v's order.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
-  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
+  for (int i = 0; i < kScores / 8; ++i) {
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float* s = scores + i * 8 + 2 * r;
+      weights[i / 2][i % 2 * 2 + r] = four(s[0], s[1], s[4], s[5]);
+    }
+  }
 }
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
-  fence(scores);
+  anything(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -488,7 +556,7 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
-    OutputWgmma::fma(weights[step], v + step * OutputWgmma::kK * kSpan / 16, output, true);
+    OutputWgmma::fma(weights[step], v + Values::keys(step), output, true);
   cute::warpgroup_commit_batch();
 }
 
@@ -515,11 +583,6 @@ struct Consumer {
   int columns;       // of the sequence
   int row, column;   // the thread's first; the row counts from where bounds are relative to
 
-  // Of the tile before; its v is read one step later than its k.
-  __device__ __forceinline__ Position before() const {
-    const bool wraps = position.stage == 0;
-    return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
-  }
   // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
     shared.q_full[at_q.stage][index].wait(at_q.phase);
@@ -534,7 +597,7 @@ struct Consumer {
     if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
-  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
+  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
   // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
   __device__ __forceinline__ void skip() {
@@ -548,54 +611,54 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
-// before, and the softmax of the one runs under the other's products.
+// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
+// next one, under which nothing waits. Another warpgroup's products run under the softmax.
 struct Steps {
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
+  // Scores that are there become weights.
+  static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
+    c.scaling.cap(scores);
+    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    softmax(scores, rows, c.scaling);
+    pack(weights, scores);
+    rescale(output, rows);
+  }
+
+  // The scores of the first tile.
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], int n) {
+    c.scaling.read(c.p, n);
     cute::warpgroup_wait<0>();
     fence(scores);
     c.release_operands(n);
-    c.scaling.cap(scores);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
-    softmax<true, true>(scores, rows, c.scaling.exponent);
-    c.position.advance();
-    pack(weights, scores);
   }
 
+  // Tile n's weights and their product with v, and the scores of the tile before it, which is the next one.
   template <bool kMasked>
   static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                               Weights& weights, Rows& rows, int n) {
-    const Position before = c.before();
-    c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
-    multiply_scores(scores, c.q, c.staged_k());
-    if (kRescalesBetween) rescale(output, rows);
-    c.shared.v_full[before.stage].wait(before.phase);
-    multiply_output(output, weights, c.staged_v(before.stage));
-    c.turns.pass();
-    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
-    fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
-    if (kMasked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
-    softmax<false, kMasked>(scores, rows, c.scaling.exponent);
+    weigh(c, scores, output, weights, rows, n, kMasked);
+    const Position at = c.position;
     c.position.advance();
-    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
-    // softmax runs under the output's products, which only long ones gain from.
-    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
-    cute::warpgroup_wait<0>();
+    c.shared.v_full[at.stage].wait(at.phase);
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.scaling.read(c.p, n - 1);
+    c.turns.begin();
+    multiply_output(output, weights, c.staged_v(at.stage));
+    multiply_scores(scores, c.q, c.staged_k());
+    c.turns.pass();
+    cute::warpgroup_wait<1>();
     fence(output);
-    release(c.shared.v_empty[before.stage]);
-    pack(weights, scores);
-    if (!kRescalesBetween) rescale(output, rows);
+    release(c.shared.v_empty[at.stage]);
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    c.release_operands(n - 1);
   }
 
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
-    if (kRescalesBetween) rescale(output, rows);
-    const Position before = c.before();
-    c.shared.v_full[before.stage].wait(before.phase);
-    multiply_output(output, weights, c.staged_v(before.stage));
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights) {
+    const Position at = c.position;
+    c.position.advance();
+    c.shared.v_full[at.stage].wait(at.phase);
+    multiply_output(output, weights, c.staged_v(at.stage));
   }
 };
 
@@ -612,22 +675,18 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
 
 // Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
 // being read. A row that attends to nothing has sum 0: o 0, lse -inf.
-// Its head's sink is one score more, which has no value.
 __device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
   const int lane = threadIdx.x % 4;
+  const float value_scale = c.p.v_descale[sequence.batch * c.p.v_descale_batch + work.head / c.p.sharing * c.p.v_descale_head];
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
-    const float sink = float(c.p.sinks[work.head]) * kLog2E, maximum = rows.maximum[r] * c.scaling.exponent;
-    const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
-    const float factor = fast_exp2(maximum - reference);
-    const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
-    const float inverse = sum == 0 ? 0 : __fdividef(factor, sum);
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(value_scale, sum);
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (reference + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] - kOffset + fast_log2(sum)) * kLn2;
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL
@@ -667,7 +726,7 @@ __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOut
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
-  const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t v = Values::descriptor(shared.v[0]);
   const int column = threadIdx.x % 4 * 2;
   Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
   float scores[kScores], output[kOutputs];
@@ -678,6 +737,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
     c.row = work.row + work.sequence.diagonal(p) + thread_row();
+    c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
@@ -685,15 +745,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     if (work.end > work.begin) {
       Weights weights;
       int n = work.end - 1;
-      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      Steps::first(c, scores, n);
       CUTE_NO_UNROLL
-      for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
-      const int stage = c.before().stage;
-      Steps::last(c, output, weights, rows);
+      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      Steps::weigh(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      const int stage = c.position.stage;
+      Steps::last(c, output, weights);
       if (kQStages > 1) c.release_q();
       c.at_q.advance();
       next = c.await_work();
@@ -724,7 +785,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_forward_sm90a_fp16_dim64_softcap_packed_sinks_fp32_64x64_overlap_35b87c24(const __grid_constant__ Parameters p) {
+    attention_forward_sm90a_bf16_dim256_window_scores_e4m3_weights_e4m3_sums_fast_128x96_pingpong_rescale_needed_c23c1da6(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -749,8 +810,10 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared);
   } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1);
   }
 }
