@@ -13,7 +13,6 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
-from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.modifiers import modifiers_of
 from warploom.runtime.families._attention.problem import Arguments
@@ -72,10 +71,14 @@ def extents(call: Arguments) -> Extents:
             rule=f"each must be {layout}",
             fix="packed tensors come with cu_seqlens and max_seqlen, others without",
         )
-    _check_elements(call)
+    call.check_elements()
     heads_at, seq_at = (1, 0) if packed else (1, 2)
     heads, kv_heads, dim = q.shape[heads_at], k.shape[heads_at], q.shape[-1]
-    if k.shape != v.shape or k.shape[-1] != dim or (not packed and k.shape[0] != q.shape[0]):
+    if (
+        k.shape != call.values_shape
+        or k.shape[-1] != dim
+        or (not packed and k.shape[0] != q.shape[0])
+    ):
         raise ProblemError(
             f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
             rule="k and v must have one shape, and the batch and dim of q",
@@ -142,17 +145,6 @@ def _is_packed(call: Arguments) -> bool:
                 fix="pass the largest length of a sequence",
             )
     return True
-
-
-def _check_elements(call: Arguments) -> None:
-    q, k, v = call.q, call.k, call.v
-    if not q.dtype == k.dtype == v.dtype or name_of(q.dtype, "q") not in ("fp16", "bf16"):
-        raise ProblemError(
-            f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
-            rule="must have one type, fp16 or bf16",
-            fix="convert with .to(torch.bfloat16)",
-        )
-    require_one_device((("q", q), ("k", k), ("v", v)))
 
 
 def check_offsets(call: Arguments) -> None:

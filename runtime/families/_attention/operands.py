@@ -62,10 +62,10 @@ def check_out(call: Arguments) -> None:
     out, q = call.out, call.q
     if out is None:
         return
-    if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
+    if out.shape != q.shape or out.dtype != call.result_dtype or out.device != q.device:
         raise ProblemError(
             f"out {list(out.shape)} {out.dtype} on {out.device}",
-            rule=f"must be {list(q.shape)} of {q.dtype} on the device of q",
+            rule=f"must be {list(q.shape)} of {call.result_dtype} on the device of q",
             fix="leave out=None to have it made",
         )
     if out.numel() and not in_place(out):

@@ -24,9 +24,10 @@ from warploom.runtime.arguments import (
     result,
     tensor,
 )
+from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.given_blocks import converted
-from warploom.runtime.tensors import shown
+from warploom.runtime.tensors import require_one_device, shown
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -131,6 +132,29 @@ class Arguments(Declared):
         """The tensors of the call, by the names that messages have for them."""
         places = None if self.block_mask is None else self.block_mask.places
         return [*Declared.named(self), ("block_mask", places)]
+
+    def check_elements(self) -> None:
+        """Raise ProblemError for types of q, k and v that no kernel has, or several devices."""
+        q, k, v = self.q, self.k, self.v
+        if not q.dtype == k.dtype == v.dtype or name_of(q.dtype, "q") not in ("fp16", "bf16"):
+            raise ProblemError(
+                f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
+                rule="must have one type, fp16 or bf16",
+                fix="convert with .to(torch.bfloat16)"
+                if q.dtype.itemsize > 1
+                else "give operands of 8 bits with q_descale, k_descale and v_descale",
+            )
+        require_one_device((("q", q), ("k", k), ("v", v)))
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The type of the output."""
+        return self.q.dtype
+
+    @property
+    def values_shape(self) -> torch.Size:
+        """The shape of v by keys and dim."""
+        return self.v.shape
 
     @property
     def further(self) -> dict[str, torch.Tensor]:

@@ -8,17 +8,24 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.arguments import require_boolean
+from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
 from warploom.runtime.families.attention_forward import gradient, operator_call
 from warploom.runtime.families.attention_forward import operators as _operators  # noqa: F401 (registers)
 from warploom.runtime.families.attention_forward import plan as plans
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
+from warploom.runtime.families.attention_forward.eight_bit_call import (
+    EightBitCall,
+    Sums,
+    ValueLayout,
+)
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
-from warploom.runtime.function import WarmCalls
+from warploom.runtime.function import Function, WarmCalls
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
 
+_eight_bits: Function[Pair] = Function("attention_eight_bits", EightBitCall)
 _warm: WarmCalls[Pair] = WarmCalls(
     AttentionCall.declaration.names,
     AttentionCall.declaration,
@@ -84,6 +91,12 @@ def attention(
     mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_state: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    v_layout: ValueLayout = "keys",
+    sums: Sums | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q k^T) v, exactly, without the scores in memory.
 
@@ -122,6 +135,17 @@ def attention(
     dropout_state  int64 [2] on the device of q: which weights are dropped follows from it and from
               their places (see `warploom.dropout_mask`), in the gradients too. None: one is drawn
               from torch's generator, a new one in each replay of a CUDA graph
+    q_descale, k_descale, v_descale
+              with q and k of e4m3 or int8, and v of e4m3: what they are multiplied by, fp32
+              [batch, kv_heads] of any strides, greater than 0 (or 0). q_descale may be of each row,
+              [batch, heads, seq_q], and k_descale of each 128 keys, [batch, kv_heads, blocks].
+              v may be of bf16 or fp16, without v_descale: weights are then not rounded to e4m3
+    v_layout  "keys", as k lies, or "dim_major", as `attention_quantize` writes v of e4m3: the
+              kernel reads this, to which the other is copied first
+    sums      of e4m3 weights and v: "promoted" adds those of each kv tile up in fp32, "fast" leaves
+              all to the tensor core, whose sums of 8-bit products have 13 bits and lose digits of a
+              v that has a mean. None is promoted up to dim 128, and fast beyond, where that is all
+    out_dtype  of the output of 8-bit operands: bf16, unless v is fp16
 
     A row that attends to nothing gives 0, and -inf as its log-sum-exp, or its head's sink. Both
     results are differentiable, once, in q, k, v, sinks and bias; these, the result and its
@@ -132,7 +156,7 @@ def attention(
     """
     if return_lse is not True and return_lse is not False:
         require_boolean("return_lse", return_lse)
-    if torch._C._is_any_autocast_enabled():
+    if q_descale is None and torch._C._is_any_autocast_enabled():
         q, k, v = lowered(q), lowered(k), lowered(v)
     values = (
         q,
@@ -158,6 +182,20 @@ def attention(
         dropout_p,
         dropout_state,
     )
+    if (
+        q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or sums is not None
+        or out_dtype is not None
+        or v_layout != "keys"
+    ):
+        if block_mask is not None:
+            mask_of_blocks = f"block_mask with q of {q.dtype}"
+            raise ProblemError(mask_of_blocks, rule="no kernel has both", fix="leave it out")
+        scales = (q_descale, k_descale, v_descale)
+        of_8_bits = _eight_bits(*values, *scales, v_layout, sums, out_dtype)
+        return of_8_bits if return_lse else of_8_bits[0]
     # A state that is drawn, lists of tiles and a kernel that is named are for the call to find.
     is_drawn = dropout_state is None and type(dropout_p) is float and dropout_p > 0
     repeats = block_mask is None and spec is None and not is_drawn

@@ -75,8 +75,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         masked = band(self, sizes)
         check_out(self)
         check_numbers(self)
-        operands = {"q": self.q, "k": self.k, "v": self.v}
-        copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
+        copies = self.unreadable()
         modifiers, blocks = modifiers_of(self), self.block_mask is not None
         copies += tuple(name for one in modifiers for name in one.copies(self))
         further = fields_of(modifiers, self)
@@ -102,6 +101,11 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
             copies,
             details,
         )
+
+    def unreadable(self) -> tuple[str, ...]:
+        """Those of q, k and v that are copied first, since TMA cannot read them."""
+        operands = (("q", self.q), ("k", self.k), ("v", self.v))
+        return tuple(name for name, tensor in operands if not in_place(tensor))
 
     def _choice(
         self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
@@ -180,13 +184,17 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
                 one.fill_empty(lse)
             return
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            computed = reference.of_call(self, details.band, reference.attention)
+            computed = self.computed_by_torch(details.band)
         if details.sizes.packed:  # rows past the last sequence are nobody's
             last = int(self.offsets[0][-1])
             out, lse = out[:last], lse[:, :last]
             computed = computed[0][:last], computed[1][:, :last]
         for result, tensor in zip((out, lse), computed, strict=True):
             result.copy_(tensor)
+
+    def computed_by_torch(self, band: Band) -> Pair:
+        """Out and lse by the reference."""
+        return reference.of_call(self, band, reference.attention)
 
 
 def gradients_choice(

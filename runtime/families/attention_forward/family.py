@@ -22,10 +22,15 @@ from warploom.runtime.families.attention_forward.call import (
     Details,
     gradients_choice,
 )
+from warploom.runtime.families.attention_forward.eight_bit_call import (
+    EightBitCall,
+    EightBitKeywords,
+)
+from warploom.runtime.families.attention_forward.eight_bit_trial import EightBitTrial
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.families.attention_forward.trial import AttentionTrial
 from warploom.runtime.family import RuntimeFamily
-from warploom.runtime.plan import make
+from warploom.runtime.plan import Plan, make
 
 
 class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape]):
@@ -38,23 +43,33 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
     def trial(
         self, operation: AttentionOperation, shape: AttentionShape, device: str, seed: int
     ) -> AttentionTrial:
-        """Random operands of an attention: see trial.py."""
+        """Random operands of an attention: see trial.py, and eight_bit_trial.py."""
+        if operation.eight:
+            return EightBitTrial(operation, shape, device, seed)
         return AttentionTrial(operation, shape, device, seed)
 
     def calls(self, operation: AttentionOperation, shape: AttentionShape) -> list[Call[Any, Any]]:
         """A call as a model makes it."""
+        if operation.eight:
+            return [EightBitTrial(operation, shape, "meta", 0).eight_bit_call()]
         return [AttentionData(operation, shape, "meta", 0).call(AttentionCall)]
 
     def call(self, *operands: Any, **keywords: Any) -> AttentionCall:
-        """An attention."""
+        """An attention, of 8 bits where it has scales."""
+        if keywords.keys() & EightBitKeywords.__annotations__.keys():
+            return EightBitCall(*operands, **keywords)
         return AttentionCall(*operands, **keywords)
 
-    def plan(self, call: Call[Any, Any]) -> AttentionPlan:
+    def plan(self, call: Call[Any, Any]) -> Plan[Any, Any]:
         """The plan of an attention."""
+        if isinstance(call, EightBitCall):
+            return make(call, Plan)
         return make(call, AttentionPlan)
 
-    def gradients(self, drafted: Draft[Details], target: DeviceLimits) -> Choice:
-        """The kernel of the backward pass."""
+    def gradients(self, drafted: Draft[Details], target: DeviceLimits) -> Choice | None:
+        """The kernel of the backward pass, which attention of 8 bits has not."""
+        if getattr(drafted.choice.spec.operation, "eight", False):  # or it is of decoding
+            return None
         return gradients_choice(drafted.choice, drafted.details, target)
 
     def rehearse(self) -> None:
@@ -63,7 +78,9 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         api.attention(one, one, one)
 
     def baselines(self, operation: AttentionOperation, trial: AttentionTrial) -> list[Baseline]:
-        """Every backend of torch's sdpa, and flex_attention."""
+        """Every backend of torch's sdpa, and flex_attention; none of them takes 8 bits."""
+        if operation.eight:
+            return []
         one = trial.sets[0]
         call = Arguments(one.q, one.k, one.v, **one.lengths, **trial.keywords)
         given = [(one.q, one.k, one.v) for one in trial.sets]

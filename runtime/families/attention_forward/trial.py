@@ -21,7 +21,7 @@ from warploom.runtime.families.attention_forward import api
 from warploom.runtime.measure import Call
 from warploom.runtime.trial import sets_for
 
-_CHECKED_ROWS = 128  # at the beginning and at the end of a sequence
+CHECKED_ROWS = 128  # at the beginning and at the end of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class AttentionTrial(AttentionData):
         one = self.sets[0]
         q = self.sequence(one.q, self.shape.seq_q)
         k, v = (self.sequence(tensor, self.shape.seq_k) for tensor in (one.k, one.v))
-        last = slice(max(0, q.shape[2] - _CHECKED_ROWS), q.shape[2])
+        last = slice(max(0, q.shape[2] - CHECKED_ROWS), q.shape[2])
         checked = [(last, k, v)]
         if self.shape.seq_q == self.shape.seq_k and self.operation.mask != "none":
-            first = slice(0, min(_CHECKED_ROWS, q.shape[2]))
+            first = slice(0, min(CHECKED_ROWS, q.shape[2]))
             checked.append((first, k[:, :, first], v[:, :, first]))
         found = []
         for rows, keys, values in checked:
