@@ -9,6 +9,7 @@ import attention_arena as arena
 import attention_block_cases as blocks
 import attention_cases as cases
 import attention_key_cases as keys
+import eight_bit_arena as eight
 import mutants
 from attention_cases import Shape
 from mutants import PAUSE, Clock, Edit
@@ -67,9 +68,13 @@ RELEASE_Q = "    if (kQStages == 1 && n == begin) release_q();\n"
 RELEASE_V = "    release(c.shared.v_empty[before.stage]);\n"
 BIAS = "* p.bias_batch + head * p.bias_head + row * p.bias_row + column;\n"
 AWAIT_WORDS = "    shared.words_full[at_words.stage].wait(at_words.phase);\n"
+LOAD_VALUES = "  full.arrive_and_expect_tx(Values::kBytes);\n"
+PRODUCT = "    multiply_output(product, weights, c.staged_v(at.stage));\n"
+AWAIT_V_OF_8_BITS = "    c.shared.v_full[at.stage].wait(at.phase);\n"
+RELEASE_V_OF_8_BITS = "    release(c.shared.v_empty[at.stage]);\n"
 MAKE_WORDS = "    const uint4 state = read(0);\n"
 
-MUTANTS = {
+MUTANTS: dict[str, mutants.Mutant] = {
     "scores are multiplied before their k is there": Mutant(
         wrong=((AWAIT_K + "    c.turns.begin();\n" + SCORES, "    c.turns.begin();\n" + SCORES),),
         shape=ONE_LAP,
@@ -187,6 +192,69 @@ MUTANTS = {
         mask="lists",
     ),
 }
+MUTANTS_OF_8_BITS = {
+    "scores of 8 bits are multiplied before their k is there": eight.Mutant(
+        wrong=(
+            (
+                "    c.shared.k_full[c.position.stage].wait(c.position.phase);\n    c.turns",
+                "    c.turns",
+            ),
+        ),
+        shape=ONE_LAP,
+        pauses=SLOW_LOADS,
+    ),
+    "weights of e4m3 are multiplied before their v is there": eight.Mutant(
+        wrong=((AWAIT_V_OF_8_BITS + "    c.shared.k_full", "    c.shared.k_full"),),
+        shape=ONE_LAP,
+        pauses=((LOAD_VALUES, PAUSE + LOAD_VALUES),),
+    ),
+    "v of e4m3 is given back before it was read": eight.Mutant(
+        wrong=(
+            (RELEASE_V_OF_8_BITS, ""),
+            (PAUSE + PRODUCT + SCORES, RELEASE_V_OF_8_BITS + PAUSE + PRODUCT + SCORES),
+        ),
+        shape=LONG,
+        pauses=((PRODUCT + SCORES, PAUSE + PRODUCT + SCORES),),
+    ),
+    "a product is added to sums of another maximum": eight.Mutant(
+        wrong=(("fmaf(output[i], rows.rescale[i / 2 % 2], product[i])", "output[i] + product[i]"),),
+        shape=LONG,
+    ),
+    "the product of the last tile is left out": eight.Mutant(
+        wrong=(("      add(output, product, rows);\n", ""),),
+        shape=ONE_LAP,
+    ),
+    "weights are handed on in the order of keys": eight.Mutant(
+        wrong=(("four(s[0], s[1], s[4], s[5])", "four(s[0], s[4], s[1], s[5])"),),
+        shape=LONG,
+    ),
+    "the log-sum-exp has the offset of weights": eight.Mutant(
+        wrong=(("rows.maximum[r] - kOffset", "rows.maximum[r]"),),
+        shape=ONE_LAP,
+    ),
+    "a tile has the scale of the keys beside it": eight.Mutant(
+        wrong=(("of_tiles[n * kKvTile / 128", "of_tiles[max(0, n - 1) * kKvTile / 128"),),
+        shape=LONG,
+        kernel=eight.INT8,
+    ),
+    "a row of q has the scale of the row above": eight.Mutant(
+        wrong=(("min(row + 8 * r, sequence", "min(max(0, row + 8 * r - 1), sequence"),),
+        shape=LONG,
+        kernel=eight.INT8,
+    ),
+    "sums of int8 are read as fp32": eight.Mutant(
+        wrong=(("scores[i] = float(__float_as_int(scores[i]));", "scores[i] = scores[i] * 1;"),),
+        shape=ONE_LAP,
+        kernel=eight.INT8,
+    ),
+    "a row of 8 bits attends to the column right of the diagonal": eight.Mutant(
+        wrong=(("row + 8 * r + right(p) + 1)", "row + 8 * r + right(p) + 2)"),),
+        shape=Shape(2, 3, 3, 257, 257),
+        kernel=eight.CAUSAL,
+        keywords={"causal": "top_left"},
+    ),
+}
+MUTANTS |= MUTANTS_OF_8_BITS
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import attention_block_cases
 import attention_cases
 import attention_key_cases
+import eight_bit_arena
 import pytest
 
 from warploom.generator.artifact import Artifact
@@ -17,5 +18,10 @@ from warploom.generator.specification import KernelSpec
 def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[str, Artifact]:
     """Every attention kernel of the tables, by name."""
     return build(
-        [*attention_cases.ALL, *attention_block_cases.FORWARD, *attention_key_cases.FORWARD]
+        [
+            *attention_cases.ALL,
+            *attention_block_cases.FORWARD,
+            *attention_key_cases.FORWARD,
+            *eight_bit_arena.ALL,
+        ]
     )
