@@ -11,7 +11,7 @@ import torch
 
 import warploom
 from benchmarks.families import Asked, Case, Group
-from benchmarks.peers import _options
+from benchmarks.peers import _attention_eight_bits, _options
 from benchmarks.peers._attention import (
     ABSENCES,
     DIMENSION,
@@ -137,7 +137,7 @@ def error_share(problem: Attention, out: torch.Tensor, wanted: Expected) -> floa
 
 FAMILY = Pass(
     name="attention_forward",
-    kinds={kind: f"Attention forward, {kind}" for kind in ("bf16", "fp16")},
+    kinds={kind: f"Attention forward, {kind}" for kind in ("bf16", "fp16", "e4m3", "int8")},
     peers=NAMES,
     groups={
         **{
@@ -145,8 +145,15 @@ FAMILY = Pass(
             for name in GROUPS
         },
         "drawn": Group(f"{{kind}}, {DRAWN}", partial(drawn_cases, "forward", 2, contenders)),
+        "eight_bits": Group(
+            f"{{kind}}, {_attention_eight_bits.TITLE}", _attention_eight_bits.cases
+        ),
         "options": Group(f"{{kind}}, {_options.TITLE}", partial(_options.cases, both=False)),
     },
-    called={WITHOUT: "Warploom without"},
+    called={
+        WITHOUT: "Warploom without",
+        _attention_eight_bits.LAID_OUT: "Warploom, v by keys",
+        _attention_eight_bits.WIDE: "Warploom, bf16",
+    },
     absences=ABSENCES,
 )
