@@ -18,7 +18,7 @@ from warploom.runtime import arguments as calls
 from warploom.runtime import dispatch
 from warploom.runtime.arguments import declared, option, tensor
 from warploom.runtime.counters import counters
-from warploom.runtime.decision import Choice
+from warploom.runtime.dispatch import Choice
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.extents import Extents

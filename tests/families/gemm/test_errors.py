@@ -64,7 +64,12 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
         "element types",
         ".to(",
     ),
-    "accumulation": (gemm(accumulation="slow"), "'slow'", "fast, promoted", "fast"),
+    "accumulation": (
+        gemm(accumulation="slow"),
+        "use_fast_accum 'slow'",
+        "True or False",
+        "boolean",
+    ),
     "promoted of bf16": (gemm(accumulation="promoted"), "promoted of bf16", "for fp8", "convert"),
     "int32 of bf16": (gemm(out_dtype=torch.int32), "int32", "for int8 operands", "out_dtype"),
     "int32 with epilogue": (

@@ -22,6 +22,7 @@ from warploom.generator.families.gemm import (
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.gemm import operators, reference
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.samples import GemmData
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -83,7 +84,7 @@ def test_shares_cross_the_operators() -> None:
     assert torch.equal(compiled(a, filled), expected)
     assert torch.equal(filled, shares)
     out, filled = torch.empty(4, 48, dtype=BF16), shares_for(4, 48)
-    operators.call(a, b, [("mean_square", filled)], out, BF16, "fast", None)
+    operators.call(GemmCall(a, b, [("mean_square", filled)], out, BF16, True, None))
     assert torch.equal(filled, shares)
 
 
