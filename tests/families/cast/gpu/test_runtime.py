@@ -201,7 +201,20 @@ def test_torch_finds_no_fault_with_the_operator() -> None:
     x = operand(7, 130)
     warploom.cast(x, E4M3)  # the operator is registered when the runtime is first used
     operator = torch.ops.warploom.cast.default
-    given = (x, torch.int8, "1x128", True, None, True, "nearest", None, "row_major", None)
+    given = (
+        x,
+        torch.int8,
+        "1x128",
+        True,
+        None,
+        True,
+        "nearest",
+        None,
+        "row_major",
+        None,
+        None,
+        None,
+    )
     torch.library.opcheck(operator, given)
 
 

@@ -131,8 +131,11 @@ MUTANTS = {
     "a k tile has the block scales of the next one": Mutant(
         AHEAD, r"shared\.scales\[previous\]", (257, 264, 1160), "shared.scales[position.stage]"
     ),
-    "products are scaled before their MMAs are done": Mutant(
-        AHEAD, r"warpgroup_wait<kIssues>", (257, 264, 4200), "warpgroup_wait<kIssues + 1>"
+    "a k tile has the products of the one before": Mutant(
+        AHEAD,
+        r"if constexpr \(kIssues\) issue<1 - kBank>",
+        (257, 264, 1160),
+        "if constexpr (kIssues) issue<kBank>",
     ),
     "a swapped column has the block scale of its neighbour": Mutant(
         SWAPPED, r"lane % 4 \* 2 \+ i % 2\]", (61, 264, 520), "lane % 4 * 2 + 1 - i % 2]"
@@ -209,7 +212,7 @@ MUTANTS = {
     "rows of a tile have the factors of the tile before": Mutant(
         wider.NORMS[15],
         r"if \(row == first\) return;",
-        (8191, 272, 193),
+        (33_000, 272, 193),  # several tiles a consumer
         "if (first >= 0) { first = row; return; }",
     ),
     "both values of a pair are rounded by one number": Mutant(
