@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.attention_append.api import append_kv_cache
     from warploom.runtime.families.attention_decode.api import attention_decode
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
+    from warploom.runtime.families.attention_forward.attention_8bit import attention_8bit
     from warploom.runtime.families.attention_merge.api import merge_state
     from warploom.runtime.families.attention_quantize.api import (
         QuantizedAttention,
@@ -78,6 +79,7 @@ __all__ = [
     "append_kv_cache",
     "assert_same_records",
     "attention",
+    "attention_8bit",
     "attention_decode",
     "attention_quantize",
     "autotune",
@@ -114,6 +116,7 @@ _LAZY = {
     "QuantizedAttention": "warploom.runtime.families.attention_quantize.api",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
+    "attention_8bit": "warploom.runtime.families.attention_forward.attention_8bit",
     "append_kv_cache": "warploom.runtime.families.attention_append.api",
     "attention_decode": "warploom.runtime.families.attention_decode.api",
     "attention_quantize": "warploom.runtime.families.attention_quantize.api",

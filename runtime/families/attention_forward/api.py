@@ -25,6 +25,18 @@ from warploom.runtime.function import Function
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
 
+
+class EightBitKeywords(Keywords, total=False):
+    """The keywords of `warploom.attention`: those of 16 bits, and what operands of 8 bits need."""
+
+    q_descale: torch.Tensor | None
+    k_descale: torch.Tensor | None
+    v_descale: torch.Tensor | None
+    v_layout: ValueLayout
+    sums: Sums | None
+    out_dtype: torch.dtype | None
+
+
 _eight_bits: Function[Pair] = Function("attention_eight_bits", EightBitCall)
 _warm = plans.calls()
 
@@ -36,7 +48,7 @@ def attention(
     v: torch.Tensor,
     *,
     return_lse: Literal[False] = False,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[EightBitKeywords],
 ) -> torch.Tensor: ...
 
 
@@ -47,7 +59,7 @@ def attention(
     v: torch.Tensor,
     *,
     return_lse: Literal[True],
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[EightBitKeywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -58,7 +70,7 @@ def attention(
     v: torch.Tensor,
     *,
     return_lse: bool,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[EightBitKeywords],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 

@@ -28,6 +28,7 @@ from warploom.runtime.families._attention.operands import copied, ordered_stride
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_forward import eight_bit_reference, values
 from warploom.runtime.families.attention_forward.call import AttentionCall, Details, Pair
+from warploom.runtime.families.attention_quantize.api import transpose_values
 from warploom.runtime.tensors import require_one_device, shown
 
 SCORED = (torch.float8_e4m3fn, torch.int8)
@@ -292,7 +293,10 @@ class EightBitCall(AttentionCall):
         call, names = self, details.copies
         if self._lies_by_keys:
             counters.add("copies")
-            laid_out = values.dim_major(self.v, self.cu_seqlens_k)
+            fixed = self.cu_seqlens_k is None and self.v.numel() > 0
+            laid_out = (
+                transpose_values(self.v) if fixed else values.dim_major(self.v, self.cu_seqlens_k)
+            )
             call = replace(self, v=laid_out, v_layout="dim_major")
             names = tuple(name for name in names if name != "v")
         return copied(call, names)
