@@ -46,7 +46,7 @@ def cases(_asked: Asked) -> Iterator[Case]:
                 of_q = (heads, seq) if operation.quantizes else (0, 0)
                 shape = AttentionQuantizeShape(sizes["tokens"] // seq, of_q[0], heads, of_q[1], seq)
                 floor = Floor.of(0.0, bytes_of(draw(operation, shape, "meta", None)))
-                about = {**asdict(shape), "dim": dim, "type": "bf16", "operation": name}
+                about = {**asdict(shape), "seq": seq, "dim": dim, "type": "bf16", "operation": name}
                 make = partial(contenders, operation, shape)
                 yield Case(f"{name} d{dim} {seq}", about, floor, make)
 
@@ -100,7 +100,7 @@ class Quantizing(Family):
 
     def at(self, problem: Problem) -> int:
         """The length."""
-        return int(problem["seq_k"])
+        return int(problem["seq"])
 
     def subject(self, problem: Problem) -> str:
         """The operation, and the dimension."""

@@ -67,7 +67,8 @@ SCHEMAS = {
     "attention_quantize": "(Tensor v, Tensor? q, Tensor? k, str scores, bool smooth, str? spec)"
     f" -> ({', '.join(['Tensor'] * 8)})",
     "cast": "(Tensor x, ScalarType dtype, str block, bool transpose, Tensor? scale, bool pow2, "
-    "str rounding, Tensor? rounding_state, str scale_layout, str? spec, *, "
+    "str rounding, Tensor? rounding_state, str scale_layout, str? gate, Tensor? gradient, "
+    "str? spec, *, "
     "Tensor(a!)? amax=None) -> (Tensor, Tensor, Tensor, Tensor)",
     "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {FUNCTION}, {OPTIONS}, {FURTHER}) -> (Tensor, Tensor, Tensor)",

@@ -17,6 +17,7 @@ from warploom.runtime.families.attention_forward import plan as plans
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.eight_bit_call import (
     EightBitCall,
+    EightBitKeywords,
     Sums,
     ValueLayout,
 )
@@ -26,15 +27,8 @@ from warploom.runtime.plan import planned
 from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
 
 
-class EightBitKeywords(Keywords, total=False):
-    """The keywords of `warploom.attention`: those of 16 bits, and what operands of 8 bits need."""
-
-    q_descale: torch.Tensor | None
-    k_descale: torch.Tensor | None
-    v_descale: torch.Tensor | None
-    v_layout: ValueLayout
-    sums: Sums | None
-    out_dtype: torch.dtype | None
+class AttentionKeywords(Keywords, EightBitKeywords, total=False):
+    """The keywords of `warploom.attention`, for its overloads."""
 
 
 _eight_bits: Function[Pair] = Function("attention_eight_bits", EightBitCall)
@@ -48,7 +42,7 @@ def attention(
     v: torch.Tensor,
     *,
     return_lse: Literal[False] = False,
-    **keywords: Unpack[EightBitKeywords],
+    **keywords: Unpack[AttentionKeywords],
 ) -> torch.Tensor: ...
 
 
@@ -59,7 +53,7 @@ def attention(
     v: torch.Tensor,
     *,
     return_lse: Literal[True],
-    **keywords: Unpack[EightBitKeywords],
+    **keywords: Unpack[AttentionKeywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -70,7 +64,7 @@ def attention(
     v: torch.Tensor,
     *,
     return_lse: bool,
-    **keywords: Unpack[EightBitKeywords],
+    **keywords: Unpack[AttentionKeywords],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 

@@ -30,7 +30,8 @@ class EightBitTrial(AttentionTrial):
     def eight_bit_call(self) -> EightBitCall:
         """A call on the first set."""
         one = self.sets[0]
-        return EightBitCall(one.q, one.k, one.v, **one.lengths, **self.keywords)
+        options = {**one.lengths, **self.keywords, "out_dtype": one.out.dtype}
+        return EightBitCall(one.q, one.k, one.v, **options)
 
     def _operands(self) -> Operands:
         operation, shape = self.operation, self.shape
