@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -80,14 +80,14 @@ def swept(
     spec: KernelSpec, one: Operands, bound: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 ) -> Contender:
     """One kernel. All of a sweep write to one output, so that each runs once more to be checked."""
-    accumulation: Any = cast("GemmOperation", spec.operation).accumulation
+    is_fast = cast("GemmOperation", spec.operation).accumulation == "fast"
     call = partial(
         warploom.gemm,
         one.a,
         one.b,
         out=one.out,
         epilogue=one.listed,
-        accumulation=accumulation,
+        use_fast_accum=is_fast,
         spec=spec,
     )
 

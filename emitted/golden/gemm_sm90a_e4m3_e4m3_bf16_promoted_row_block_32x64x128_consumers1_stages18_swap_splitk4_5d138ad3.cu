@@ -564,6 +564,7 @@ struct Products {
       const float of_column = as_float(next_columns[i / 4 * 2 + i % 2]);
       sums[0][i] += partial[kBank][i] * (of_column * of_rows[0][0]);
     }
+    cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
     release(empty);
   }
 };

@@ -512,6 +512,7 @@ struct Products {
       }
       if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
+    cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
     release(empty);
     return filled;
   }
