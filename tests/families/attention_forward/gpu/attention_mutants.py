@@ -199,6 +199,10 @@ MUTANTS_OF_8_BITS = {
                 "    c.shared.k_full[c.position.stage].wait(c.position.phase);\n    c.turns",
                 "    c.turns",
             ),
+            (
+                "    c.shared.k_full[c.position.stage].wait(c.position.phase);\n    c.scaling",
+                "    c.scaling",
+            ),
         ),
         shape=ONE_LAP,
         pauses=SLOW_LOADS,

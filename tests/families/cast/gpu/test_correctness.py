@@ -60,16 +60,16 @@ def test_what_a_gate_makes_is_cast(kernel: KernelSpec, extents: tuple[int, int])
         results, right = made.run(), [one.cuda() for one in made.expected()]
         assert all(one.untouched_outside() for one in made.guarded)
         for i in range(0, len(results), 2):
-            (q, scale), (right_q, right_scale) = results[i : i + 2], right[i : i + 2]
+            shared = i + 1 == len(results)  # by both orientations
+            (q, scale), (right_q, right_scale) = (
+                (one[i], one[1].mT if shared and one[1].dim() == 2 else one[1 if shared else i + 1])
+                for one in (results, right)
+            )
             found, exact = dequantized(q, scale), dequantized(right_q, right_scale)
             assert (found - exact).norm() <= 0.02 * exact.norm()
             assert (found != exact).float().mean() < 0.05
-            ratio = scale / right_scale
-            if operation.pow2:  # type: ignore[attr-defined]
-                assert torch.isin(ratio, ratio.new_tensor([0.5, 1, 2])).all()
-                assert (ratio != 1).sum() <= max(1, 0.05 * ratio.numel())
-            else:
-                assert ((ratio - 1).abs() <= 2**-7).all()
+            near = (scale / right_scale - 1).abs() <= (0 if operation.pow2 else 2**-7)  # type: ignore[attr-defined]
+            assert (~near).sum() <= max(1, 0.05 * near.numel())
 
 
 def dequantized(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
