@@ -234,7 +234,16 @@ def plan_attention(
 
     Arguments are those of `attention`. `plan(q, k, v, ...)` then runs tensors of the same shapes,
     strides, types and alignment with the same keywords, and returns out and lse.
+
+    Raises ProblemError for operands of 8 bits, too, which have no plan.
     """
+    of_8_bits = sorted(keywords.keys() & EightBitKeywords.__annotations__.keys())
+    if of_8_bits:
+        raise ProblemError(
+            f"a plan with {', '.join(of_8_bits)}",
+            rule="must be of operands of 16 bits",
+            fix="call warploom.attention itself",
+        )
     call = AttentionCall(q, k, v, **keywords)
     call.require()
     return plans.plan(call)

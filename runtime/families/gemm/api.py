@@ -192,7 +192,7 @@ def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
         return _apply(call, plan, a, b)
     if plan.reads is None:
         plan.reads = tuple(reads_of(listed))
-    if len(plan.reads) < len(listed):  # some items have no tensor, or an output
+    if len(plan.reads) < len(listed):  # some items have no tensor, an output or no gradient
         call.refuse()
     return _apply(call, plan, a, b, *[listed[index][1] for index in plan.reads])
 

@@ -202,11 +202,13 @@ def tensors_of(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) -> list
 
 
 def reads_of(listed: Sequence[Item]) -> list[int]:
-    """Which items have a tensor that is read, in order."""
+    """Which items have a tensor that is read, and may have a gradient, in order."""
     return [
         index
         for index, item in enumerate(listed)
-        if isinstance(item[1], torch.Tensor) and not step_of(item).step.auxiliary
+        if isinstance(item[1], torch.Tensor)
+        and not step_of(item).step.auxiliary
+        and not step_of(item).no_gradient
     ]
 
 

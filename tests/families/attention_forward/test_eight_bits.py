@@ -334,3 +334,10 @@ def test_other_dims_and_blocks_of_masks_are_named() -> None:
     made = drawn(dim=256)
     with pytest.raises(ProblemError, match="sums promoted with dim 256"):
         run(made, sums="promoted")
+
+
+def test_a_plan_of_8_bits_is_refused() -> None:
+    q = torch.randn(1, 1, 16, 64).to(E4M3)
+    scale = torch.ones(1, 1)
+    with pytest.raises(warploom.ProblemError, match="a plan with k_descale, q_descale: must be of"):
+        warploom.plan_attention(q, q, q, q_descale=scale, k_descale=scale)

@@ -271,3 +271,11 @@ def test_shares_and_factors_are_of_their_rows(tmp_path: Path, fields: dict[str, 
         HARNESS.read_text(),
     )
     run("\n".join(parts), tmp_path, ("cmath", "functional", "thread"))
+
+
+def test_a_call_like_one_that_ran_is_refused_gradients_too() -> None:
+    a, listed = torch.randn(8, 256).to(BF16), [("rms_scale", torch.rand(8, 16), 1e-5)]
+    for _ in range(3):
+        warploom.gemm(a, a.t(), epilogue=listed)
+    with pytest.raises(warploom.ProblemError, match="rms_scale with a tensor that requires grad"):
+        warploom.gemm(a.clone().requires_grad_(), a.t(), epilogue=listed)
