@@ -12,6 +12,7 @@ from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import (
     BLOCK,
     GROUP,
+    GateGradient,
     MeanSquare,
     RmsScale,
     factors,
@@ -63,6 +64,11 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
                 for step in operation.epilogue
                 if operation.batched and isinstance(step, MeanSquare | RmsScale)
             ),
+            "epilogue with the gradient of a gate and mean_square: must be without one of them, as "
+            "a norm is of what a layer passes on, and no gradient is"
+            if sums_squares(operation.epilogue)
+            and any(isinstance(step, GateGradient) for step in operation.epilogue)
+            else None,
             "batched with stochastic_rounding: must be false, as random numbers are of rows and "
             "columns of one matrix; give B without batches, or round the result by warploom.cast"
             if operation.batched and rounds_stochastically(operation.epilogue)

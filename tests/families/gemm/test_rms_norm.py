@@ -13,7 +13,8 @@ from host import needs_compiler, run
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator.epilogue import Gate, MeanSquare, Residual, RmsScale
+from warploom.generator.epilogue import Gate, GateGradient, MeanSquare, Residual, RmsScale
+from warploom.generator.families import family
 from warploom.generator.families.gemm import (
     GemmOperation,
     GemmShape,
@@ -279,3 +280,10 @@ def test_a_call_like_one_that_ran_is_refused_gradients_too() -> None:
         warploom.gemm(a, a.t(), epilogue=listed)
     with pytest.raises(warploom.ProblemError, match="rms_scale with a tensor that requires grad"):
         warploom.gemm(a.clone().requires_grad_(), a.t(), epilogue=listed)
+
+
+def test_squares_behind_the_gradient_of_a_gate_are_refused() -> None:
+    steps = (GateGradient("silu", "bf16"), MeanSquare())
+    operation = GemmOperation("bf16", "bf16", "bf16", epilogue=steps)
+    (reason,) = family("gemm").operation_reasons(operation)
+    assert "must be without one of them" in reason
