@@ -15,6 +15,7 @@ from warploom.runtime.families.attention_quantize.api import (
     attention_quantize,
     dequantize,
 )
+from warploom.runtime.tensors import lowered
 
 
 class _Options(NamedTuple):
@@ -103,6 +104,8 @@ def attention_8bit(
             fix="leave smooth out",
         )
     keywords: Keywords = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = lowered(q), lowered(k), lowered(v)
     options = _Options(scores, not softcap if smooth is None else smooth, keywords)
     out, lse = _Attention8Bit.apply(options, q, k, v)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out

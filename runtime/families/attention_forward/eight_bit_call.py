@@ -11,7 +11,12 @@ import torch
 from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
-from warploom.generator.families.attention_forward.rules import DIMS_OF_EIGHT, MOST_PROMOTED
+from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.rules import (
+    DIMS_OF_EIGHT,
+    KEYS_OF_A_SCALE,
+    MOST_PROMOTED,
+)
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import Operation
 from warploom.runtime import arguments as calls
@@ -33,7 +38,7 @@ from warploom.runtime.tensors import require_one_device, shown
 
 SCORED = (torch.float8_e4m3fn, torch.int8)
 OUTPUTS = (torch.bfloat16, torch.float16)
-KEYS_OF_A_SCALE = values.PADDED
+TRANSPOSED = 32  # v of multiples of it, as a dimension, is transposed by a kernel
 ValueLayout = Literal["keys", "dim_major"]
 Sums = Literal["promoted", "fast"]
 
@@ -169,7 +174,7 @@ class EightBitCall(AttentionCall):
             )
         if self.offsets:
             total, sequences = k.shape[0], self.offsets[0].shape[0] - 1
-            least, kv_heads = values.padded_total(total, sequences), k.shape[1]
+            least, kv_heads = padded_total(total, sequences), k.shape[1]
             fits = v.shape[:2] == (kv_heads, k.shape[2]) and v.shape[2] >= least
             wanted = f"[{kv_heads}, {k.shape[2]}, at least {least}]"
         else:
@@ -270,9 +275,9 @@ class EightBitCall(AttentionCall):
 
     def _laid_out_shape(self, sizes: Extents) -> tuple[int, ...]:
         if sizes.packed:
-            keys = values.padded_total(sizes.total_k, sizes.batch)
+            keys = padded_total(sizes.total_k, sizes.batch)
             return (sizes.kv_heads, sizes.dim, keys)
-        keys = -(-sizes.seq_k // values.PADDED) * values.PADDED
+        keys = -(-sizes.seq_k // KEYS_OF_A_SCALE) * KEYS_OF_A_SCALE
         return (sizes.batch, sizes.kv_heads, sizes.dim, keys)
 
     # ---- What is done with it --------------------------------------------------------------------
@@ -293,9 +298,12 @@ class EightBitCall(AttentionCall):
         call, names = self, details.copies
         if self._lies_by_keys:
             counters.add("copies")
-            fixed = self.cu_seqlens_k is None and self.v.numel() > 0
+            # A kernel transposes v of one length, of the dimensions that it has; torch any other.
+            transposed = self.cu_seqlens_k is None and self.v.shape[-1] % TRANSPOSED == 0
             laid_out = (
-                transpose_values(self.v) if fixed else values.dim_major(self.v, self.cu_seqlens_k)
+                transpose_values(self.v)
+                if transposed and self.v.numel() > 0
+                else values.dim_major(self.v, self.cu_seqlens_k)
             )
             call = replace(self, v=laid_out, v_layout="dim_major")
             names = tuple(name for name in names if name != "v")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 from warploom.runtime.elements import TORCH, unit_roundoff
 from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.extents import extents
@@ -44,7 +45,7 @@ class EightBitTrial(AttentionTrial):
         by_blocks: tuple[int, ...] = heads
         if operation.scales == "blocks":
             by_rows = (shape.batch, shape.heads, shape.seq_q)
-            by_blocks = (*heads, -(-shape.seq_k // values.PADDED))
+            by_blocks = (*heads, -(-shape.seq_k // KEYS_OF_A_SCALE))
 
         def scales(number: float, *sizes: int) -> torch.Tensor:
             return torch.full(sizes, number, dtype=torch.float32, device=self.device)

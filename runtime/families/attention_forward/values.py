@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
+
 GROUP = 16  # keys that are permuted among each other
-PADDED = 128  # keys: a multiple of it is what a dim-major v has, and where a sequence begins
 
 
 def dim_major(v: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
@@ -29,8 +31,8 @@ def dim_major(v: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> torch.
     if cu_seqlens is not None:
         return _packed(codes, cu_seqlens).view(v.dtype)
     keys, dim = v.shape[-2:]
-    out = codes.new_zeros if keys % PADDED else codes.new_empty
-    found = out((*v.shape[:-2], dim, -(-keys // PADDED) * PADDED))
+    out = codes.new_zeros if keys % KEYS_OF_A_SCALE else codes.new_empty
+    found = out((*v.shape[:-2], dim, -(-keys // KEYS_OF_A_SCALE) * KEYS_OF_A_SCALE))
     whole = keys // GROUP * GROUP
     _permuted(found[..., :whole]).copy_(_grouped(codes[..., :whole, :]))
     if whole < keys:
@@ -67,12 +69,7 @@ def packed_by_keys(v: torch.Tensor, cu_seqlens: torch.Tensor, total: int) -> tor
 def padded_starts(cu_seqlens: torch.Tensor) -> torch.Tensor:
     """Where packed sequences begin in a dim-major v, and the end."""
     places = torch.arange(cu_seqlens.shape[0], device=cu_seqlens.device)
-    return (cu_seqlens + places * (PADDED - 1)) // PADDED * PADDED
-
-
-def padded_total(total: int, sequences: int) -> int:
-    """Keys of a dim-major v of packed sequences with `total` keys."""
-    return (total + sequences * (PADDED - 1)) // PADDED * PADDED
+    return (cu_seqlens + places * (KEYS_OF_A_SCALE - 1)) // KEYS_OF_A_SCALE * KEYS_OF_A_SCALE
 
 
 def _packed(codes: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
@@ -168,7 +169,7 @@ def packed(
 
 def _of_blocks(k: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     keys = k.shape[2]
-    whole = torch.nn.functional.pad(k, (0, 0, 0, -keys % values.PADDED))
-    numbers, scale = quantized(whole.unflatten(2, (-1, values.PADDED)), (3, 4), kind)
+    whole = torch.nn.functional.pad(k, (0, 0, 0, -keys % KEYS_OF_A_SCALE))
+    numbers, scale = quantized(whole.unflatten(2, (-1, KEYS_OF_A_SCALE)), (3, 4), kind)
     turned = numbers.flatten(2, 3)[:, :, :keys].transpose(1, 2).contiguous().transpose(1, 2)
     return turned, scale.squeeze(-1).squeeze(-1)

@@ -75,3 +75,11 @@ def test_smoothing_is_what_makes_scores_of_keys_with_a_mean_exact() -> None:
         apart(warploom.attention_8bit(*given, smooth=one), right) for one in (True, False)
     )
     assert smooth < plain
+
+
+def test_operands_of_fp32_are_converted_under_autocast() -> None:
+    q, k, v = (torch.randn(1, 1, 32, 64, requires_grad=True) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = warploom.attention_8bit(q, k, v)
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16 and q.grad is not None and q.grad.dtype == torch.float32

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import eight_bit_cases as cases
 import pytest
@@ -21,6 +22,7 @@ from warploom.generator.families.attention_forward import (
     AttentionProblem,
     AttentionSchedule,
 )
+from warploom.generator.families.attention_forward.parameters import padded_total
 from warploom.generator.families.attention_forward.template import (
     OFFSET,
     OFFSET_IF_NEEDED,
@@ -31,6 +33,7 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime.families.attention_forward import values
+from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall
 
 H200 = DeviceLimits(132, "NVIDIA H200")
 OPERATION = AttentionOperation("bf16", 128, scores="e4m3", weights="e4m3")
@@ -75,7 +78,7 @@ def test_packed_sequences_begin_at_multiples_and_lie_as_alone() -> None:
     offsets = torch.tensor([0, 130, 130, 135, 400], dtype=torch.int32)
     v = torch.randn(410, 2, 16).to(E4M3)
     laid_out, starts = values.dim_major(v, offsets), values.padded_starts(offsets)
-    assert laid_out.shape[-1] == values.padded_total(410, 4)
+    assert laid_out.shape[-1] == padded_total(410, 4)
     assert (starts % 128 == 0).all()
     for index in range(4):
         rows = v[offsets[index] : offsets[index + 1]].transpose(0, 1)
@@ -257,7 +260,7 @@ def test_v_is_mapped_dim_major_and_packed_sequences_with_their_gaps() -> None:
     problem = replace(problem, strides_v=(0, 1 << 17, 1 << 10))
     v = FAMILY.launches(packed_spec, problem, H200)[0].parameters["v_map"]
     assert isinstance(v, TensorMap)
-    assert v.extents == (values.padded_total(500, 3), 128, 2, 1)
+    assert v.extents == (padded_total(500, 3), 128, 2, 1)
 
 
 @pytest.mark.parametrize("dim", [16, 64, 80, 96, 128, 192, 256])
@@ -341,3 +344,15 @@ def test_a_plan_of_8_bits_is_refused() -> None:
     scale = torch.ones(1, 1)
     with pytest.raises(warploom.ProblemError, match="a plan with k_descale, q_descale: must be of"):
         warploom.plan_attention(q, q, q, q_descale=scale, k_descale=scale)
+
+
+@pytest.mark.parametrize("dim", [64, 80])
+def test_v_by_keys_is_laid_out_whatever_the_dimension(dim: int) -> None:
+    """The kernel that transposes v has no dimension 80, which attention of 8 bits takes."""
+    q, v = torch.randn(1, 1, 16, dim).to(E4M3), torch.randn(1, 1, 40, dim).to(E4M3)
+    scales = {name: torch.ones(1, 1) for name in ("q_descale", "k_descale", "v_descale")}
+    call = EightBitCall(q, v, v, **scales)
+    laid_out = call.copied(cast("Any", SimpleNamespace(copies=())))
+    assert laid_out.v_layout == "dim_major"
+    right = values.dim_major(v)
+    assert torch.equal(laid_out.v.view(torch.uint8), right.view(torch.uint8))
