@@ -75,6 +75,7 @@ def linear_add(
     Raises:
         ProblemError: for what `warploom.gemm` or `warploom.mixed_gemm` refuse.
     """
+    _require_weight(weight)
     n = weight.metadata.n if isinstance(weight, PackedWeight) else weight.shape[0]
     rows = h.shape[:-1].numel()
     shares = torch.empty(rows, groups_of(n), dtype=torch.float32, device=h.device)
@@ -128,12 +129,18 @@ def _product(
     steps: list[Item],
     out: torch.Tensor | None,
 ) -> torch.Tensor:
+    _require_weight(weight)
     if isinstance(weight, PackedWeight):
         return mixed_gemm(a, weight, epilogue=steps, out=out)
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+    return gemm(a, weight.t(), epilogue=steps, out=out)
+
+
+def _require_weight(weight: object) -> None:
+    """Raise ProblemError for what is no weight of a linear layer."""
+    is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2
+    if not is_matrix and not isinstance(weight, PackedWeight):
         raise ProblemError(
             f"weight {shown(weight)}",
             rule="must be [N, K], as torch.nn.Linear has it, or a PackedWeight",
             fix="pass layer.weight",
         )
-    return gemm(a, weight.t(), epilogue=steps, out=out)

@@ -65,6 +65,8 @@ STALE: dict[str, str] = {
     ),
     "families/gemm/gpu": "warm calls with steps that have no gradient are refused one, and "
     "squares behind the gradient of a gate; kernels and launches are those that passed",
+    "families/mixed_gemm/gpu": "a warm call with a list and keywords is compared by types first; "
+    "kernels and launches are those that passed",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 

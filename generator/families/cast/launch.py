@@ -117,11 +117,10 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
 
 
 def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list[Launch]:
-    """One launch, behind one of the largest magnitude where a tensor's scale is computed.
+    """One launch, behind one of the largest magnitude, or of rows' and columns' factors.
 
     No extent may be 0. Tensors are named x, gradient, q, scale, q_t, scale_t, state and amax.
-    Raises
-    ProblemError for extents beyond 32 bits.
+    Raises ProblemError for extents beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
     m, n, threads = problem.m, problem.n, spec.schedule.threads

@@ -8,7 +8,7 @@ from warploom.generator.model.arithmetic import Value
 
 START = {
     "launch": 2e-6,  # seconds
-    "amax_launch": 2e-6,  # seconds of the launch of the largest magnitude, beside its traffic
+    "amax_launch": 2e-6,  # seconds of the launch before, next to its traffic
     "bandwidth": 4e12,  # bytes a second of memory
     "row": 1.5e-6,  # seconds until what a thread of a row has loaded is there
 }

@@ -214,7 +214,8 @@ class WarmProducts:
         self._call, self._product = call, product
         self._first, self._others = (*operands, "out"), (*keywords, *options)
         self._options, self._plain = tuple(options), tuple(keywords.values())
-        self._lists: dict[tuple[str, ...], WarmCalls[torch.Tensor] | None] = {}
+        self._types = (*map(type, self._plain),)
+        self._lists: dict[tuple[tuple[str, int], ...], WarmCalls[torch.Tensor] | None] = {}
         self.keywords = self.of_keywords(self.made)
 
     def of_keywords(self, call_of: CallOf) -> WarmCalls[torch.Tensor]:
@@ -233,15 +234,18 @@ class WarmProducts:
         if not isinstance(epilogue, list | tuple):  # the call says so
             return None, values
         try:
-            kinds = tuple([item[0] for item in epilogue])
+            forms = tuple([(item[0], len(item)) for item in epilogue])
             flat = (*chain.from_iterable(epilogue),)
-            known = self._lists.get(kinds, self.keywords)
+            known = self._lists.get(forms, self.keywords)
         except Exception:  # no list of items: the call says so
             return None, values
         if known is self.keywords:
-            known = self._of_kinds(kinds, [len(item) for item in epilogue])
-            remember(self._lists, kinds, known, _LISTS)
-        if known is None or values[own : len(values) - options] != self._plain:
+            kinds, lengths = zip(*forms, strict=True) if forms else ((), ())
+            known = self._of_kinds(kinds, lengths)
+            remember(self._lists, forms, known, _LISTS)
+        keywords = values[own : len(values) - options]
+        # Types come first: a tensor is compared with nothing, for which the host would wait.
+        if known is None or (*map(type, keywords),) != self._types or keywords != self._plain:
             return None, values
         return known, values[:own] + values[len(values) - options :] + flat
 

@@ -285,3 +285,12 @@ def test_a_list_whose_item_has_two_tensors_is_never_compared_by_value() -> None:
         wanted = torch.nn.functional.silu(gate) * up
         torch.testing.assert_close(h.float(), wanted, rtol=0.02, atol=0.02)
         assert not dz.isnan().any()
+
+
+def test_a_keyword_that_is_a_tensor_beside_a_list_is_refused_by_name() -> None:
+    a = torch.randn(8, 64).bfloat16()
+    listed = [("bias", torch.randn(8).bfloat16())]
+    for _ in range(3):
+        warploom.gemm(a, a.t(), epilogue=listed)
+    with pytest.raises(warploom.ProblemError):
+        warploom.gemm(a, a.t(), epilogue=listed, beta=torch.tensor([1.0, 2.0]))  # type: ignore[arg-type]
