@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
+from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm import api
+from warploom.runtime.families.gemm import api, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands
@@ -144,6 +145,16 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
         """A product."""
         return GemmCall.asked(*operands, **keywords)
+
+    def explanation(
+        self, operands: Sequence[Any], keywords: Mapping[str, Any], gpu: str | None
+    ) -> Explanation | None:
+        """What a call by an algorithm does, which is several products."""
+        others = {name: value for name, value in keywords.items() if name != "algorithm"}
+        algorithm = keywords.get("algorithm")
+        if algorithm is None:
+            return None
+        return strassen.explanation(GemmCall.asked(*operands, **others), algorithm, gpu)
 
     def plan(self, call: Call[Any, Any]) -> GemmPlan:
         """The plan of a product."""
