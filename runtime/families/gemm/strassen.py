@@ -26,6 +26,13 @@ from typing import Any, NoReturn
 import torch
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import (
+    MOST_CHARACTERS,
+    MOST_STEPS,
+    Preactivation,
+    Residual,
+    legal,
+)
 from warploom.generator.targets import target
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.arguments import schema_of
@@ -33,13 +40,13 @@ from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.call import Checked
 from warploom.runtime.families._product.operands import result_type
-from warploom.runtime.families._product.steps import step_of
+from warploom.runtime.families._product.steps import STEPS, step_of
 from warploom.runtime.families._product.steps.operand import Extents, natural
 from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
 from warploom.runtime.families.gemm import operators
 from warploom.runtime.families.gemm.call import GRADIENT, PRODUCT, GemmCall
 from warploom.runtime.families.gemm.operators import WIDTH
-from warploom.runtime.operator import register
+from warploom.runtime.operator import is_distributed, register
 from warploom.runtime.plan import draft, planned
 from warploom.runtime.tensors import shown
 
@@ -48,12 +55,12 @@ LEVELS = {"strassen": 1, "strassen2": 2}
 
 _INPUTS = (torch.bfloat16, torch.float16)
 _RESULTS = (*_INPUTS, torch.float32)
-_STEPS = ("scale", "bias", "activation", "residual")  # the generator's words
+_STEPS = ("scale", "bias", "activation", "residual")
 _ALIGNED = 8  # elements: quarters begin where TMA can read them
 
 
 def levels_of(algorithm: object) -> int:
-    """Return how often the products of an algorithm are divided; ProblemError for an unknown one."""
+    """Return how often an algorithm divides its products; ProblemError for an unknown one."""
     if isinstance(algorithm, str) and algorithm in LEVELS:
         return LEVELS[algorithm]
     raise ProblemError(
@@ -70,9 +77,16 @@ def multiply(call: GemmCall, algorithm: str) -> torch.Tensor:
     """
     levels = levels_of(algorithm)
     compiling = torch.compiler.is_dynamo_compiling()
+    if is_distributed(call.a) or is_distributed(call.b):
+        raise ProblemError(
+            "a distributed tensor with algorithm strassen",
+            rule="must be a matrix of this process",
+            fix="leave algorithm out",
+        )
     if not compiling:
         call.require()
         call.refuse()
+    _check_steps(call.listed)  # whose outputs would not cross to the operator
     if call.main_grad is not None and compiling:
         operators.keep_in_place(call.main_grad)
     call.out_dtype = result_type(call.a, call.out, call.out_dtype, len(call.listed) > 0)
@@ -120,13 +134,16 @@ def check(call: GemmCall, levels: int) -> Checked:
             rule="must be bf16, fp16 or fp32",
             fix="pass out_dtype=torch.bfloat16, or leave algorithm out",
         )
-    for item in call.listed:
-        if step_of(item).step.__dataclass_fields__["step"].default not in _STEPS:
-            raise ProblemError(
-                f"{item[0]} with algorithm strassen",
-                rule=f"must be one of the steps {', '.join(_STEPS)}",
-                fix="apply it in a call of its own, or leave algorithm out",
-            )
+    _check_steps(call.listed)
+    longest = (Residual("fp32"), Preactivation("fp32"), Residual("fp32"))  # of P7
+    if legal(longest * levels + checked.epilogue.steps) is not None:
+        tokens = ", ".join(step.token for step in checked.epilogue.steps)
+        raise ProblemError(
+            f"an epilogue of {tokens} with {levels} level{'s'[: levels - 1]} of algorithm strassen",
+            rule=f"must leave room for {3 * levels} steps of its own: {MOST_STEPS} in all, of "
+            f"{MOST_CHARACTERS} characters",
+            fix="apply some of them in a call of their own, or take one level or none",
+        )
     least = _ALIGNED << levels
     for name, extent in zip("MNK", (a.shape[0], b.shape[1], a.shape[1]), strict=True):
         if extent < least:
@@ -136,6 +153,18 @@ def check(call: GemmCall, levels: int) -> Checked:
                 fix="leave algorithm out",
             )
     return checked
+
+
+def _check_steps(listed: Sequence[Item]) -> None:
+    """Raise ProblemError for items of other steps than those that apply to any part of D alone."""
+    taken = [STEPS[word] for word in _STEPS]
+    for item in listed:
+        if step_of(item) not in taken:
+            raise ProblemError(
+                f"{item[0]} with algorithm strassen",
+                rule=f"must be one of the steps {', '.join(_STEPS)}",
+                fix="apply it in a call of its own, or leave algorithm out",
+            )
 
 
 # ---- The algorithm -------------------------------------------------------------------------------
@@ -204,8 +233,8 @@ def _product(
         (s4, b22, [plus_x, plus_z, *of(0, 1)], c12),
         (a22, t4, [plus_y, *of(1, 0)], c21),
     )
-    for left, right, items, target in products:
-        _product(left, right, items, target, levels - 1, fast)
+    for left, right, items, result in products:
+        _product(left, right, items, result, levels - 1, fast)
 
 
 def _quarters(
@@ -302,10 +331,10 @@ def _kernel(name: str) -> Callable[..., Any]:
 def strassen_exact(
     a: torch.Tensor, b: torch.Tensor, levels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the algorithm's a b in float64 but for the rounding of S and T, and |sums| of products.
+    """Return a b as the algorithm has it, in float64 but for the rounding of S and T.
 
-    The second is what errors of accumulation are relative to, as |a| |b| is of an ordinary product.
-    Of sizes that are multiples of 8 in each part.
+    Also returns what errors of accumulation are relative to, as |a| |b| is of an ordinary product.
+    For sizes that are multiples of 8 in each part.
     """
     if levels == 0:
         wide, other = a.double(), b.double()
