@@ -143,18 +143,18 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
-        """A product."""
-        return GemmCall.asked(*operands, **keywords)
+        """A product, by no algorithm: `explanation` has the others."""
+        others = {name: value for name, value in keywords.items() if name != "algorithm"}
+        return GemmCall.asked(*operands, **others)
 
     def explanation(
         self, operands: Sequence[Any], keywords: Mapping[str, Any], gpu: str | None
     ) -> Explanation | None:
         """What a call by an algorithm does, which is several products."""
-        others = {name: value for name, value in keywords.items() if name != "algorithm"}
         algorithm = keywords.get("algorithm")
         if algorithm is None:
             return None
-        return strassen.explanation(GemmCall.asked(*operands, **others), algorithm, gpu)
+        return strassen.explanation(self.call(*operands, **keywords), algorithm, gpu)
 
     def plan(self, call: Call[Any, Any]) -> GemmPlan:
         """The plan of a product."""

@@ -46,6 +46,7 @@ from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
 from warploom.runtime.families.gemm import operators
 from warploom.runtime.families.gemm.call import GRADIENT, PRODUCT, GemmCall
 from warploom.runtime.families.gemm.operators import WIDTH
+from warploom.runtime.measure import largest_share
 from warploom.runtime.operator import is_distributed, register
 from warploom.runtime.plan import draft, planned
 from warploom.runtime.tensors import shown
@@ -354,6 +355,28 @@ def strassen_exact(
 
     exact, magnitude = (combined([pair[i] for pair in parts]) for i in range(2))
     return exact, magnitude
+
+
+def error_share(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, levels: int) -> float:
+    """Return the largest error of d = a b by the algorithm, each as a share of its own bound.
+
+    The bound is that of accumulation in fp32 around what the algorithm has, whose S and T are
+    rounded, and around a b where rows and columns are left over. No level: the ordinary product.
+    """
+    least = _ALIGNED << levels
+    (m, n), k = d.shape, a.shape[1]
+    m, n, fill = m - m % least, n - n % least, (0, -k % least)
+    exact, error = strassen_exact(a, b, 0)
+    error *= accumulated(a.dtype, k)
+    left = torch.nn.functional.pad(a[:m], fill)
+    right = torch.nn.functional.pad(b[:, :n].t(), fill).t()
+    inner, magnitude = strassen_exact(left, right, levels)
+    additions = 4 * levels * ROUNDOFF
+    exact[:m, :n] = inner
+    error[:m, :n] = (accumulated(a.dtype, left.shape[1] >> levels) + additions) * magnitude
+    unit = unit_roundoff(d.dtype)
+    smallest = torch.finfo(d.dtype).tiny if unit else 0.0
+    return largest_share(d, exact, error + unit * (exact.abs() + error + smallest))
 
 
 def normwise_error(dtype: torch.dtype, k: int, levels: int) -> float:

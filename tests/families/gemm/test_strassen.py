@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from gemm_strassen import Case, operands
 
 import warploom
-from tests.families.gemm.strassen_cases import ALGORITHMS, Case, held, operands
 from warploom.errors import ProblemError
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._product.epilogue import items
 from warploom.runtime.families._product.reference import apply
 from warploom.runtime.families.gemm import strassen
+from warploom.runtime.families.gemm.strassen import LEVELS, error_share
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -26,17 +27,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LEVELS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("layouts", ["row_col", "row_row", "col_row", "col_col"])
 def test_result_is_that_of_the_algorithm(algorithm: str, case: Case, layouts: str) -> None:
     a, b = operands(case, layouts=layouts)
     d = warploom.gemm(a, b, algorithm=algorithm, out_dtype=case.out)
     assert d.dtype == case.out
-    assert held(d, a, b, algorithm) <= 1
+    assert error_share(d, a, b, LEVELS[algorithm]) <= 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LEVELS)
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_error_is_within_its_bound(algorithm: str, dtype: torch.dtype) -> None:
     """All of it beside the float64 product, where signs agree and where they do not."""
@@ -46,7 +47,7 @@ def test_error_is_within_its_bound(algorithm: str, dtype: torch.dtype) -> None:
         b = spread(256, 64, generator=generator).to(dtype)
         exact = a.double() @ b.double()
         largest = 256 * a.abs().max().double() * b.abs().max().double()
-        bound = strassen.normwise_error(dtype, 256, ALGORITHMS[algorithm]) * largest
+        bound = strassen.normwise_error(dtype, 256, LEVELS[algorithm]) * largest
         d = warploom.gemm(a, b, algorithm=algorithm, out_dtype=FP32)
         assert (d.double() - exact).abs().max() <= bound
         plain = warploom.gemm(a, b, out_dtype=FP32)
@@ -81,13 +82,13 @@ def test_rims_are_ordinary_products() -> None:
     assert not torch.equal(d[:64, :80], plain[:64, :80])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LEVELS)
 @pytest.mark.parametrize("offset", [0, 1])
 def test_misaligned_views_are_copied(algorithm: str, offset: int) -> None:
     whole = torch.randn(70, 71).to(BF16)
     a, b = whole[:64, offset : offset + 64], whole[offset : offset + 64, 3:67].t()
     d = warploom.gemm(a, b, algorithm=algorithm)
-    assert held(d, a, b, algorithm) <= 1
+    assert error_share(d, a, b, LEVELS[algorithm]) <= 1
 
 
 EPILOGUES: dict[str, Callable[[int, int], dict[str, object]]] = {
@@ -101,7 +102,7 @@ EPILOGUES: dict[str, Callable[[int, int], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LEVELS)
 @pytest.mark.parametrize("shape", [(64, 96, 64), (77, 90, 101)])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogue_is_applied_once(algorithm: str, shape: tuple[int, int, int], name: str) -> None:
@@ -114,7 +115,7 @@ def test_epilogue_is_applied_once(algorithm: str, shape: tuple[int, int, int], n
     assert not torch.allclose(d, product, rtol=1e-2)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LEVELS)
 def test_result_is_added_to_in_place(algorithm: str) -> None:
     a, b = operands(Case((80, 64, 96), BF16, FP32))
     total = torch.randn(80, 64)
@@ -138,7 +139,7 @@ def test_result_goes_where_out_is() -> None:
 # ---- Autograd and compilers ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LEVELS)
 def test_gradients_are_those_of_ordinary_products(algorithm: str) -> None:
     a, b = operands(Case((64, 96, 128), BF16, BF16))
     bias, residual = torch.randn(96), torch.randn(64, 96)
@@ -174,7 +175,7 @@ def test_gradient_of_b_is_added_to_main_grad() -> None:
     torch.testing.assert_close(total, 1 + a.float().t() @ incoming.float(), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LEVELS)
 def test_compiled_call_has_the_same_result(algorithm: str) -> None:
     a, b = operands(Case((64, 96, 128), BF16, BF16))
     a.requires_grad_()
