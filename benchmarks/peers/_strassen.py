@@ -54,7 +54,7 @@ def _contender(
     algorithm = next((name for name, of in LEVELS.items() if of == levels), None)
 
     def told() -> tuple[str, str]:
-        found = warploom.explain(given[0].a, given[0].b, algorithm=algorithm)
+        found = warploom.explain(warploom.gemm, given[0].a, given[0].b, algorithm=algorithm)
         return found.kernel, found.reason
 
     return Contender(name, calls, lambda: max(_sampled(d, one, levels) for one, d in pairs), told)

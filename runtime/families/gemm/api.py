@@ -627,9 +627,10 @@ def plan(
 
 
 class PlanKeywords(Keywords, total=False):
-    """The keywords of `plan`: those of the epilogue, and its own."""
+    """The keywords of `plan`, those of the epilogue and its own, and what `explain` takes too."""
 
     out: torch.Tensor | None
     out_dtype: torch.dtype | None
     use_fast_accum: bool
     spec: KernelSpec | str | None
+    algorithm: str | None

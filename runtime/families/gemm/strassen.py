@@ -301,15 +301,17 @@ def sums(name: str, quarters: Four) -> Four:
 
     On a GPU this is one launch, whose results lie as the quarters do: K-major or not.
     """
-    if quarters[0].stride(0) == 1:
-        first, second, third, fourth = (one.t() for one in quarters)
-        return tuple([one.t() for one in _row_major(name, (first, second, third, fourth))])  # type: ignore[return-value]
-    return _row_major(name, quarters)
+    if quarters[0].stride(0) != 1:
+        return _row_major(name, quarters)
+    x, y, z, w = (one.t() for one in quarters)
+    x, y, z, w = (one.t() for one in _row_major(name, (x, y, z, w)))
+    return x, y, z, w
 
 
 def _row_major(name: str, quarters: Four) -> Four:
     if quarters[0].is_cuda:
-        return tuple(_kernel(name)(*quarters))  # type: ignore[return-value]
+        s1, s2, s3, s4 = _kernel(name)(*quarters)
+        return s1, s2, s3, s4
     a, b, c, d = (one.float() for one in quarters)
     first = c + d if name == "strassen_a" else c - d
     second = first - a if name == "strassen_a" else a - first
@@ -321,9 +323,8 @@ def _row_major(name: str, quarters: Four) -> Four:
 def _kernel(name: str) -> Callable[..., Any]:
     """The launch of an entry of `_SUMS`, which torch compiles for each type and device."""
     code = _KERNEL.replace("NAME", name).replace("SUMS", _SUMS[name])
-    from torch.cuda import jiterator
-
-    return jiterator._create_multi_output_jit_fn(code, num_outputs=4)  # type: ignore[no-any-return]
+    function: Callable[..., Any] = torch.cuda.jiterator._create_multi_output_jit_fn(code, 4)
+    return function
 
 
 # ---- How far off it may be -----------------------------------------------------------------------
