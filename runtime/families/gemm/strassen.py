@@ -128,6 +128,12 @@ def check(call: GemmCall, levels: int) -> Checked:
             rule="must be left out: products of an algorithm have kernels of their own",
             fix="leave out one of them",
         )
+    if not call.use_fast_accum:
+        raise ProblemError(
+            "use_fast_accum False with algorithm strassen",
+            rule="must be True: products of 16 bits are accumulated in fp32",
+            fix="leave it out",
+        )
     checked = call.checked()
     if checked.out_dtype not in _RESULTS:
         raise ProblemError(
@@ -184,12 +190,11 @@ def _compute(call: GemmCall, checked: Checked, levels: int, out: torch.Tensor) -
     b = _readable(call.b.t(), k + -k % least).t()
     at = Extents((), m, n, k)
     rows, columns = m - m % least, n - n % least
-    fast = call.use_fast_accum
 
     def part(top: int, bottom: int, left: int, right: int, levels: int) -> None:
         listed = _part(call.listed, at, top, bottom, left, right)
         target = out[top:bottom, left:right]
-        _product(a[top:bottom], b[:, left:right], listed, target, levels, fast)
+        _product(a[top:bottom], b[:, left:right], listed, target, levels)
 
     part(0, rows, 0, columns, levels)
     if columns < n:
@@ -204,11 +209,10 @@ def _product(
     listed: Sequence[Item],
     out: torch.Tensor,
     levels: int,
-    fast: bool,
 ) -> None:
     """Write epilogue(a b) to `out`, dividing the product `levels` times."""
     if levels == 0:
-        call = GemmCall(a, b, listed, out, None, fast)
+        call = GemmCall(a, b, listed, out)
         planned(call).run(call)
         return
     (m, n), k = out.shape, a.shape[1]
@@ -235,7 +239,7 @@ def _product(
         (a22, t4, [plus_y, *of(1, 0)], c21),
     )
     for left, right, items, result in products:
-        _product(left, right, items, result, levels - 1, fast)
+        _product(left, right, items, result, levels - 1)
 
 
 def _quarters(
@@ -406,7 +410,7 @@ def explanation(call: GemmCall, algorithm: object, gpu: str | None) -> Explanati
     check(call, levels)
     parts = [extent >> levels for extent in (call.a.shape[0], call.b.shape[1], call.a.shape[1])]
     m, n, k = (extent - extent % _ALIGNED for extent in parts)
-    first = GemmCall(call.a[:m, :k], call.b[:k, :n], (), None, torch.float32, call.use_fast_accum)
+    first = GemmCall(call.a[:m, :k], call.b[:k, :n], (), None, torch.float32)
     if gpu is None:
         told = Explanation.of(planned(first))
         name = torch.cuda.get_device_name(call.device) if call.device >= 0 else ""

@@ -251,6 +251,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: warploom.gemm(A, B, out_dtype=torch.float8_e4m3fn, algorithm="strassen"),
         "out_dtype torch.float8_e4m3fn",
     ),
+    "promoted": (
+        lambda: warploom.gemm(A, B, use_fast_accum=False, algorithm="strassen"),
+        "use_fast_accum False",
+    ),
     "spec": (
         lambda: warploom.gemm(A, B, spec=warploom.plan(A, B).choice.spec, algorithm="strassen"),
         "products of an algorithm have kernels of their own",
