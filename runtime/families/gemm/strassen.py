@@ -193,8 +193,7 @@ def _compute(call: GemmCall, checked: Checked, levels: int, out: torch.Tensor) -
 
     def part(top: int, bottom: int, left: int, right: int, levels: int) -> None:
         listed = _part(call.listed, at, top, bottom, left, right)
-        target = out[top:bottom, left:right]
-        _product(a[top:bottom], b[:, left:right], listed, target, levels)
+        _product(a[top:bottom], b[:, left:right], listed, out[top:bottom, left:right], levels)
 
     part(0, rows, 0, columns, levels)
     if columns < n:
