@@ -149,6 +149,9 @@ def explain(
         if meant and known.operands == len(operands):
             if known.function is not None:
                 keywords = todays(known.function, keywords)
+            told = known.explanation(operands, keywords, gpu)
+            if told is not None:
+                return told
             call = known.call(*operands, **keywords)
             if gpu is None:
                 return Explanation.of(known.plan(call))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -15,6 +15,7 @@ from warploom.generator.specification import Operation
 from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call, Draft
 from warploom.runtime.dispatch import Choice
+from warploom.runtime.explanation import Explanation
 from warploom.runtime.plan import Plan, make
 from warploom.runtime.trial import Trial
 
@@ -70,6 +71,12 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
     def call(self, *operands: Any, **keywords: Any) -> Call[Any, Any]:
         """The call that `function` makes of these tensors and keywords."""
         raise NotImplementedError(f"{type(self).__name__} has no function that users call")
+
+    def explanation(
+        self, operands: Sequence[Any], keywords: Mapping[str, Any], gpu: str | None
+    ) -> Explanation | None:
+        """What a call of `function` does that is several calls of kernels; None for others."""
+        return None
 
     def plan(self, call: Call[Any, Any]) -> Plan[Any, Any]:
         """The plan of a call."""

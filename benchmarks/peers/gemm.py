@@ -21,6 +21,7 @@ from benchmarks.peers._normed import normed
 from benchmarks.peers._operations import fused, operations
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
 from benchmarks.peers._rounding import rounded
+from benchmarks.peers._strassen import strassen
 from benchmarks.samplers import hosted
 from warploom.generator.configurations import cells
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Layout
@@ -186,6 +187,9 @@ FAMILY = Products(
         ),
         "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
         "rounding": Group("GEMM, rounded stochastically and to nearest", rounded, listed=True),
+        "strassen": Group(
+            "GEMM, bf16, by Strassen's algorithm and as one product", strassen, listed=True
+        ),
         "normed": Group(
             "GEMM, an RMS norm through two epilogues and as a kernel",
             partial(normed, "gemm"),

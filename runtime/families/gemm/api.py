@@ -33,7 +33,7 @@ from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.call import Checked, WarmProducts
 from warploom.runtime.families._product.epilogue import ITEMS, Item, Keywords
 from warploom.runtime.families._product.epilogue import items as epilogue_items
-from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm import operators, strassen
 from warploom.runtime.families.gemm.block_scales import without_gradients
 from warploom.runtime.families.gemm.call import GemmCall, check_gradient_options
 from warploom.runtime.families.gemm.gradient import Tensors, gradients, once
@@ -460,6 +460,7 @@ def gemm(
     preactivation: Preactivation = "save",
     main_grad: torch.Tensor | None = None,
     gradient_dtype: torch.dtype | None = None,
+    algorithm: str | None = None,
     **older: Unpack[_Older],
 ) -> torch.Tensor:
     """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
@@ -491,6 +492,10 @@ def gemm(
     the forward pass ("save"), or computed again ("recompute"). main_grad, fp32 of b's shape,
     has the gradient of b added to it in place, and b.grad is left alone. gradient_dtype is what
     gradients are multiplied with fp8 operands in: bf16, or float8_e5m2, scaled to its range.
+
+    algorithm "strassen" divides a product of 16-bit matrices into 7 of half the size in place of 8,
+    "strassen2" each of these again: less work for very large products, and a larger error, since
+    sums of quarters are rounded to the type of a (docs/families/gemm.md has its bound).
 
     Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
@@ -529,7 +534,7 @@ def gemm(
         gradient_dtype,
     )
     warm = None
-    if spec is None and not torch.compiler.is_dynamo_compiling():
+    if spec is None and algorithm is None and not torch.compiler.is_dynamo_compiling():
         warm = _warm.keywords
         if epilogue is not None:
             warm, values = _warm.of_list(values, epilogue)
@@ -575,6 +580,8 @@ def gemm(
         spec,  # type: ignore[arg-type]
         *(preactivation, main_grad, gradient_dtype),
     )
+    if algorithm is not None:
+        return strassen.multiply(call, algorithm)
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return operators.call(call)
@@ -620,9 +627,10 @@ def plan(
 
 
 class PlanKeywords(Keywords, total=False):
-    """The keywords of `plan`: those of the epilogue, and its own."""
+    """The keywords of `plan`, those of the epilogue and its own, and what `explain` takes too."""
 
     out: torch.Tensor | None
     out_dtype: torch.dtype | None
     use_fast_accum: bool
     spec: KernelSpec | str | None
+    algorithm: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
+from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm import api
+from warploom.runtime.families.gemm import api, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands
@@ -142,8 +143,18 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
-        """A product."""
-        return GemmCall.asked(*operands, **keywords)
+        """A product, by no algorithm: `explanation` has the others."""
+        others = {name: value for name, value in keywords.items() if name != "algorithm"}
+        return GemmCall.asked(*operands, **others)
+
+    def explanation(
+        self, operands: Sequence[Any], keywords: Mapping[str, Any], gpu: str | None
+    ) -> Explanation | None:
+        """What a call by an algorithm does, which is several products."""
+        algorithm = keywords.get("algorithm")
+        if algorithm is None:
+            return None
+        return strassen.explanation(self.call(*operands, **keywords), algorithm, gpu)
 
     def plan(self, call: Call[Any, Any]) -> GemmPlan:
         """The plan of a product."""

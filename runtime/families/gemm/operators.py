@@ -43,7 +43,7 @@ from warploom.runtime.plan import planned
 _PRODUCT, _GRADIENT = schema_of(PRODUCT), schema_of(GRADIENT)
 _OUTPUTS = "str[] written_kinds, Tensor[] written"  # of steps, as they were before
 _PLACES = places_of(PRODUCT)
-_A, _B, _OPERANDS, _WIDTH = _PLACES["a"], _PLACES["b"], _PLACES["operands"], len(_PLACES)
+_A, _B, _OPERANDS, WIDTH = _PLACES["a"], _PLACES["b"], _PLACES["operands"], len(_PLACES)
 
 
 def _gemm(*values: Any, **written: torch.Tensor | None) -> torch.Tensor:
@@ -53,14 +53,14 @@ def _gemm(*values: Any, **written: torch.Tensor | None) -> torch.Tensor:
 
 
 def _gemm_outputs(*values: Any) -> list[torch.Tensor]:
-    kinds, before, _, into, _ = values[_WIDTH:]
+    kinds, before, _, into, _ = values[WIDTH:]
     if into is not None:
         refuse_copied(into)
     written = {
         kind: torch.empty_like(one) if KINDS[kind].overwrites else one.clone()
         for kind, one in zip(kinds, before, strict=True)
     }
-    return [_gemm(*values[:_WIDTH], **written), *written.values()]
+    return [_gemm(*values[:WIDTH], **written), *written.values()]
 
 
 def _gemm_out(*values: Any, **written: torch.Tensor | None) -> None:
@@ -80,7 +80,7 @@ def _fake(*values: Any) -> torch.Tensor:
 
 
 def _fake_outputs(*values: Any) -> list[torch.Tensor]:
-    return [_fake(*values[:_WIDTH]), *map(torch.empty_like, values[_WIDTH + 1])]
+    return [_fake(*values[:WIDTH]), *map(torch.empty_like, values[WIDTH + 1])]
 
 
 def _fake_out(*values: Any, **written: torch.Tensor | None) -> None:
@@ -96,14 +96,14 @@ def _fake_refused(
 # ---- Gradients and vmap --------------------------------------------------------------------------
 
 
-def _save(
+def save(
     ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
     inputs: tuple[Any, ...],
     output: torch.Tensor | Sequence[torch.Tensor],
 ) -> None:
     """Keep what the gradients of an operator's call need."""
-    asked = inputs[_WIDTH + 2 :] or ("recompute", None, None)
-    call = GemmCall.crossed(*inputs[:_WIDTH], *asked)
+    asked = inputs[WIDTH + 2 :] or ("recompute", None, None)
+    call = GemmCall.crossed(*inputs[:WIDTH], *asked)
     results = [output] if isinstance(output, torch.Tensor) else output
     tensors = tensors_of(call.a, call.b, call.listed)
     listed = read_by(call.listed)
@@ -121,7 +121,7 @@ def _save(
     ctx.none = list(map(no_gradient, inputs))
 
 
-def _backward(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401
+def backward(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401
     """Return the gradients of an operator's arguments, in their structure."""
     dd = arriving[0][0] if isinstance(arriving[0], list | tuple) else arriving[0]
     if dd is None:
@@ -150,7 +150,7 @@ def _vmap_outputs(
     *given: Any,
 ) -> tuple[list[torch.Tensor], list[int]]:
     """The rule of `warploom::gemm_outputs`, of which each example may store a preactivation."""
-    kinds, before, _, into, _ = given[_WIDTH:]
+    kinds, before, _, into, _ = given[WIDTH:]
     folded = _folded(info.batch_size, in_dims, given)
     if any(kind != "preactivation" for kind in kinds):
         raise unfit(", ".join(kinds))
@@ -161,14 +161,14 @@ def _vmap_outputs(
     written = [one.new_empty((), device=folded.a.device).expand(shape) for one in before]
     values, _ = folded.crossing()
     results: list[torch.Tensor] = torch.ops.warploom.gemm_outputs(
-        *values, kinds, written, *given[_WIDTH + 2 :]
+        *values, kinds, written, *given[WIDTH + 2 :]
     )
     return results, [0] * len(results)
 
 
 def _folded(count: int, in_dims: tuple[Any, ...], values: tuple[Any, ...]) -> GemmCall:
     """A call of all examples."""
-    call = GemmCall.crossed(*values[:_WIDTH])
+    call = GemmCall.crossed(*values[:WIDTH])
     a, b = call.a, call.b
     dim_a: Dimension = in_dims[_A]
     dim_b: Dimension = in_dims[_B]
@@ -214,8 +214,8 @@ register(
     returns="Tensor",
     run=_gemm,
     fake=_fake,
-    backward=_backward,
-    save=_save,
+    backward=backward,
+    save=save,
     vmap=_vmap,
 )
 register(
@@ -224,8 +224,8 @@ register(
     returns="Tensor[]",
     run=_gemm_outputs,
     fake=_fake_outputs,
-    backward=_backward,
-    save=_save,
+    backward=backward,
+    save=save,
     vmap=_vmap_outputs,
 )
 register(

@@ -20,6 +20,7 @@ from benchmarks.peers import (
     _normed,
     _operations,
     _rounding,
+    _strassen,
     gemm,
 )
 from benchmarks.peers._libraries import GEMM
@@ -182,6 +183,19 @@ def test_stochastic_rounding_is_measured_beside_rounding_to_nearest(
         found = {entry.contender: entry for entry in measured(case).entries}
         assert list(found) == ["warploom, stochastic", "warploom, to nearest"]
         assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
+
+
+def test_strassens_algorithm_is_measured_beside_ordinary_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"types": ["bf16"], "shapes": [(64, 96, 128)]}
+    monkeypatch.setattr(_strassen, "cells", lambda: {"gemm": {"strassen": listed}})
+    (case,) = _strassen.strassen(Asked())
+    found = {entry.contender: entry for entry in measured(case).entries}
+    ways = {"warploom, strassen", "warploom, strassen2", "warploom", "torch.mm"}
+    assert set(found) == ways and next(iter(found)) == "warploom, strassen"
+    assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
+    assert all(found[name].kernel for name in ways - {"torch.mm"})
 
 
 @pytest.mark.parametrize(("family", "kind"), [("gemm", "bf16"), ("mixed_gemm", "w4a16")])
