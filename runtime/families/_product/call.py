@@ -24,7 +24,7 @@ from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import ITEMS, BoundEpilogue
 from warploom.runtime.families._product.operands import Operand
-from warploom.runtime.families._product.steps import KINDS, LOADING
+from warploom.runtime.families._product.steps import KINDS, LOADING, step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.tensors import require_memory
@@ -91,20 +91,23 @@ class ProductCall(Arguments[Checked, torch.Tensor]):
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
-        epilogue.check_items(self.listed)
+        for item in self.listed:
+            step_of(item)
         Arguments.require(self)
         if self.out_dtype is not None:  # which no key of a plan can be made with
             require_dtype("out_dtype", self.out_dtype, NAMES)
 
     def refuse_tangents(self) -> None:
         """Raise ProblemError for tensors that carry a forward-mode derivative."""
-        epilogue.check_items(self.listed)
+        for item in self.listed:
+            step_of(item)
         Arguments.refuse_tangents(self)
 
     def draft(self, target: DeviceLimits) -> Draft[Checked]:
         """Check the call, place its operands, and choose its kernel for a GPU."""
         checked = self.checked()
-        epilogue.check_finite(self.listed)
+        for item in self.listed:
+            KINDS[item[0]].check_finite(item)
         choice = dispatch.choose(
             checked.operation,
             checked.shape,
@@ -153,9 +156,11 @@ class ProductCall(Arguments[Checked, torch.Tensor]):
 
     def check(self, details: Checked, results: torch.Tensor) -> None:
         """Raise ProblemError for memory that is missing or shared, and for numbers not finite."""
-        require_memory(self.named())  # results that are new have some
-        epilogue.check_apart(results, self.read(), self.listed)
-        epilogue.check_finite(self.listed)
+        require_memory(self.named())  # results that are new have some, which is apart
+        if self.out is not None or self.listed:
+            epilogue.check_apart(results, self.read(), self.listed)
+        for item in self.listed:
+            KINDS[item[0]].check_finite(item)
 
     def compute(self, details: Checked, results: torch.Tensor) -> None:
         """Compute D by plain torch operations."""

@@ -251,7 +251,6 @@ def bind(
     """
     if not listed:
         return BoundEpilogue((), (), (), (), (), paired=True, batched=batched, columns=n)
-    check_items(listed)
     at, bound = Extents(batches, m, n, k), list[tuple[Item, EpilogueStep, torch.Tensor | None]]()
     for item in listed:
         step, value = step_of(item).bind(item, at, device)
@@ -290,18 +289,6 @@ def bind(
         batched=batched,
         columns=at.n,
     )
-
-
-def check_finite(listed: Sequence[Item]) -> None:
-    """Raise ProblemError for a number that is not finite, in items that have been checked."""
-    for item in listed:
-        KINDS[item[0]].check_finite(item)
-
-
-def check_items(listed: Sequence[Item]) -> None:
-    """Raise ProblemError for items of no kind, or of another length than theirs."""
-    for item in listed:
-        step_of(item)
 
 
 def unseen(name: str) -> ProblemError:

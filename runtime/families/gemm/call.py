@@ -138,7 +138,8 @@ def _extents(
             rule="must have one type, or are both fp8",
             fix="convert one",
         )
-    require_one_device((("a", a), ("b", b)))
+    if a.device != b.device:
+        require_one_device((("a", a), ("b", b)))
     if spec is not None and not isinstance(spec.operation, GemmOperation):
         raise ProblemError(
             f"spec {spec.name}",
