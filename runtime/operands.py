@@ -12,6 +12,7 @@ from warploom.errors import ProblemError
 
 LOAD = 16  # bytes that a thread loads or stores at once: rows begin at a multiple
 
+
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True when two tensors may share memory; column ranges of rows of one pitch are told apart."""
     (first, last), (begin, end) = extent_bytes(one), extent_bytes(other)

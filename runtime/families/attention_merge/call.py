@@ -73,9 +73,7 @@ class AttentionMergeCall(Arguments[Details, Results]):
         choice = dispatch.choose(
             operation, AttentionMergeShape(rows), spec=self.kernel, device=target
         )
-        copies = tuple(
-            name for name, one in (("out_a", a), ("out_b", b)) if not loadable(one)
-        )
+        copies = tuple(name for name, one in (("out_a", a), ("out_b", b)) if not loadable(one))
         details = Details(element, copies)
         problem = self._problem(details) if rows else None
         return Draft(choice, problem, self.addressed(), (), copies, details)
