@@ -39,9 +39,7 @@ class Checked:
     shape      what of the problem decides its time
     empty      whether D has no element, or no product is left to compute
     store      how D can be stored where it lies
-    operands   those that TMA reads, by the names of the arguments; `copies`: those of them that
-               are copied first, since TMA cannot read them in place
-    options    those of the call, in the order in which they are declared
+    operands   those that TMA reads, by the names of the arguments
     scales     what launches call block scales, which come first among the items' tensors
     """
 
@@ -54,9 +52,12 @@ class Checked:
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
     operands: Mapping[str, Operand]
-    copies: tuple[str, ...]
-    options: tuple[Any, ...]
     scales: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The operands that are copied first, since TMA cannot read them in place."""
+        return tuple([name for name, one in self.operands.items() if one.copy is not None])
 
 
 class ProductCall(Arguments[Checked, torch.Tensor]):

@@ -5,8 +5,9 @@ What an item may be is said in steps/: here is what holds of all, whatever they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, TypedDict, cast
 
 import torch
@@ -116,6 +117,13 @@ def items(
     return listed or epilogue or ()
 
 
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keywords of an epilogue that is no list, as a function has them, and their defaults."""
+    names = Keywords.__annotations__.keys() - {"epilogue"}
+    parameters = signature(function).parameters
+    return {name: one.default for name, one in parameters.items() if name in names}
+
+
 def _check_gate(gate: object, layout: object, activation: str | None) -> None:
     """Raise ProblemError for an unknown layout of a gate, or one without a gate."""
     if layout not in LAYOUTS:
@@ -142,7 +150,10 @@ class Items(Compound):
     """The items of an epilogue, in order. As an operator takes them they are flattened by steps."""
 
     schema = "str[] kinds, Tensor[] operands, float[] numbers"
-    values = (*[kind for kind, one in KINDS.items() if one.step not in (Activation, Gate)], "beta")
+    values = (
+        *[kind for kind, one in KINDS.items() if one.step not in (Activation, Gate)],
+        *[one.number for one in KINDS.values() if one.number],
+    )
     trailing = True
 
     def key(self, value: Sequence[Item]) -> object:

@@ -299,8 +299,6 @@ class GemmCall(ProductCall):
             out_shape=shape,
             out_dtype=d_type,
             operands={"a": left, "b": right},
-            copies=("a",) * bool(left.copy) + ("b",) * bool(right.copy),
-            options=(self.out_dtype, self.use_fast_accum, self.spec),
             scales=() if scaled is None else ("a_scales", "b_scales"),
         )
 
