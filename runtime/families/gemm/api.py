@@ -114,7 +114,8 @@ class GemmPlan(Plan[Checked, torch.Tensor], of=GemmCall):
             if d is not None:
                 return d
         listed = epilogue.items(**keywords) if keywords else ()
-        call = GemmCall(a, b, listed, out, *self.key[1:4])  # options that decide a plan
+        options: tuple[Any, ...] = self.key[1:4]  # that decide a plan
+        call = GemmCall(a, b, listed, out, *options)
         if traced:  # compilers, and modes that decide by operator
             call.preactivation = "recompute"
             return operators.call(call)
