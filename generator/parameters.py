@@ -113,10 +113,6 @@ class ParameterBlock(Generic[AtT]):
         return end + -end % _ALIGNMENT
 
     @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(self.offsets)
-
-    @cached_property
     def _packer(self) -> struct.Struct:
         text, end = "<", 0
         for field in self.fields:
@@ -130,7 +126,7 @@ class ParameterBlock(Generic[AtT]):
 
     def pack(self, values: Mapping[str, bytes | int | float]) -> bytes:
         """Return the block's bytes, padding zeroed; `values` has exactly the fields' names."""
-        return self._packer.pack(*[values[name] for name in self._names])
+        return self._packer.pack(*[values[field.name] for field in self.fields])
 
 
 def block(fields: list[Field[AtT]]) -> ParameterBlock[AtT]:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from warploom.errors import RecordsError, SpecificationError, UnknownNameError
@@ -130,7 +132,7 @@ class Records:
 
     gpu: str
     records: tuple[Record, ...] = ()
-    _index: dict[tuple[Operation, Shape], list[Record]] = field(
+    _index: dict[Operation, dict[Shape, list[Record]]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -138,7 +140,8 @@ class Records:
         kept = {record.key: record for record in self.records}
         object.__setattr__(self, "records", tuple(kept[key] for key in sorted(kept)))
         for record in self.records:
-            self._index.setdefault((record.operation, record.shape), []).append(record)
+            shapes = self._index.setdefault(record.operation, {})
+            shapes.setdefault(record.shape, []).append(record)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
@@ -168,11 +171,14 @@ class Records:
     def exact(self, operation: Operation, shape: Shape, here: Environment) -> Record | None:
         """The record of this very problem in this environment; of several the newest."""
         found = [r for r in self.of(operation, shape) if not r.environment.differences(here)]
-        return max(found, key=lambda record: record.measured, default=None)
+        return max(found, key=attrgetter("measured"), default=None)
 
     def of(self, operation: Operation, shape: Shape) -> list[Record]:
         """Every record of this very problem, stale ones too."""
-        return self._index.get((operation, shape), [])
+        return self._index.get(operation, {}).get(shape, [])
+
+    def _of_operation(self, operation: Operation) -> Iterator[Record]:
+        return chain.from_iterable(self._index.get(operation, {}).values())
 
     def nearest(
         self, operation: Operation, shape: Shape, here: Environment, within: float = math.inf
@@ -182,11 +188,10 @@ class Records:
         Those of the same layer are nearest; others are at most `within` octaves apart.
         """
         found: list[tuple[tuple[bool, bool, float], Record]] = []
-        for record in self.records:
-            if record.operation == operation:
-                order = record.nearness(shape, here)
-                if math.isfinite(order[-1]) and (not order[1] or order[-1] <= within):
-                    found.append((order, record))
+        for record in self._of_operation(operation):
+            order = record.nearness(shape, here)
+            if math.isfinite(order[-1]) and (not order[1] or order[-1] <= within):
+                found.append((order, record))
         return min(found, key=lambda one: one[0], default=(None, None))[1]
 
     def around(
@@ -199,11 +204,11 @@ class Records:
         if len(shape.calls) != 1:
             return None
         (rows,) = shape.calls
-        own = getattr(shape, rows)
+        own, layer = getattr(shape, rows), shape.layer
         found = {
             getattr(record.shape, rows): record
-            for record in self.records
-            if record.operation == operation and record.shape.layer == shape.layer
+            for record in self._of_operation(operation)
+            if record.shape.layer == layer
             if not record.environment.differences(here)
         }
         below = max((count for count in found if count < own), default=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import ClassVar
 
 from warploom.errors import ProblemError
@@ -41,12 +41,12 @@ class Shape:
     @property
     def compared(self) -> tuple[int, ...]:
         """What shapes are near in: every extent, and what else schedules depend on."""
-        return astuple(self)
+        return tuple([getattr(self, f.name) for f in fields(self)])
 
     @property
     def layer(self) -> tuple[int, ...]:
         """The extents that all calls of a layer have."""
-        return tuple(getattr(self, f.name) for f in fields(self) if f.name not in self.calls)
+        return tuple([getattr(self, f.name) for f in fields(self) if f.name not in self.calls])
 
 
 def distance(one: Shape, other: Shape) -> float:

@@ -75,12 +75,16 @@ def quantised(x: torch.Tensor, how: Quantization) -> Quantised:
 
 
 def with_transpose(
-    x: torch.Tensor, own: Quantization | None, transposed: Quantization | None
+    x: torch.Tensor, own: Quantization | None, transposed: Quantization | None, **gated: Any
 ) -> WithTranspose:
-    """Quantise x [m, k] and its transpose, where they are wanted; by one reading if that can be."""
+    """Quantise x [m, k] and its transpose, where they are wanted; by one reading if that can be.
+
+    `gated` are the gate of which, and the gradient by which, `cast` takes x: where both are wanted
+    alike.
+    """
     if own is not None and own == transposed:
         values, scale, values_t, scale_t = cast(
-            x, own.dtype, block=own.block, transpose=True, pow2=own.powers_of_two
+            x, own.dtype, block=own.block, transpose=True, pow2=own.powers_of_two, **gated
         )
         return (
             Quantised(values, _of_gemm(scale, own)),
@@ -89,28 +93,6 @@ def with_transpose(
     return (
         None if own is None else quantised(x, own),
         None if transposed is None else quantised(x.t().contiguous(), transposed),
-    )
-
-
-def gated_with_transpose(
-    z: torch.Tensor, how: Quantization, gate: str, gradient: torch.Tensor | None = None
-) -> tuple[Quantised, Quantised]:
-    """Quantise f(gate) * up of z [m, 2 k] and its transpose, or the gradient of z and its own.
-
-    The gradient is z's where that of f(gate) * up [m, k] is given.
-    """
-    values, scale, values_t, scale_t = cast(
-        z,
-        how.dtype,
-        block=how.block,
-        transpose=True,
-        pow2=how.powers_of_two,
-        gate=gate,
-        gradient=gradient,
-    )
-    return (
-        Quantised(values, _of_gemm(scale, how)),
-        Quantised(values_t, _of_gemm(scale_t, how)),
     )
 
 

@@ -25,7 +25,6 @@ from warploom.integrations.float8 import (
     Options,
     Quantised,
     WithTranspose,
-    gated_with_transpose,
     multiply,
     weights,
     with_transpose,
@@ -34,12 +33,13 @@ from warploom.integrations.recipes import Scheme
 from warploom.integrations.scaling import ParameterCache
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families._product.steps.gate_gradient import gradient_kind
-from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gated_layer import (
     Found,
     MainGrads,
     Needed,
+    bias_gradient,
+    biased,
     in_order,
     joined,
     whole,
@@ -117,12 +117,12 @@ def _forward(
     x, x_t = with_transpose(layer.x, scheme.input, _for_weight(scheme, needed=needed.both))
     assert x is not None and of_both is not None and of_down is not None  # noqa: S101 (for type checkers)
     bias, saves, z, h = _both_bias(layer), needed.inner and how.preactivation == "save", None, None
-    items, is_exact = _biased(bias), scheme.input_for_grad_weight is None
+    items, is_exact = biased(bias), scheme.input_for_grad_weight is None
     of_h: Quantised | None
     h_t: Quantised | None
     if needed.down and scheme.input == scheme.input_for_grad_weight:
         z = multiply(x, of_both, items=items, out_dtype=options.out_dtype)
-        of_h, h_t = gated_with_transpose(z, scheme.input, how.function)
+        of_h, h_t = with_transpose(z, scheme.input, scheme.input, gate=how.function)
     else:
         if saves:
             z = layer.x.new_empty((len(layer.x), len(both)), dtype=options.out_dtype)
@@ -131,7 +131,7 @@ def _forward(
         h = multiply(x, of_both, items=items, out_dtype=options.out_dtype)
         of_h, h_t = with_transpose(h, scheme.input, _for_weight(scheme, needed=needed.down))
     assert of_h is not None  # noqa: S101 (for type checkers)
-    y = multiply(of_h, of_down, items=_biased(layer.down_bias), out_dtype=options.out_dtype)
+    y = multiply(of_h, of_down, items=biased(layer.down_bias), out_dtype=options.out_dtype)
     z = z if saves else None
     again = needed.inner and z is None
     return y, _Saved(
@@ -157,7 +157,7 @@ def _backward(saved: _Saved, how: Gated, needed: Needed, types: Types, dy: torch
     if needed.inner:
         if z is None:
             assert saved.row is not None and saved.weight is not None  # noqa: S101 (for type checkers)
-            items = _biased(saved.bias)
+            items = biased(saved.bias)
             z = multiply(saved.row, saved.weight, items=items, out_dtype=options.out_dtype)
         assert of_dy is not None and saved.down_t is not None  # noqa: S101 (for type checkers)
         gradient, own = scheme.grad_output_for_grad_weight, scheme.grad_output
@@ -170,7 +170,7 @@ def _backward(saved: _Saved, how: Gated, needed: Needed, types: Types, dy: torch
             and z.shape[-1] % (2 * SCALE_BLOCK) == 0
         ):
             dh = multiply(of_dy, saved.down_t, scheme=scheme, out_dtype=options.out_dtype)
-            of_dz, dz_t = gated_with_transpose(z, own, how.function, dh)
+            of_dz, dz_t = with_transpose(z, own, own, gate=how.function, gradient=dh)
         else:
             dz = torch.empty_like(z)
             again = multiply(
@@ -190,11 +190,11 @@ def _backward(saved: _Saved, how: Gated, needed: Needed, types: Types, dy: torch
         if needed.both:
             both = _of_both(dz, dz_t, saved.x, how, types.weight)
         if dz is not None and needed.both_bias:
-            both_bias = _sums(dz, types.bias)
+            both_bias = bias_gradient(dz, types.bias)
     down, main_grad = None, how.main_grads.down
     if needed.down:
         down = _of_weight(dy, dy_t, h, scheme, types.weight, main_grad)
-    down_bias = _sums(dy, types.bias) if needed.down_bias else None
+    down_bias = bias_gradient(dy, types.bias) if needed.down_bias else None
     return Found(dx, both, down, both_bias, down_bias)
 
 
@@ -261,21 +261,10 @@ def _for_weight(scheme: Scheme, *, needed: bool) -> Any:  # noqa: ANN401
     return scheme.input_for_grad_weight if needed else None
 
 
-def _biased(bias: torch.Tensor | None) -> list[Item]:
-    return [] if bias is None else [("bias", bias)]
-
-
 def _both_bias(layer: Layer) -> torch.Tensor | None:
     if layer.gate_bias is None or layer.up_bias is None:
         return None
     return torch.cat((layer.gate_bias.detach(), layer.up_bias.detach()))
-
-
-def _sums(d: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """The gradient of a bias."""
-    _, sums = activation_backward(d, sums=True)
-    assert sums is not None  # noqa: S101 (for type checkers)
-    return sums.to(dtype)
 
 
 class _GatedFloat8(torch.autograd.Function):

@@ -171,34 +171,30 @@ class GatedMLP(torch.nn.Module):
         if not all(_plain(one, training=not compiling) for one in (gate, up, down)):
             return None
         layers = cast("tuple[torch.nn.Linear, ...]", (gate, up, down))
-        weights = tuple(one._parameters["weight"] for one in layers)
-        biases = tuple(one._parameters["bias"] for one in layers)
-        read = (x, *weights, *biases)
+        parameters = _parameters(x, layers)
+        if parameters is None:
+            return None
+        (first, second, last), biases = parameters
+        read = (x, first, second, last, *biases)
         if not any(one is not None and one.requires_grad for one in read):
             return None
-        if any(one is None or is_distributed(one) for one in (x, *weights)):
-            return None
-        first, second, last = cast("tuple[torch.Tensor, ...]", weights)
         if torch._C._is_any_autocast_enabled():
             x = lowered(x)
         types = {one.dtype for one in (x, *read[1:]) if one is not None}
-        if len(types) > 1 or refusal(x, first) or refusal(x, last):
+        if len(types) > 1 or refusal(x, first) or refusal(x, last) or first.shape[0] % MULTIPLE:
             return None
-        if first.shape != second.shape or first.shape[0] % MULTIPLE:
-            return None
-        if last.shape[1:] != first.shape[:1] or (biases[0] is None) != (biases[1] is None):
-            return None
-        main_grads = None
+        main_grads = MainGrads()
         if not compiling:  # whose operator reads them where they are by then
             if self._both.view("weight", first, second) is None:
                 return None
-            into = [main_grad(one.weight) if _accumulates(one) else None for one in layers]
-            main_grads = MainGrads(*into) if any(one is not None for one in into) else None
-            if main_grads is not None and not launchable(x, first, second, last):
+            main_grads = _main_grads(layers)
+            added = any(one is not None for one in main_grads)
+            if added and not launchable(x, first, second, last):
                 return None
-        function, of_gate, of_up, of_down = cast("GateFunction", self.gate), *biases
-        given = x, (first, second, last), (of_gate, of_up, of_down)
-        return gated_layer(*given, function, self.preactivation, main_grads)
+        function = cast("GateFunction", self.gate)
+        return gated_layer(
+            x, (first, second, last), biases, function, self.preactivation, main_grads
+        )
 
     def _in_float8(
         self,
@@ -214,29 +210,21 @@ class GatedMLP(torch.nn.Module):
         ):
             return None
         layers = cast("tuple[Linear, ...]", (gate, up, down))
-        weights = tuple(one._parameters["weight"] for one in layers)
-        biases = tuple(one._parameters["bias"] for one in layers)
-        if any(one is None or is_distributed(one) for one in (x, *weights)):
+        parameters = _parameters(x, layers)
+        if parameters is None:
             return None
-        first, second, last = cast("tuple[torch.Tensor, ...]", weights)
+        (first, second, last), biases = parameters
         if torch._C._is_any_autocast_enabled():
             x = lowered(x)
         if len({x.dtype, first.dtype, second.dtype, last.dtype}) > 1 or x.dtype not in PRODUCTS:
             return None
-        if first.shape != second.shape or last.shape[1:] != first.shape[:1]:
-            return None
         by_blocks = isinstance(SCHEMES[recipe].weight.block, tuple)
         if not x.numel() or first.shape[0] % (SCALE_BLOCK if by_blocks else MULTIPLE):
             return None
-        if (biases[0] is None) != (biases[1] is None):
+        compiling = torch.compiler.is_compiling()
+        if compiling and any(map(_accumulates, layers)):
             return None
-        compiling, into = torch.compiler.is_compiling(), MainGrads()
-        if any(map(_accumulates, layers)):
-            if compiling:
-                return None
-            into = MainGrads(
-                *[main_grad(one.weight) if _accumulates(one) else None for one in layers]
-            )
+        into = MainGrads() if compiling else _main_grads(layers)
         # A compiler knows no addresses: it has both copied.
         both = None if compiling else self._both.view("weight", first, second)
         if both is None and not compiling:
@@ -381,6 +369,31 @@ def _plain(
     hooks = (layer._forward_hooks, layer._forward_pre_hooks)
     behind = (layer._backward_hooks, layer._backward_pre_hooks)
     return not any((*hooks, *behind)) and "forward" not in vars(layer)
+
+
+_Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # of gate, up and down
+_Biases = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def _parameters(
+    x: torch.Tensor, layers: tuple[torch.nn.Linear, ...]
+) -> tuple[_Weights, _Biases] | None:
+    """The weights and biases of gate, up and down; None where they make no gated layer."""
+    weights = [one._parameters["weight"] for one in layers]
+    gate_bias, up_bias, down_bias = [one._parameters["bias"] for one in layers]
+    if any(one is None or is_distributed(one) for one in (x, *weights)):
+        return None
+    gate, up, down = cast("list[torch.Tensor]", weights)
+    if gate.shape != up.shape or down.shape[1:] != gate.shape[:1]:
+        return None
+    if (gate_bias is None) != (up_bias is None):
+        return None
+    return (gate, up, down), (gate_bias, up_bias, down_bias)
+
+
+def _main_grads(layers: tuple[torch.nn.Linear, ...]) -> MainGrads:
+    """Where gradients of the layers' weights are added; ProblemError where one has no place."""
+    return MainGrads(*[main_grad(one.weight) if _accumulates(one) else None for one in layers])
 
 
 def _accumulates(layer: torch.nn.Module) -> bool:

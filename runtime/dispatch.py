@@ -6,14 +6,15 @@ whose times the model carries over; the model alone, where it was held against s
 enough; the table. Where the model may decide alone, a record has a say if it is of the same layer,
 or near. Where a GPU kind has no records or no model, another kind's are taken. A kernel is chosen
 once for each kind of call: plans are kept. What records and the model say of a problem are pure
-functions of what is known of it: each is given the kernels that it may choose from, and returns
-None where it has nothing to say. No shape is decided by a branch here.
+functions of what is known of it: each is given the kernels that it may choose from, or what makes
+these of schedules, and returns None where it has nothing to say. No shape is decided by a branch
+here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from warploom.errors import ProblemError, SpecificationError
@@ -130,7 +131,7 @@ def _between(
 
 # ---- What records and the model say --------------------------------------------------------------
 
-Specs = Mapping[Schedule, KernelSpec]  # of a record's schedules, where a call can have them
+Fit = Callable[[Schedule], KernelSpec | None]  # the kernel of a schedule, where a call can have it
 
 SHOWN = 4  # runners-up that are told
 NOT_TIMED = "nothing was timed on this GPU kind"  # of a choice by what another one lends
@@ -164,26 +165,28 @@ class Choice:
     """The kernel of a problem, why it is this one, and what came next.
 
     seconds   recorded or predicted, as the reason says; None where neither decided
+    others    makes the kernels that came next, best first: a call runs none of them
     asked     what it was chosen for; None where the call named the kernel
     """
 
     spec: KernelSpec
     reason: str
     seconds: float | None = None
-    runners_up: tuple[Alternative, ...] = ()
+    others: Callable[[], Sequence[Alternative]] = field(default=tuple, compare=False, repr=False)
     asked: Asked | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def runners_up(self) -> tuple[Alternative, ...]:
+        """The kernels that came next, as far as they are told."""
+        return tuple(self.others()[:SHOWN])
 
-def recorded(record: Record | None, specs: Specs) -> Choice | None:
-    """The best of the record of this very problem."""
+
+def recorded(record: Record | None, fit: Fit) -> Choice | None:
+    """The best of the record of this very problem that a call can have, as `fit` says."""
     if record is None:
         return None
-    found = [
-        Alternative(specs[one.schedule], one.seconds, "recorded")
-        for one in record.contenders
-        if one.schedule in specs
-    ]
-    if not found:
+    best = next(_of_record(record, fit), None)
+    if best is None:
         return None
     how = "autotuned" if record.autotuned else "recorded"
     told = f"{how} {record.measured[:10]} at this shape"
@@ -191,11 +194,19 @@ def recorded(record: Record | None, specs: Specs) -> Choice | None:
         told += f", {record.speedup:.3f} times as fast as the default"
     if record.noisy:
         told += ", with unsteady clocks"
-    return _first_of(found, told)
+    return Choice(best.spec, told, best.seconds, lambda: [*_of_record(record, fit)][1:])
+
+
+def _of_record(record: Record, fit: Fit) -> Iterator[Alternative]:
+    """The kernels of a record's schedules, of those that a call can have."""
+    for timed in record.contenders:
+        spec = fit(timed.schedule)
+        if spec is not None:
+            yield Alternative(spec, timed.seconds, "recorded")
 
 
 def carried(
-    near: Near | None, specs: Specs, untuned: KernelSpec, shape: Shape, here: Environment
+    near: Near | None, fit: Fit, untuned: KernelSpec, shape: Shape, here: Environment
 ) -> Choice | None:
     """The best of the nearest record's contenders and the default, as the model carries them.
 
@@ -211,9 +222,9 @@ def carried(
     found: list[Alternative] = []
     factors: list[float] = []
     for one in record.contenders:
-        if one.schedule not in specs:
+        spec = fit(one.schedule)
+        if spec is None:
             continue
-        spec = specs[one.schedule]
         there = predict(near.there, spec, record.shape, record.environment.multiprocessors)
         now = predict(near.here, spec, shape, here.multiprocessors)
         factor = now / there if now and there else 1.0
@@ -222,12 +233,12 @@ def carried(
             factors.append(math.log(one.seconds / there))
     if not found or not (factors or near.close):
         return None
-    if not family(name).constants and untuned not in specs.values():
+    if not family(name).constants and untuned not in [one.spec for one in found]:
         return None  # with no model at all, it tells of shapes where the same is run untuned
     found.sort(key=lambda one: one.seconds)
     told = f"nearest record, {record.shape}{f' on {near.lender}' if near.lender else ''}"
     told += ", carried over by the model" if factors else ", as it is: no model of this GPU"
-    best = specs.get(record.best.schedule)
+    best = fit(record.best.schedule)
     if near.certain and best:
         found.sort(key=lambda one: one.spec != best)
         told += f"; its best schedule is taken: {near.certain}"
@@ -264,7 +275,7 @@ def modelled(
 
 def _first_of(found: list[Alternative], reason: str) -> Choice:
     best, *others = found
-    return Choice(best.spec, reason, best.seconds, tuple(others[:SHOWN]))
+    return Choice(best.spec, reason, best.seconds, lambda: others)
 
 
 # ---- The kernel of a call ------------------------------------------------------------------------
@@ -291,29 +302,31 @@ def choose(
     if spec is not None:
         return Choice(_checked(spec, operation, requires), "the spec that was given")
     found, here = known(device.gpu), environment(device, operation.family)
-    exact = found.records.exact(operation, shape, here)
-    choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
+
+    def fit(schedule: Schedule) -> KernelSpec | None:
+        return fitting(operation, shape, schedule, device.arch, requires)
+
+    choice = recorded(found.records.exact(operation, shape, here), fit)
     asked = Asked(operation, shape, requires, recorded=choice is not None)
     unread = [*found.unread]
-    plainer = described.table.timed_as(operation)
-    if choice is None and plainer != operation:
-        exact = found.records.exact(plainer, shape, here)
-        choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
+    if choice is None:
+        plainer = described.table.timed_as(operation)
+        alike = plainer == operation
+        choice = None if alike else recorded(found.records.exact(plainer, shape, here), fit)
         if choice is not None:
             choice = replace(choice, reason=f"{choice.reason}, of {names.full(plainer)}")
-    if choice is None:
-        default = untuned(operation, shape, device, requires)
-        within = math.inf if default.seconds is None else NEAR
-        nearest = near(found, operation, shape, here, within)
-        if nearest is None and plainer != operation:
-            nearest = near(found, plainer, shape, here, within)
-        specs = _of_record(nearest.record if nearest else None, operation, shape, device, requires)
-        choice = carried(nearest, specs, default.spec, shape, here) or default
-        unread += [why for one in lent(device.gpu, operation.family) for why in one.unread]
-    choice = replace(choice, asked=asked)
-    if not unread:
-        return choice
-    return replace(choice, reason=f"{choice.reason}; not read: {'; '.join(unread)}")
+        else:
+            default = untuned(operation, shape, device, requires)
+            within = math.inf if default.seconds is None else NEAR
+            nearest = near(found, operation, shape, here, within)
+            if nearest is None and not alike:
+                nearest = near(found, plainer, shape, here, within)
+            choice = carried(nearest, fit, default.spec, shape, here) or default
+            unread += [why for one in lent(device.gpu, operation.family) for why in one.unread]
+    reason = choice.reason
+    if unread:
+        reason += f"; not read: {'; '.join(unread)}"
+    return replace(choice, reason=reason, asked=asked)
 
 
 def named(spec: KernelSpec | str | None) -> KernelSpec | None:
@@ -397,22 +410,6 @@ def portfolio(
         found = [*legal(operation, shape, device.arch, requires)]
         remember(_portfolios, kind, found, _PORTFOLIOS)
     return (spec for spec in found if table.suits(spec.schedule, shape))
-
-
-def _of_record(
-    record: Record | None,
-    operation: Operation,
-    shape: Shape,
-    device: DeviceLimits,
-    requires: object,
-) -> Mapping[Schedule, KernelSpec]:
-    """The kernels of a record's schedules, of those that this call can have."""
-    specs = {}
-    for timed in record.contenders if record else ():
-        spec = fitting(operation, shape, timed.schedule, device.arch, requires)
-        if spec is not None:
-            specs[timed.schedule] = spec
-    return specs
 
 
 def _checked(spec: KernelSpec, operation: Operation, requires: object) -> KernelSpec:

@@ -74,7 +74,9 @@ def encode(request: TensorMap, pointer: int) -> bytes:
     )
     if result[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:  # whatever else TMA does not take
         raise _refused(request, pointer)
-    return ctypes.string_at(driver.check(result).getPtr(), _MAP_BYTES)
+    if result[0]:
+        driver.check(result)
+    return ctypes.string_at(result[1].getPtr(), _MAP_BYTES)
 
 
 def replace(request: TensorMap, place: int, pointer: int) -> None:
@@ -199,19 +201,19 @@ class _Part:
         scalars: Sequence[float],
     ) -> None:
         """Write the block into `memory`, which lies at `base`, from the byte `start` on."""
-        encoded = self._encoded
+        encoded, others = self._encoded, self._maps  # whose addresses are others
         if encoded is None:
             encoded = {
                 name: encode(request, addresses[index]) for name, _, request, index in self._maps
             }
-            self._encoded = encoded  # by several threads at once, maybe: any of them will do
+            self._encoded, others = encoded, []  # by several threads, maybe: any of them will do
         values = self._values | encoded
         for name, index in self._addresses:
             values[name] = addresses[index]
         for name, index in self._scalars:
             values[name] = scalars[index]
         memory[start : start + self._block.size] = self._block.pack(values)
-        for _, offset, request, index in self._maps:
+        for _, offset, request, index in others:
             replace(request, base + start + offset, addresses[index])
 
 
@@ -250,8 +252,8 @@ class LaunchPlan:
         self._place = torch.device("cuda", self.device)
         self._own = threading.local()
         self._make_room: Callable[[], torch.Tensor] | None = None  # for a call's workspaces
-        self._room_bytes, self._offsets = _laid_out([w for w in self.workspaces if not w.kept])
-        self._kept_bytes, self._kept_offsets = _laid_out([w for w in self.workspaces if w.kept])
+        self._room_bytes, self._offsets = _laid_out(self.workspaces, kept=False)
+        self._kept_bytes, self._kept_offsets = _laid_out(self.workspaces, kept=True)
         self._configured: dict[int, Launches] = {}  # by stream
         self._template: Template | None = None
 
@@ -281,7 +283,8 @@ class LaunchPlan:
             remember(_bound, key, bound, _BOUND)
         launches = self._configured.get(stream)
         if launches is None:
-            launches = tuple(self.kernel.prepare(one, self.device, stream) for one in self.launches)
+            prepare = self.kernel.prepare
+            launches = tuple([prepare(one, self.device, stream) for one in self.launches])
             remember(self._configured, stream, launches, _STREAMS)
         arguments = bound[1]
         for launch in launches:
@@ -321,12 +324,13 @@ class LaunchPlan:
         return template.bind(addresses, scalars)
 
 
-def _laid_out(workspaces: Sequence[Workspace]) -> tuple[int, dict[str, int]]:
-    """Bytes for all, and where each begins."""
+def _laid_out(workspaces: Sequence[Workspace], *, kept: bool) -> tuple[int, dict[str, int]]:
+    """Bytes for all that are `kept`, or for all others, and where each begins."""
     size, offsets = 0, {}
     for workspace in workspaces:
-        offsets[workspace.tensor] = size
-        size += -(-workspace.bytes // _ALIGN) * _ALIGN
+        if workspace.kept == kept:
+            offsets[workspace.tensor] = size
+            size += -(-workspace.bytes // _ALIGN) * _ALIGN
     return size, offsets
 
 

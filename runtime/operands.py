@@ -10,6 +10,8 @@ import torch
 
 from warploom.errors import ProblemError
 
+LOAD = 16  # bytes that a thread loads or stores at once: rows begin at a multiple
+
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True when two tensors may share memory; column ranges of rows of one pitch are told apart."""
@@ -83,6 +85,17 @@ def refuse_overlap(
                 rule=rule,
                 fix=f"use another {name}",
             )
+
+
+def loadable(one: torch.Tensor) -> bool:
+    """Whether kernels can move LOAD bytes of its rows at once."""
+    size = one.element_size()
+    steps = zip(one.shape[:-1], one.stride()[:-1], strict=True)
+    return (
+        one.stride(-1) == 1
+        and (one.is_meta or one.data_ptr() % LOAD == 0)
+        and all(step * size % LOAD == 0 for extent, step in steps if extent > 1)
+    )
 
 
 def dense_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -56,43 +56,34 @@ def require_tensors(
     Those that are not `required` may be None. What the function has for those who pass `nested`
     tensors, or ask torch.func for `gradients`, ends the advice.
     """
-    found = _fault(function, given, required, nested, gradients)
-    if found is not None:
-        raise found
-
-
-def _fault(
-    function: str, given: Named, required: Container[str], nested: str, gradients: str
-) -> ProblemError | None:
     for name, value in given:
         if value is None and name not in required:
             continue
         if not isinstance(value, torch.Tensor):
-            return ProblemError(
+            raise ProblemError(
                 f"{name} {shown(value)} of type {type(value).__name__}",
                 rule="must be a torch tensor",
                 fix="torch.as_tensor makes one of numbers, lists and numpy arrays",
             )
         if value.layout != torch.strided or value.is_nested:
-            return ProblemError(
+            raise ProblemError(
                 f"{name}, a {'nested' if value.is_nested else 'sparse'} tensor ({value.layout})",
                 rule="must be dense and strided",
                 fix=f"use .to_dense(), for nested tensors .to_padded_tensor(0.0){nested}",
             )
     if torch._C._get_tracing_state() is not None:
-        return ProblemError(
+        raise ProblemError(
             f"{function} under torch.jit.trace",
             rule="must be traced by torch.compile, torch.export or make_fx",
             fix="use one of them: torch.jit would keep the result's memory and not the launch",
         )
     transform = torch._C._functorch.peek_interpreter_stack()
-    if transform is None:
-        return None
-    return ProblemError(
-        f"{function} inside of torch.func's {transform.key().name.lower()}",
-        rule="must be called outside of vmap, grad, jvp and what is made of them",
-        fix=f"give batches as leading dimensions{gradients}",
-    )
+    if transform is not None:
+        raise ProblemError(
+            f"{function} inside of torch.func's {transform.key().name.lower()}",
+            rule="must be called outside of vmap, grad, jvp and what is made of them",
+            fix=f"give batches as leading dimensions{gradients}",
+        )
 
 
 def inside_vmap() -> bool:
@@ -216,12 +207,13 @@ def negated(given: Named) -> dict[str, torch.Tensor]:
 
 def refuse_negated(given: Named, rule: str = "must not be: kernels write its memory") -> None:
     """Raise ProblemError for the first tensor that has the negative bit."""
-    for name, value in negated(given).items():
-        raise ProblemError(
-            f"{name} {list(value.shape)} that torch has negated lazily (is_neg())",
-            rule=rule,
-            fix=f"pass {name}.resolve_neg(), which is a tensor of its own",
-        )
+    for name, value in given:
+        if isinstance(value, torch.Tensor) and value.is_neg():
+            raise ProblemError(
+                f"{name} {list(value.shape)} that torch has negated lazily (is_neg())",
+                rule=rule,
+                fix=f"pass {name}.resolve_neg(), which is a tensor of its own",
+            )
 
 
 def resolved(call: CallT) -> CallT:

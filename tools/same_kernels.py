@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +91,22 @@ def recorded() -> tuple[Any, ...]:
     )
 
 
-def tabled(operations: Iterable[Any]) -> Iterator[Any]:
-    """Every spec of the untuned tables that is legal for one of `operations`."""
+def tabled(operations: Iterable[Any], each: int = 1) -> Iterator[Any]:
+    """Every spec of the untuned tables that is legal for one of `operations`.
+
+    Or those of every so many rows alone: whether a schedule is legal is what takes its time.
+    """
+    for operation, schedule in islice(rows(operations), 0, None, each):
+        yield from _legal(families()[operation.family], operation, schedule)
+
+
+def rows(operations: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Each of `operations` with every schedule of the untuned tables, legal or not."""
     for operation in operations:
-        family = families()[operation.family]
         for row in _tables()[operation.family]:
             if _fits(row, operation):
                 for schedule in chain.from_iterable(map(_each, row["schedules"])):
-                    yield from _legal(family, operation, schedule)
+                    yield operation, schedule
 
 
 @cache

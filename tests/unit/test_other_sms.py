@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from same_kernels import configs, families, samples, tabled
+from same_kernels import configs, families, rows, samples, tabled
 from same_launches import PROBLEMS, shapes
 
 from warploom.generator import families as generator
@@ -50,7 +50,8 @@ def specs(name: str) -> tuple[KernelSpec, ...]:
     """Kernels of a family's samples and table, some of each operation."""
     own = [spec for spec in samples() if spec.operation.family == name]
     operations = dict.fromkeys(spec.operation for spec in own)  # in one order, as a set is not
-    every = dict.fromkeys((*own, *tabled(operations)))
+    each = max(1, sum(1 for _ in rows(operations)) // (2 * EACH))  # of the table: some are legal
+    every = dict.fromkeys((*own, *tabled(operations, each)))
     return tuple(islice(every, 0, None, max(1, len(every) // EACH)))
 
 

@@ -475,49 +475,36 @@ def _split_k(operation: ProductOperation) -> list[Field[AtLaunch]]:
 #
 # The first stores those of a few rows each; one for each such step adds these up, in one order.
 
-ProductSpec = KernelSpec[ProductOperation, ProductSchedule]
-
 PARTIAL_COLUMNS, PARTIAL_THREADS = (
     32,
     1024,
 )  # of a block that adds up; a warp has a row of its columns
 
 
-def _with_partials(spec: ProductSpec) -> list[int]:
-    return [index for index, step in enumerate(spec.operation.epilogue) if step.partial]
-
-
 def partial_workspaces(
     spec: KernelSpec[ProductOperation, ProductSchedule], problem: Extents
 ) -> list[Workspace]:
     """The partial sums of each step that has some: fp32, for each group of rows and each column."""
-    size = 4 * problem.batches * row_groups(spec.schedule, problem) * problem.n
-    return [
-        Workspace(f"{partial_name(spec.operation, index)}_partial", size)
-        for index in _with_partials(spec)
-    ]
-
-
-def partial_grids(at: AtLaunch) -> dict[int, int]:
-    """The blocks that add up the partial sums of each step that has some, by its index."""
-    blocks = -(-at.problem.n // PARTIAL_COLUMNS)
-    return {index: blocks * at.vectors(index) for index in _with_partials(at.spec)}
+    workspaces = list[Workspace]()
+    for index, step in enumerate(spec.operation.epilogue):
+        if step.partial:
+            size = 4 * problem.batches * row_groups(spec.schedule, problem) * problem.n
+            name = f"{partial_name(spec.operation, index)}_partial"
+            workspaces.append(Workspace(name, size))
+    return workspaces
 
 
 def partial_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
-    """The launches that add them up, in order."""
-    return [
-        Launch(
-            f"{at.spec.name}_{partial_name(at.operation, index)}",
-            grid,
-            PARTIAL_THREADS,
-            1,
-            0,
-            values,
-            early=True,
-        )
-        for index, grid in partial_grids(at).items()
-    ]
+    """The launches that add them up, in order; ProblemError for too many blocks of one."""
+    problem, launches = at.problem, list[Launch]()
+    for index, step in enumerate(at.operation.epilogue):
+        if step.partial:
+            grid = -(-problem.n // PARTIAL_COLUMNS) * at.vectors(index)
+            n = f"n {problem.n}, batches {problem.batches}"
+            limits.refuse_beyond({f"{n}: blocks of sums": grid})
+            entry = f"{at.spec.name}_{partial_name(at.operation, index)}"
+            launches.append(Launch(entry, grid, PARTIAL_THREADS, 1, 0, values, early=True))
+    return launches
 
 
 # ---- The second launch of `split_k` --------------------------------------------------------------

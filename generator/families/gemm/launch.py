@@ -15,7 +15,6 @@ from warploom.generator.families._product.launch import (
     finished,
     operand_a,
     part_workspaces,
-    partial_grids,
     partial_launches,
     partial_workspaces,
     reduction_launches,
@@ -165,8 +164,6 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
         limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
-    n = f"n {problem.n}, batches {problem.batches}"
-    limits.refuse_beyond({f"{n}: blocks of sums": grid for grid in partial_grids(at).values()})
     values = parameters(spec).values(at)
     return [
         Launch(

@@ -49,6 +49,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     m, n, k = schedule.tile
     cluster_m, cluster_n = schedule.cluster
     kind, most = ELEMENTS[operation.a], budget(schedule)
+    scaled = operation.block_scales != "none"
     # A bank for each block of 64 rows where registers suffice; else all blocks take turns at one,
     # which is for two consumers that share a tile: MMAs of one run while the other adds up its own.
     sums, bank, scales = _accumulators(operation, schedule)
@@ -63,10 +64,10 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     # A consumer with one block and a tile of its own scales one bank under the MMAs of the other.
     # Two that share a tile do so under each other's, and took up to 8 % longer with two banks each.
     needed = sums + 2 * bank + scales + AHEAD_REGISTERS + STREAM_REGISTERS * schedule.stream_k
-    if operation.block_scales != "none" and column_scales(operation, schedule).each == 1:
+    if scaled and column_scales(operation, schedule).each == 1:
         needed += schedule.columns // 4  # scales of a thread's columns
     single = _blocks(schedule) == schedule.sharing == 1
-    if ahead := operation.block_scales != "none" and single and needed <= most:
+    if ahead := scaled and single and needed <= most:
         registers = max(registers, needed)
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
@@ -95,7 +96,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         register_budget=most,
         parts_in_flight=16 if left >= 16 * 4 else 8,
         reduced=schedule.split_k > 1,
-        scale_bytes=scale_bytes(operation, schedule),
+        scale_bytes=scale_bytes(operation, schedule) if scaled else 0,
         banks=banks,
         ahead=ahead,
         factor_bytes=factor_bytes(operation, schedule),

@@ -21,7 +21,6 @@ from warploom.generator.families._product.launch import (
     finished,
     operand_a,
     part_workspaces,
-    partial_grids,
     partial_launches,
     partial_workspaces,
     tiles,
@@ -202,8 +201,6 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
     limits.refuse_beyond(counted(schedule, problem, clusters))
-    grids = partial_grids(at)
-    limits.refuse_beyond({f"n {problem.n}: blocks of sums": grid for grid in grids.values()})
     values = parameters(spec).values(at)
     return [
         Launch(

@@ -24,7 +24,7 @@ from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import ITEMS, BoundEpilogue
 from warploom.runtime.families._product.operands import Operand
-from warploom.runtime.families._product.steps import KINDS, LOADING
+from warploom.runtime.families._product.steps import KINDS, LOADING, step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.tensors import require_memory
@@ -39,9 +39,7 @@ class Checked:
     shape      what of the problem decides its time
     empty      whether D has no element, or no product is left to compute
     store      how D can be stored where it lies
-    operands   those that TMA reads, by the names of the arguments; `copies`: those of them that
-               are copied first, since TMA cannot read them in place
-    options    those of the call, in the order in which they are declared
+    operands   those that TMA reads, by the names of the arguments
     scales     what launches call block scales, which come first among the items' tensors
     """
 
@@ -54,9 +52,12 @@ class Checked:
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
     operands: Mapping[str, Operand]
-    copies: tuple[str, ...]
-    options: tuple[Any, ...]
     scales: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The operands that are copied first, since TMA cannot read them in place."""
+        return tuple([name for name, one in self.operands.items() if one.copy is not None])
 
 
 class ProductCall(Arguments[Checked, torch.Tensor]):
@@ -91,20 +92,23 @@ class ProductCall(Arguments[Checked, torch.Tensor]):
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
-        epilogue.check_items(self.listed)
+        for item in self.listed:
+            step_of(item)
         Arguments.require(self)
         if self.out_dtype is not None:  # which no key of a plan can be made with
             require_dtype("out_dtype", self.out_dtype, NAMES)
 
     def refuse_tangents(self) -> None:
         """Raise ProblemError for tensors that carry a forward-mode derivative."""
-        epilogue.check_items(self.listed)
+        for item in self.listed:
+            step_of(item)
         Arguments.refuse_tangents(self)
 
     def draft(self, target: DeviceLimits) -> Draft[Checked]:
         """Check the call, place its operands, and choose its kernel for a GPU."""
         checked = self.checked()
-        epilogue.check_finite(self.listed)
+        for item in self.listed:
+            KINDS[item[0]].check_finite(item)
         choice = dispatch.choose(
             checked.operation,
             checked.shape,
@@ -153,9 +157,11 @@ class ProductCall(Arguments[Checked, torch.Tensor]):
 
     def check(self, details: Checked, results: torch.Tensor) -> None:
         """Raise ProblemError for memory that is missing or shared, and for numbers not finite."""
-        require_memory(self.named())  # results that are new have some
-        epilogue.check_apart(results, self.read(), self.listed)
-        epilogue.check_finite(self.listed)
+        require_memory(self.named())  # results that are new have some, which is apart
+        if self.out is not None or self.listed:
+            epilogue.check_apart(results, self.read(), self.listed)
+        for item in self.listed:
+            KINDS[item[0]].check_finite(item)
 
     def compute(self, details: Checked, results: torch.Tensor) -> None:
         """Compute D by plain torch operations."""

@@ -5,8 +5,9 @@ What an item may be is said in steps/: here is what holds of all, whatever they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, TypedDict, cast
 
 import torch
@@ -116,6 +117,13 @@ def items(
     return listed or epilogue or ()
 
 
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keywords of an epilogue that is no list, as a function has them, and their defaults."""
+    names = Keywords.__annotations__.keys() - {"epilogue"}
+    parameters = signature(function).parameters
+    return {name: one.default for name, one in parameters.items() if name in names}
+
+
 def _check_gate(gate: object, layout: object, activation: str | None) -> None:
     """Raise ProblemError for an unknown layout of a gate, or one without a gate."""
     if layout not in LAYOUTS:
@@ -142,7 +150,10 @@ class Items(Compound):
     """The items of an epilogue, in order. As an operator takes them they are flattened by steps."""
 
     schema = "str[] kinds, Tensor[] operands, float[] numbers"
-    values = (*[kind for kind, one in KINDS.items() if one.step not in (Activation, Gate)], "beta")
+    values = (
+        *[kind for kind, one in KINDS.items() if one.step not in (Activation, Gate)],
+        *[one.number for one in KINDS.values() if one.number],
+    )
     trailing = True
 
     def key(self, value: Sequence[Item]) -> object:
@@ -251,7 +262,6 @@ def bind(
     """
     if not listed:
         return BoundEpilogue((), (), (), (), (), paired=True, batched=batched, columns=n)
-    check_items(listed)
     at, bound = Extents(batches, m, n, k), list[tuple[Item, EpilogueStep, torch.Tensor | None]]()
     for item in listed:
         step, value = step_of(item).bind(item, at, device)
@@ -290,18 +300,6 @@ def bind(
         batched=batched,
         columns=at.n,
     )
-
-
-def check_finite(listed: Sequence[Item]) -> None:
-    """Raise ProblemError for a number that is not finite, in items that have been checked."""
-    for item in listed:
-        KINDS[item[0]].check_finite(item)
-
-
-def check_items(listed: Sequence[Item]) -> None:
-    """Raise ProblemError for items of no kind, or of another length than theirs."""
-    for item in listed:
-        step_of(item)
 
 
 def unseen(name: str) -> ProblemError:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from warploom.errors import ProblemError
-from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.operands import LOAD, loadable, refuse_repeated
 from warploom.runtime.tensors import require_one_device, shown
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_append.call import AttentionAppendCall
 
-LOAD = 16  # bytes of a load: rows begin at a multiple
 SIXTEENTHS = 16  # that the numbers of a row, and of what is turned, are a multiple of
 LONGEST = 512  # numbers of a row
 CACHES = {torch.float8_e4m3fn: "e4m3", torch.int8: "int8"}
@@ -28,17 +27,6 @@ def check(call: AttentionAppendCall) -> None:
     _check_rotary(call)
     _check_scales(call)
     _check_written(call)
-
-
-def loadable(one: torch.Tensor) -> bool:
-    """Whether kernels can move 16 bytes of its rows at once."""
-    size = one.element_size()
-    steps = zip(one.shape[:-1], one.stride()[:-1], strict=True)
-    return (
-        one.stride(-1) == 1
-        and (one.is_meta or one.data_ptr() % LOAD == 0)
-        and all(step * size % LOAD == 0 for extent, step in steps if extent > 1)
-    )
 
 
 def _require_shape(name: str, one: torch.Tensor, wanted: tuple[int, ...], beside: str) -> None:

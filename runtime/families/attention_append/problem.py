@@ -13,6 +13,7 @@ from warploom.generator.families.attention_append import (
 from warploom.generator.families.attention_append.problem import Steps
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_append import checks
+from warploom.runtime.operands import loadable
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_append.call import AttentionAppendCall
@@ -42,7 +43,8 @@ def operation_of(call: AttentionAppendCall) -> AttentionAppendOperation:
 
 def copies_of(call: AttentionAppendCall) -> tuple[str, ...]:
     """What cannot be read where it lies."""
-    rows = [name for name in _ROWS if not _readable(getattr(call, name))]
+    read = ((name, getattr(call, name)) for name in _ROWS)
+    rows = [name for name, one in read if one is not None and not loadable(one)]
     given = [(name, getattr(call, name)) for name in _VECTORS]
     vectors = [
         name for name, one in given if one is not None and one.dim() < 3 and not one.is_contiguous()
@@ -89,10 +91,6 @@ def problem_of(call: AttentionAppendCall) -> AttentionAppendProblem:
         table_step=0 if table is None else table.stride(0),
         **given,
     )
-
-
-def _readable(one: torch.Tensor | None) -> bool:
-    return one is None or checks.loadable(one)
 
 
 def _steps(one: torch.Tensor, packed: bool) -> Steps:

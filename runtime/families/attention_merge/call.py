@@ -21,7 +21,7 @@ from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_merge import checks, reference
 from warploom.runtime.families.attention_merge.reference import Results
-from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.operands import loadable, refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device
 
 
@@ -73,9 +73,7 @@ class AttentionMergeCall(Arguments[Details, Results]):
         choice = dispatch.choose(
             operation, AttentionMergeShape(rows), spec=self.kernel, device=target
         )
-        copies = tuple(
-            name for name, one in (("out_a", a), ("out_b", b)) if not checks.loadable(one)
-        )
+        copies = tuple(name for name, one in (("out_a", a), ("out_b", b)) if not loadable(one))
         details = Details(element, copies)
         problem = self._problem(details) if rows else None
         return Draft(choice, problem, self.addressed(), (), copies, details)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from warploom.errors import ProblemError
-from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.operands import LOAD, loadable, refuse_repeated
 from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 
 AXES = 3  # that rows have at most
-LOAD = 16  # bytes of a load: rows begin at a multiple
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _EIGHTS = 8  # elements that a thread moves at once
 _LONGEST = 512  # elements of a row
@@ -83,14 +82,3 @@ def check_results(call: AttentionMergeCall, dtype: torch.dtype) -> None:
             f"other strides that are multiples of {LOAD} bytes",
             fix="leave it out to have it made",
         )
-
-
-def loadable(one: torch.Tensor) -> bool:
-    """Whether kernels can move 16 bytes of its rows at once."""
-    size = one.element_size()
-    steps = zip(one.shape[:-1], one.stride()[:-1], strict=True)
-    return (
-        one.stride(-1) == 1
-        and (one.is_meta or one.data_ptr() % LOAD == 0)
-        and all(step * size % LOAD == 0 for extent, step in steps if extent > 1)
-    )

@@ -23,7 +23,7 @@ from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_quantize import checks, reference
 from warploom.runtime.families.attention_quantize.reference import E4M3, Results
-from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.operands import loadable, refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device
 
 
@@ -91,7 +91,7 @@ class AttentionQuantizeCall(Arguments[Details, Results]):
         )
         shape = AttentionQuantizeShape(batch, heads, kv_heads, seq_q, seq_k)
         choice = dispatch.choose(operation, shape, spec=self.kernel, device=target)
-        copies = tuple(name for name, one in self.read() if not checks.loadable(one))
+        copies = tuple(name for name, one in self.read() if not loadable(one))
         problem = self._problem(copies) if batch * kv_heads * seq_k else None
         return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
 

@@ -14,7 +14,6 @@ from warploom.runtime.tensors import shown
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
 
-LOAD = 16  # bytes of a load: rows begin at a multiple
 SCORES = {"int8": torch.int8, "e4m3": E4M3}
 _AXES = 4
 
@@ -86,14 +85,3 @@ def _check_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             rule="the heads of q must be a multiple of those of k and v",
             fix="consecutive heads of q share one of k and v",
         )
-
-
-def loadable(one: torch.Tensor) -> bool:
-    """Whether kernels can move 16 bytes of its rows at once."""
-    size = one.element_size()
-    steps = zip(one.shape[:-1], one.stride()[:-1], strict=True)
-    return (
-        one.stride(-1) == 1
-        and (one.is_meta or one.data_ptr() % LOAD == 0)
-        and all(step * size % LOAD == 0 for extent, step in steps if extent > 1)
-    )

@@ -31,7 +31,7 @@ from warploom.runtime.dispatch import Choice, named
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.call import Checked, WarmProducts
-from warploom.runtime.families._product.epilogue import ITEMS, Item, Keywords
+from warploom.runtime.families._product.epilogue import ITEMS, Item, Keywords, defaults
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm import operators, strassen
 from warploom.runtime.families.gemm.block_scales import without_gradients
@@ -109,12 +109,13 @@ class GemmPlan(Plan[Checked, torch.Tensor], of=GemmCall):
         values = None
         if not traced and keywords.keys() <= _DEFAULTS.keys():
             given = [*map(keywords.get, _DEFAULTS, _PLAIN)] if keywords else _PLAIN
-            values = (a, b, out, *given, *self.details.options[:2], "save", None, None)
+            values = (a, b, out, *given, *self.key[1:3], "save", None, None)
             d = None if self._warm is None else self._warm.again(values)
             if d is not None:
                 return d
         listed = epilogue.items(**keywords) if keywords else ()
-        call = GemmCall(a, b, listed, out, *self.details.options)
+        options: tuple[Any, ...] = self.key[1:4]  # that decide a plan
+        call = GemmCall(a, b, listed, out, *options)
         if traced:  # compilers, and modes that decide by operator
             call.preactivation = "recompute"
             return operators.call(call)
@@ -159,7 +160,7 @@ class GemmPlan(Plan[Checked, torch.Tensor], of=GemmCall):
     def _known(self) -> WarmCalls[torch.Tensor]:
         """The calls of this plan that ran before."""
         if self._warm is None:
-            spec = self.details.options[-1]
+            spec = self.key[3]
             made: Callable[..., Any] = _warm.made  # a call of gemm
             self._warm = _warm.of_keywords(lambda values: replace(made(values), spec=spec))
         return self._warm
@@ -188,45 +189,52 @@ def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
         raise without_gradients()
     if call.out is not None:
         call.refuse()
-    if not listed:
-        return _apply(call, plan, a, b)
     if plan.reads is None:
         plan.reads = tuple(reads_of(listed))
     if len(plan.reads) < len(listed):  # some items have no tensor, an output or no gradient
         call.refuse()
-    return _apply(call, plan, a, b, *[listed[index][1] for index in plan.reads])
+    tensors = (a, b, *[listed[index][1] for index in plan.reads])
+    kind = call.preactivation, _needed(tensors), call.main_grad is None
+    how, ways = plan.rules.get(kind) or _rule(call, plan, tensors, kind)
+    with torch.no_grad():
+        if how.way == "save":
+            d, stored = _saving(call, plan)
+        else:
+            d = stored = plan.run(call)
+    run: Callable[..., Tensors]
+    if ways is not None:
+        run = ways.run
+    else:
+        numbers = numbers_of(listed) if how.numbered else ()
+        run = partial(gradients, how, numbers, call.gradient_options)
+    return _apply(how, run, (d, stored), *tensors)
+
+
+def _needed(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+    return tuple([one.requires_grad for one in tensors])
 
 
 class _Gemm(torch.autograd.Function):
-    """D of a call, differentiable in what it reads."""
+    """D that was computed, differentiable in what was read.
+
+    Nothing of its arguments is a tensor with a graph, which would escape hooks and be kept alive.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
-        call: GemmCall,
-        plan: GemmPlan,
+        how: Rule,
+        run: Callable[..., Tensors],
+        computed: tuple[torch.Tensor, torch.Tensor],
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
-        needed = ctx.needs_input_grad  # in call and plan too, which need none
-        kind = (call.preactivation, needed, call.main_grad is None)
-        how, ways = plan.rules.get(kind) or _rule(call, plan, tensors, kind)
         kept = [*map(tensors.__getitem__, how.kept)]
-        if how.way == "save":
-            d, z = _saving(call, plan)
-            kept.append(z)
-        else:
-            d = plan.run(call)
-            if how.way == "output":
-                kept.append(d)
+        if how.way in ("save", "output"):
+            kept.append(computed[1])
         ctx.save_for_backward(*kept)
         ctx.set_materialize_grads(False)
-        # Nothing of this is a tensor with a graph, which would escape hooks and be kept alive.
-        if ways is not None:
-            ctx.run = ways.run
-        else:
-            numbers = numbers_of(call.listed) if how.numbered else ()
-            ctx.run = partial(gradients, how, numbers, call.gradient_options)
-        return d
+        ctx.run = run
+        return computed[0]
 
     @staticmethod
     def backward(
@@ -234,10 +242,10 @@ class _Gemm(torch.autograd.Function):
         dd: torch.Tensor | None,
     ) -> Tensors:
         """Return the gradients that are wanted."""
-        found: Tensors = (None,) * len(ctx.needs_input_grad[2:])
+        found: Tensors = (None,) * len(ctx.needs_input_grad[3:])
         if dd is not None:
             found = once(ctx.run, dd, *ctx.saved_tensors)
-        return None, None, *found
+        return None, None, None, *found
 
 
 # Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
@@ -248,7 +256,7 @@ def _rule(
     call: GemmCall, plan: GemmPlan, tensors: Sequence[torch.Tensor], kind: tuple[Any, ...]
 ) -> tuple[Rule, Ways | None]:
     """How the calls of a kind are differentiated. A kernel that was named stores nothing more."""
-    needed = kind[1][2:]
+    needed = kind[1]
     asked = call.preactivation if call.spec is None else "recompute"
     stored = plan.details.out_dtype in FLOATS
     way = way_of(call.listed, needed, preactivation=asked, stored=stored)
@@ -278,25 +286,6 @@ def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]
 
 
 # ---- Calls like an earlier one -------------------------------------------------------------------
-
-_DEFAULTS: dict[str, Any] = {
-    "bias": None,
-    "residual": None,
-    "beta": 1.0,
-    "activation": None,
-    "gate": None,
-    "gate_layout": "halves",
-    "scale_a": None,
-    "scale_b": None,
-    "scale_d": None,
-    "amax": None,
-    "rounding": "nearest",
-    "rounding_state": None,
-}
-"""The keywords of an epilogue that is no list, in the order in which a warm call has them."""
-_PLAIN = (*_DEFAULTS.values(),)
-_OPTIONS = ("out_dtype", "use_fast_accum", "preactivation", "main_grad", "gradient_dtype")
-_warm = WarmProducts(GemmCall, ("a", "b"), _DEFAULTS, _OPTIONS, lambda a, b: (a, b))
 
 
 def multiplied(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item] = ()) -> torch.Tensor:
@@ -366,8 +355,8 @@ class _Derive:
         """That of a call which was differentiated, with the places of its arguments."""
         listed = [call.listed[index] for index in plan.reads or ()]
         tensors = (call.a, call.b, *[item[1] for item in listed])
-        needed = (False, False, *[one.requires_grad for one in tensors])
-        how, ways = plan.rules[call.preactivation, needed, call.main_grad is None]
+        kind = call.preactivation, _needed(tensors), call.main_grad is None
+        how, ways = plan.rules[kind]
         numbers = ITEMS.numbered(call.listed) if how.numbered else ()
         return cls(
             how,
@@ -386,41 +375,7 @@ class _Derive:
             options = self.options._replace(accumulate_into=pool[self.into])
             run = partial(gradients, how, tuple([pool[at] for at in self.numbers]), options)
         stored = pool[-1] if how.way == "save" else d
-        return _apply_made(how, run, (d, stored), *self.tensors(pool))
-
-
-class _Made(torch.autograd.Function):
-    """D that was computed, differentiable in what was read."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        how: Rule,
-        run: Callable[..., Tensors],
-        made: tuple[torch.Tensor, torch.Tensor],
-        *tensors: torch.Tensor,
-    ) -> torch.Tensor:
-        kept = [*map(tensors.__getitem__, how.kept)]
-        if how.way in ("save", "output"):
-            kept.append(made[1])
-        ctx.save_for_backward(*kept)
-        ctx.set_materialize_grads(False)
-        ctx.run = run
-        return made[0]
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        dd: torch.Tensor | None,
-    ) -> Tensors:
-        """Return the gradients that are wanted."""
-        found: Tensors = (None,) * len(ctx.needs_input_grad[3:])
-        if dd is not None:
-            found = once(ctx.run, dd, *ctx.saved_tensors)
-        return None, None, None, *found
-
-
-_apply_made: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Made).apply
+        return _apply(how, run, (d, stored), *self.tensors(pool))
 
 
 # ---- The functions -------------------------------------------------------------------------------
@@ -624,6 +579,12 @@ def plan(
     call = GemmCall.asked(a, b, **own, **keywords)
     call.require()
     return make(call, GemmPlan)
+
+
+_DEFAULTS = defaults(gemm)  # in the order in which a warm call has these keywords
+_PLAIN = (*_DEFAULTS.values(),)
+_OPTIONS = ("out_dtype", "use_fast_accum", "preactivation", "main_grad", "gradient_dtype")
+_warm = WarmProducts(GemmCall, ("a", "b"), _DEFAULTS, _OPTIONS, lambda a, b: (a, b))
 
 
 class PlanKeywords(Keywords, total=False):

@@ -138,7 +138,8 @@ def _extents(
             rule="must have one type, or are both fp8",
             fix="convert one",
         )
-    require_one_device((("a", a), ("b", b)))
+    if a.device != b.device:
+        require_one_device((("a", a), ("b", b)))
     if spec is not None and not isinstance(spec.operation, GemmOperation):
         raise ProblemError(
             f"spec {spec.name}",
@@ -298,8 +299,6 @@ class GemmCall(ProductCall):
             out_shape=shape,
             out_dtype=d_type,
             operands={"a": left, "b": right},
-            copies=("a",) * bool(left.copy) + ("b",) * bool(right.copy),
-            options=(self.out_dtype, self.use_fast_accum, self.spec),
             scales=() if scaled is None else ("a_scales", "b_scales"),
         )
 

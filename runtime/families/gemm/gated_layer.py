@@ -147,7 +147,8 @@ def joined(one: torch.Tensor, other: torch.Tensor) -> bool:
 # ---- On tensors with memory ----------------------------------------------------------------------
 
 
-def _biased(bias: torch.Tensor | None) -> list[Item]:
+def biased(bias: torch.Tensor | None) -> list[Item]:
+    """The items of a bias, where there is one."""
     return [] if bias is None else [("bias", bias)]
 
 
@@ -160,12 +161,12 @@ def _both_bias(layer: GatedLayer) -> torch.Tensor | None:
 def forward(layer: GatedLayer) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, and what is kept for the backward pass."""
     x, both = layer.x, whole(layer.gate, layer.up)
-    listed = _biased(_both_bias(layer))
+    listed = biased(_both_bias(layer))
     z = x.new_empty((*x.shape[:-1], len(both) if layer.keeps == "z" else 0))
     if layer.keeps == "z":
         listed.append(("preactivation", z))
     h = multiplied(x, both.t(), [*listed, ("gate", layer.function)])
-    y = multiplied(h, layer.down.detach().t(), _biased(layer.down_bias))
+    y = multiplied(h, layer.down.detach().t(), biased(layer.down_bias))
     return y, h if layer.keeps == "h" else z
 
 
@@ -184,21 +185,21 @@ def backward(
     if both is not None:
         z = kept
         if layer.keeps == "nothing":
-            z = multiplied(x, both.t(), _biased(_both_bias(layer)))
+            z = multiplied(x, both.t(), biased(_both_bias(layer)))
         dz = torch.empty_like(z)
         h = multiplied(dy, layer.down.detach(), [(gradient_kind(layer.function, "halves"), z, dz)])
     of_x = of_both = of_down = of_both_bias = of_down_bias = None
     if needed.down:
         of_down = _of_weight(dy, h, main_grads.down)
     if needed.down_bias:
-        of_down_bias = _sums(dy)
+        of_down_bias = bias_gradient(dy, dy.dtype)
     if dz is not None and both is not None:
         if needed.x:
             of_x = multiplied(dz, both)
         if needed.both:
             of_both = _of_both(dz, x, main_grads)
         if needed.both_bias:
-            of_both_bias = _sums(dz)
+            of_both_bias = bias_gradient(dz, dz.dtype)
     return Found(of_x, of_both, of_down, of_both_bias, of_down_bias)
 
 
@@ -226,9 +227,9 @@ def _of_both(dz: torch.Tensor, x: torch.Tensor, into: MainGrads) -> torch.Tensor
     return torch.cat([x.new_empty((inner, x.shape[-1])) if one is None else one for one in found])
 
 
-def _sums(d: torch.Tensor) -> torch.Tensor:
-    """The gradient of a bias."""
-    return cast("torch.Tensor", activation_backward(d, sums=True)[1]).to(d.dtype)
+def bias_gradient(d: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """The gradient of a bias that was added to what has the gradient `d`."""
+    return cast("torch.Tensor", activation_backward(d, sums=True)[1]).to(dtype)
 
 
 class _GatedLayer(torch.autograd.Function):

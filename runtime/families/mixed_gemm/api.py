@@ -12,7 +12,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedWeight
 from warploom.runtime.dispatch import named
 from warploom.runtime.families._product.call import Checked, WarmProducts
-from warploom.runtime.families._product.epilogue import Item
+from warploom.runtime.families._product.epilogue import Item, defaults
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.mixed_gemm import gradient, operators
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
@@ -142,22 +142,11 @@ def mixed_gemm(
         raise explained(error, call.require) from error.__cause__
 
 
-_KEYWORDS: dict[str, Any] = {
-    "bias": None,
-    "residual": None,
-    "beta": 1.0,
-    "activation": None,
-    "scale_a": None,
-    "scale_d": None,
-    "amax": None,
-    "rounding": "nearest",
-    "rounding_state": None,
-}
 _WEIGHT = ("weight.data", "weight.channel_scales", "weight.channel_zeros", "metadata")
 _warm = WarmProducts(
     MixedGemmCall,
     ("a", *_WEIGHT),
-    _KEYWORDS,
+    defaults(mixed_gemm),
     ("out_dtype",),
     lambda a, data, scales, zeros, metadata: (a, PackedWeight(data, metadata, scales, zeros)),
 )

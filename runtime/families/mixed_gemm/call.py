@@ -254,8 +254,6 @@ class MixedGemmCall(ProductCall):
             out_shape=shape,
             out_dtype=d_type,
             operands={"a": left},
-            copies=("a",) * bool(left.copy),
-            options=(self.out_dtype, self.spec),
         )
 
     def check(self, details: Checked, results: torch.Tensor) -> None:
