@@ -106,7 +106,8 @@ class EightBitCall(AttentionCall):
         return self.v.dtype == torch.float8_e4m3fn and not self._is_dim_major
 
     @property
-    def _weights(self) -> str:
+    def weights(self) -> str:
+        """Of which type the softmax's weights are: of that of v."""
         return "e4m3" if self.v.dtype == torch.float8_e4m3fn else "same"
 
     def require(self) -> None:
@@ -204,12 +205,12 @@ class EightBitCall(AttentionCall):
         by_blocks = self._check_scales(sizes)
         sums = self.sums
         if sums is None:
-            is_short = self._weights == "same" or sizes.dim <= MOST_PROMOTED
+            is_short = self.weights == "same" or sizes.dim <= MOST_PROMOTED
             sums = "promoted" if is_short else "fast"
         fields = {
             **further,
             "scores": NAMES[self.q.dtype],
-            "weights": self._weights,
+            "weights": self.weights,
             "sums": sums,
             "scales": "blocks" if by_blocks else "heads",
         }
@@ -230,7 +231,7 @@ class EightBitCall(AttentionCall):
             }
         for name in ("q_descale", "k_descale", "v_descale"):
             scale: torch.Tensor | None = getattr(self, name)
-            if name == "v_descale" and self._weights == "same":
+            if name == "v_descale" and self.weights == "same":
                 if scale is not None:
                     raise ProblemError(
                         f"v_descale with v of {self.v.dtype}",
@@ -263,7 +264,7 @@ class EightBitCall(AttentionCall):
         elif "v" in details.copies:
             v = torch.empty(v.shape, dtype=v.dtype, device="meta")
         own: dict[str, Any] = {}
-        if self._weights == "e4m3":
+        if self.weights == "e4m3":
             batch, head, dim, _ = (0, *v.stride()) if sizes.packed else v.stride()
             own["strides_v"] = (batch, head, dim)
         of_heads = tuple(self.q_descale.shape) == (sizes.batch, sizes.kv_heads)  # type: ignore[union-attr]
@@ -360,5 +361,5 @@ class EightBitCall(AttentionCall):
 
     def computed_by_torch(self, band: Band) -> Pair:
         """Out and lse by the reference, which rounds weights as kernels do."""
-        compute = eight_bit_reference.rounded(self._weights)
+        compute = eight_bit_reference.rounded(self.weights)
         return reference.of_call(self.dequantized(), band, compute)
