@@ -26,7 +26,7 @@ from benchmarks.peers._libraries import EIGHT_BITS
 from benchmarks.peers.libraries import refusing
 from warploom.generator.configurations import cells
 from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.generator.families.attention_forward.rules import MOST_PROMOTED
+from warploom.generator.families.attention_forward.rules import usual_sums
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_forward import values
 from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall
@@ -73,9 +73,8 @@ def problems() -> Iterator[Attention]:
 
 def operation(problem: Attention, kind: str) -> AttentionOperation:
     """What is computed, with sums that are promoted where a kernel has them."""
-    promoted = problem.dim <= MOST_PROMOTED
-    sums = {} if promoted else {"sums": "fast"}
-    return AttentionOperation(**problem.operation, **KINDS[kind], **sums)
+    sums = usual_sums(KINDS[kind]["weights"], problem.dim)
+    return AttentionOperation(**problem.operation, **KINDS[kind], sums=sums)
 
 
 def contenders(problem: Attention, kind: str, asked: Asked) -> list[Contender]:

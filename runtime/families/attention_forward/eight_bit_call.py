@@ -15,7 +15,7 @@ from warploom.generator.families.attention_forward.parameters import padded_tota
 from warploom.generator.families.attention_forward.rules import (
     DIMS_OF_EIGHT,
     KEYS_OF_A_SCALE,
-    MOST_PROMOTED,
+    usual_sums,
 )
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import Operation
@@ -52,6 +52,34 @@ class EightBitKeywords(TypedDict, total=False):
     v_layout: ValueLayout
     sums: Sums | None
     out_dtype: torch.dtype | None
+
+
+def of_8_bits(
+    q_descale: object = None,
+    k_descale: object = None,
+    v_descale: object = None,
+    v_layout: object = "keys",
+    sums: object = None,
+    out_dtype: object = None,
+) -> bool:
+    """Whether a call with these keywords is one of 8 bits: any of them says something."""
+    return (
+        q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or sums is not None
+        or out_dtype is not None
+        or v_layout != "keys"
+    )
+
+
+def call_of(*operands: Any, **keywords: Any) -> AttentionCall:
+    """The call of `warploom.attention` with these arguments, of 8 bits or of 16."""
+    names = EightBitKeywords.__annotations__.keys()
+    if of_8_bits(**{name: keywords[name] for name in keywords.keys() & names}):
+        return EightBitCall(*operands, **keywords)
+    rest = {name: value for name, value in keywords.items() if name not in names}
+    return AttentionCall(*operands, **rest)
 
 
 def _scale() -> Any:  # noqa: ANN401 (as dataclasses.field)
@@ -203,15 +231,11 @@ class EightBitCall(AttentionCall):
         self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
     ) -> Choice:
         by_blocks = self._check_scales(sizes)
-        sums = self.sums
-        if sums is None:
-            is_short = self.weights == "same" or sizes.dim <= MOST_PROMOTED
-            sums = "promoted" if is_short else "fast"
         fields = {
             **further,
             "scores": NAMES[self.q.dtype],
             "weights": self.weights,
-            "sums": sums,
+            "sums": self.sums or usual_sums(self.weights, sizes.dim),
             "scales": "blocks" if by_blocks else "heads",
         }
         wanted = operation(AttentionOperation, NAMES[self.result_dtype], sizes, masked, fields)

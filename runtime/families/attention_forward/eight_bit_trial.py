@@ -101,9 +101,7 @@ def expected(call: EightBitCall, sums: str, unit: float) -> tuple[torch.Tensor, 
     """
     plain, masked = call.dequantized(), band(call, extents(call))
     bound = eight_bit_reference.bound(call.q.dtype, call.weights, sums, unit)
-    exact, off = (
-        reference.of_call(plain, masked, each)[0] for each in (reference.exact, bound)
-    )
+    exact, off = (reference.of_call(plain, masked, each)[0] for each in (reference.exact, bound))
     return exact, off
 
 
