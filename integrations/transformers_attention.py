@@ -241,7 +241,8 @@ def _by_8_bits(call: Arguments, bounds: Bounds, scores: str) -> torch.Tensor:
     """The same of operands that are quantized to 8 bits, scores to this type."""
     key, value = (_first(tensor, bounds.keys) for tensor in (call.key, call.value))
     told = {**_band(call, bounds), "softcap": call.softcap, "scores": scores}
-    return attention_8bit(call.query, key, value, **told).transpose(1, 2).contiguous()
+    out: torch.Tensor = attention_8bit(call.query, key, value, **told)
+    return out.transpose(1, 2).contiguous()
 
 
 def _band(call: Arguments, bounds: Bounds) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import torch
 
 import warploom
 from benchmarks.families import Asked, Case
-from benchmarks.peers._attention import Operands
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._attention_quantized import (
+    SCALES,
     Bound,
     Quantized,
     by_cast,
@@ -31,7 +31,7 @@ from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_forward import values
 from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall
 from warploom.runtime.families.attention_forward.eight_bit_trial import EightBitTrial
-from warploom.runtime.families.attention_forward.trial import AttentionTrial
+from warploom.runtime.families.attention_forward.trial import AttentionTrial, Operands
 from warploom.runtime.measure import Call
 
 TITLE = "8 bits"
@@ -154,11 +154,8 @@ def _quantizing(problem: Attention, kind: str, sets: Sequence[Operands]) -> Cont
         call(one)
         whole = warploom.attention_quantize(one.q, one.k, one.v, scores=kind)
         v = values.by_keys(whole.v, problem.seq)
-        scales = (whole.q_descale, whole.k_descale, whole.v_descale)
-        names = ("q_descale", "k_descale", "v_descale")
-        described = EightBitCall(
-            whole.q, whole.k, v, causal=problem.causal, **dict(zip(names, scales, strict=True))
-        )
+        scales: dict[str, Any] = {name: getattr(whole, name) for name in SCALES}
+        described = EightBitCall(whole.q, whole.k, v, causal=problem.causal, **scales)
         return share(described, results[0], operation(problem, kind).sums)
 
     return Contender(QUANTIZING, [partial(call, one) for one in sets], held)

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 import warploom
-from benchmarks.peers._attention import Operands
 from benchmarks.peers._attention_problem import Attention
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families._attention.problem import Alignment
 from warploom.runtime.families.attention_forward import values
 from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall
 from warploom.runtime.families.attention_forward.eight_bit_trial import EightBitTrial, expected
-from warploom.runtime.families.attention_forward.trial import CHECKED_ROWS
+from warploom.runtime.families.attention_forward.trial import CHECKED_ROWS, Operands
 from warploom.runtime.measure import Call
 
+SCALES = ("q_descale", "k_descale", "v_descale")
 _E4M3 = torch.float8_e4m3fn
 
 
@@ -49,7 +51,7 @@ class Quantized:
 
     def call(self) -> EightBitCall:
         """The same as a call of ours."""
-        scales = {name: getattr(self, name) for name in ("q_descale", "k_descale", "v_descale")}
+        scales: dict[str, Any] = {name: getattr(self, name) for name in SCALES}
         return EightBitCall(self.q, self.k, self.v, causal=self.causal, **scales)
 
 
@@ -89,10 +91,10 @@ def share(
     if not out.isfinite().all():
         return float("inf")
     rows = slice(max(0, out.shape[2] - CHECKED_ROWS), None)
-    scales = {name: getattr(call, name)[-1:] for name in ("q_descale", "k_descale", "v_descale")}
+    scales: dict[str, Any] = {name: getattr(call, name)[-1:] for name in SCALES}
     if scales["q_descale"].dim() == 3:
         scales["q_descale"] = scales["q_descale"][..., rows]
-    causal = "bottom_right" if call.causal else False
+    causal: Alignment | bool = "bottom_right" if call.causal else False
     part = replace(
         call, q=call.q[-1:, :, rows], k=call.k[-1:], v=call.v[-1:], causal=causal, **scales
     )
@@ -108,21 +110,22 @@ def operands(problem: Attention, device: str) -> list[Quantized]:
     found = []
     for one in trial.sets:
         v = _as_model(values.by_keys(one.v, problem.seq))
-        scales = [one.lengths[name] for name in ("q_descale", "k_descale", "v_descale")]
-        found.append(Quantized(one.q, one.k, v, *scales, one.out, problem.causal))
+        scales = {name: one.lengths[name] for name in SCALES}
+        found.append(Quantized(one.q, one.k, v, out=one.out, causal=problem.causal, **scales))
     return found
 
 
 def by_cast(problem: Attention, one: Operands) -> Quantized:
     """Quantize bf16 operands with a scale of each tensor, by `warploom.cast`."""
-    codes, scales = [], []
-    for tensor in (one.q, one.k, one.v):
+    codes: dict[str, torch.Tensor] = {}
+    scales: dict[str, torch.Tensor] = {}
+    for name, tensor in (("q", one.q), ("k", one.k), ("v", one.v)):
         batch, heads, seq, dim = tensor.shape
         rows = tensor.transpose(1, 2).reshape(batch * seq, heads * dim)
         code, scale = warploom.cast(rows, _E4M3)
-        codes.append(code.view(batch, seq, heads, dim).transpose(1, 2))
-        scales.append(scale.expand(problem.batch, problem.kv_heads))
-    return Quantized(*codes, *scales, one.out, problem.causal)
+        codes[name] = code.view(batch, seq, heads, dim).transpose(1, 2)
+        scales[f"{name}_descale"] = scale.expand(problem.batch, problem.kv_heads)
+    return Quantized(**codes, **scales, out=one.out, causal=problem.causal)
 
 
 def shape_of(problem: Attention) -> AttentionShape:
