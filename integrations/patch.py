@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 from weakref import WeakSet
 
 import torch
@@ -19,7 +19,7 @@ from warploom.integrations.float8_linear import refusal as float8_refusal
 from warploom.integrations.gated_mlp import GATED_RECIPES, PROJECTIONS, GatedMLP, gate_of, joinable
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
-from warploom.integrations.patch_attention import PatchedAttention
+from warploom.integrations.patch_attention import ATTENTIONS, PatchedAttention
 from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
 from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose, output_heads
@@ -111,7 +111,7 @@ def patch(
     model: torch.nn.Module,
     *,
     linear: bool = True,
-    attention: bool = True,
+    attention: bool | Literal["8bit"] = True,
     weights: str | Weights | None = None,
     recipe: Recipe | None = None,
     filter: Callable[[torch.nn.Module, str], bool] | None = None,
@@ -124,7 +124,9 @@ def patch(
                are left. Gated layers of transformers in 16 bits (LlamaMLP and those that read
                alike) become warploom.nn.GatedMLP, but with recipe delayed or fp4_qat: the same
                parameters, the memory of gate and up joined
-    attention  models of transformers in it get `attn_implementation="warploom"`
+    attention  models of transformers in it get `attn_implementation="warploom"`; with "8bit" they
+               get "warploom_8bit": q, k and v are quantized to 8 bits where there are kernels for
+               that (see `warploom.attention_8bit`)
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
                warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
                whose k is no multiple of the group, and those that train: adapters of peft, and
@@ -141,7 +143,14 @@ def patch(
     KeyboardInterrupt too, the model is then as it was.
     """
     require_boolean("linear", linear)
-    require_boolean("attention", attention)
+    if isinstance(attention, str) and attention not in ATTENTIONS:
+        raise ProblemError(
+            f"attention {shown(attention)}",
+            rule='must be True, False or "8bit"',
+            fix='"8bit" quantizes q, k and v of each attention to 8 bits',
+        )
+    if not isinstance(attention, str):
+        require_boolean("attention", attention)
     _check(model, linear=linear, weights=weights)
     _check_recipe(recipe, filter, linear=linear, weights=weights)
     asked = None if weights is None else Asked(weights)
@@ -151,7 +160,7 @@ def patch(
     quantized = _quantized(chosen, asked) if asked else {}
     told = asked.told() if asked else ""
     rows = [*_linear_rows(model, layers, quantized, left, told)] if linear else []
-    patched = PatchedAttention(model) if attention else None
+    patched = PatchedAttention(model, attention) if attention else None
     journal = Journal()  # nothing has changed so far
     try:
         if patched is not None:

@@ -14,13 +14,15 @@ from warploom.integrations import unpacked
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.patch_report import AS_IT_WAS, Row
 
-ATTENTION = "warploom"  # what transformers knows Warploom's attention by
+# What transformers knows Warploom's attention by, by what `warploom.patch` calls it.
+ATTENTIONS: dict[bool | str, str] = {True: "warploom", "8bit": "warploom_8bit"}
 
 
 class PatchedAttention:
     """The models of transformers in a module, and what they attended by before."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, attention: bool | str = True) -> None:
+        self._name = ATTENTIONS[attention]
         self._models = list(_outermost(module))
         self._implementations = [
             (config, config._attn_implementation)
@@ -34,7 +36,7 @@ class PatchedAttention:
             why = "no model of transformers; warploom.sdpa.activate() is for torch's own attention"
             return [Row("attention", 1, AS_IT_WAS, why)]
         register_transformers()
-        rows = [_set_attention(model) for model in self._models]
+        rows = [_set_attention(model, self._name) for model in self._models]
         for model in self._models:
             unpacked.hook(model)
         return rows
@@ -49,6 +51,9 @@ class PatchedAttention:
 
 def register_transformers() -> None:
     """Let models of transformers be made with `attn_implementation="warploom"`.
+
+    Also with "warploom_8bit", whose attention quantizes q, k and v to 8 bits, as
+    `warploom.attention_8bit` does, where that has a kernel for a call.
 
     `warploom.patch` does it for a model that there is. Raises ProblemError without transformers.
     """
@@ -102,22 +107,22 @@ def _takes_no_name(model: Any, config: Any) -> bool:  # noqa: ANN401
     return bool(models) and not any(map(interface.uses_interface, models))
 
 
-def _set_attention(model: Any) -> Row:  # noqa: ANN401
-    """Set the attention of a model of transformers, and say what it is now."""
+def _set_attention(model: Any, name: str) -> Row:  # noqa: ANN401
+    """Set the attention of a model of transformers to this one, and say what it is now."""
     before = model.config._attn_implementation
     what = f"attention of {type(model).__name__}"
     implementations = [(config, config._attn_implementation) for config in _configs(model)]
     # The model itself leaves out parts whose configurations are copies.
     for module in filter(_is_transformers, model.modules()):
-        if module.config._attn_implementation != ATTENTION:
-            module.set_attn_implementation(ATTENTION)
+        if module.config._attn_implementation != name:
+            module.set_attn_implementation(name)
     # It sets configurations of parts that are no models of their own, whatever these compute.
     for config, implementation in implementations:
-        if config._attn_implementation == ATTENTION and _takes_no_name(model, config):
+        if config._attn_implementation == name and _takes_no_name(model, config):
             config._attn_implementation_internal = implementation
-    if model.config._attn_implementation != ATTENTION:
+    if model.config._attn_implementation != name:
         return Row(what, 1, AS_IT_WAS, "it does not use transformers' AttentionInterface")
-    now = AS_IT_WAS if before == ATTENTION else f"{before} -> {ATTENTION}"
+    now = AS_IT_WAS if before == name else f"{before} -> {name}"
     if model.dtype in PRODUCTS:
         return Row(what, 1, now)
     kind = str(model.dtype).removeprefix("torch.")

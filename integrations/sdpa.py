@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional
 
+from warploom.errors import ProblemError
 from warploom.generator.targets import target
 from warploom.integrations import sdpa_activation, sdpa_mask
 from warploom.integrations import sdpa_rules as rules
 from warploom.runtime.api import explain
 from warploom.runtime.explanation import Explanation
 from warploom.runtime.families.attention_forward.api import attention
+from warploom.runtime.families.attention_forward.attention_8bit import attention_8bit
 from warploom.runtime.tensors import lowered
 
 
@@ -31,6 +33,8 @@ class Sdpa:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        *,
+        scores: Literal["int8", "e4m3"] | None = None,
     ) -> torch.Tensor:
         """Return what torch.nn.functional.scaled_dot_product_attention does, of the same arguments.
 
@@ -50,7 +54,16 @@ class Sdpa:
         is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
         the shape of query and its order of strides. Differentiable, and one operator of a compiled
         graph. Under autocast, query, key and value are converted as torch does it.
+
+        scores, which torch's function has not, is the type to which query and key are quantized in
+        each call, value to e4m3: "int8", the more exact one, or "e4m3". Then the result is that of
+        `warploom.attention_8bit`, in any case; ProblemError says what that does not compute, as are
+        attn_mask and dropout_p. None, the default, quantizes nothing.
         """
+        if scores is not None:
+            _require_none(attn_mask, dropout_p)
+            _require_heads(query, key, enable_gqa)
+            return _quantized(query, key, value, scores, is_causal=is_causal, scale=scale)
         if torch._C._is_any_autocast_enabled():
             query, key, value = lowered(query), lowered(key), lowered(value)
             attn_mask = None if attn_mask is None else lowered(attn_mask)
@@ -85,9 +98,16 @@ class Sdpa:
         scale: float | None = None,
         enable_gqa: bool = False,
         *,
+        scores: str | None = None,
         gpu: str | None = None,
     ) -> Explanation:
         """What such a call does, here or on the GPU that is named: `warploom.explain` asks."""
+        if scores is not None:
+            raise ProblemError(
+                f"scores {scores!r} in a call that is explained",
+                rule="must be left out: operands are quantized first",
+                fix="explain warploom.attention of what warploom.attention_quantize returns",
+            )
         query, key, value = lowered(query), lowered(key), lowered(value)
         attn_mask = None if attn_mask is None else lowered(attn_mask)
         given: Any = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -118,6 +138,42 @@ class Sdpa:
 
     def __repr__(self) -> str:
         return "<function warploom.sdpa>"
+
+
+def _require_none(attn_mask: object, dropout_p: float) -> None:
+    """Raise ProblemError for what attention of 8 bits has not."""
+    if attn_mask is not None or dropout_p:
+        name = "attn_mask" if attn_mask is not None else f"dropout_p {dropout_p}"
+        raise ProblemError(
+            f"{name} with scores",
+            rule="no kernel of 8 bits has it",
+            fix="leave one of them out",
+        )
+
+
+def _require_heads(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool) -> None:
+    """Raise ProblemError for heads that share keys without a word of it, as torch does."""
+    if not enable_gqa and min(query.dim(), key.dim()) > 2 and query.shape[-3] != key.shape[-3]:
+        raise ProblemError(
+            f"{query.shape[-3]} heads of query by {key.shape[-3]} of key",
+            rule="must be as many",
+            fix="pass enable_gqa=True where heads of query share those of key",
+        )
+
+
+def _quantized(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scores: str,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """The attention of operands that are quantized to 8 bits."""
+    folded = (_folded(tensor) for tensor in (query, key, value))
+    out = attention_8bit(*folded, scores=scores, causal=_causal(is_causal), scale=scale)
+    return out if query.dim() == 4 else out.view(query.shape)
 
 
 def _causal(is_causal: bool) -> Any:  # noqa: ANN401 (a Literal or False)

@@ -1,12 +1,14 @@
 """`attn_implementation="warploom"` for transformers: its attention on Warploom's kernels.
 
-`register` adds the function and its masks to transformers. Calls that Warploom has no kernels for
-run in torch's own, to the same result: `refusal` says which, and why.
+`register` adds the function and its masks to transformers, and "warploom_8bit", which quantizes
+operands to 8 bits in each call that kernels of 8 bits compute. Calls that Warploom has no kernels
+for run in torch's own, to the same result: `refusal` says which, and why.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from transformers.utils import logging
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
 from warploom.integrations import dropout_rules, torch_attention
-from warploom.integrations import transformers_scores as scores
+from warploom.integrations import transformers_scores as extras
 from warploom.integrations import transformers_steps as steps
 from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
@@ -25,17 +27,21 @@ from warploom.integrations.sdpa_rules import elsewhere, not_computed, transforme
 from warploom.integrations.torch_attention import Arguments
 from warploom.integrations.transformers_masks import NAME, BoundedMask, mask
 from warploom.runtime.families.attention_forward import api
+from warploom.runtime.families.attention_forward.attention_8bit import attention_8bit
 
+EIGHT_BITS = f"{NAME}_8bit"  # the attn_implementation that quantizes operands to 8 bits
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # int32 [sequences + 1]: where packed sequences end
 LONGEST = ("max_length_q", "max_length_k")  # of these sequences
 _UNIT = 8  # dim is a multiple of it
+_UNIT_OF_8_BITS = 32  # likewise, where operands are quantized
 
 
 def register() -> None:
     """Let models of transformers say `attn_implementation="warploom"`; again does no harm."""
     # An attention without a mask function gets no masks; without an attention the name is refused.
-    AttentionMaskInterface.register(NAME, mask)
-    AttentionInterface.register(NAME, attention)
+    for name, function in ((NAME, attention), (EIGHT_BITS, partial(attention, scores="int8"))):
+        AttentionMaskInterface.register(name, mask)
+        AttentionInterface.register(name, function)
 
 
 def attention(
@@ -51,6 +57,7 @@ def attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    scores: str | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return the attention of a layer [batch, rows, heads, dim], as `AttentionInterface` asks.
@@ -58,7 +65,8 @@ def attention(
     query is [batch, heads, rows, dim], key and value [batch, kv_heads, keys, dim]. The mask says
     which keys a row attends to; without one, a causal module's rows attend from the first key on.
     `cu_seq_lens_q` and `cu_seq_lens_k` separate packed sequences where the mask does not. `s_aux`
-    [heads] are sinks: one more score in each row's softmax.
+    [heads] are sinks: one more score in each row's softmax. With `scores`, "int8" or "e4m3",
+    operands are quantized to 8 bits where `eight_bit_refusal` says nothing against it.
     """
     if keywords.get("cache") is not None or keywords.get("sinks") is not None:
         _refuse(module, keywords)
@@ -75,8 +83,10 @@ def attention(
             return _by_kernels(call, bounds), None
         return _by_torch(call, attention_mask, bounds, bounds), None
     packed = _packed(call, bounds, keywords)
-    told, mask = scores.told(attention_mask, packed, call)
+    told, mask = extras.told(attention_mask, packed, call)
     if told is not None and refusal(call, mask) is None:
+        if scores is not None and eight_bit_refusal(call, told, mask) is None:
+            return _by_8_bits(call, told, scores), None
         return _by_kernels(call, told, mask), None
     return _by_torch(call, attention_mask, bounds, packed), None
 
@@ -113,9 +123,9 @@ def refusal(call: Arguments, mask: torch.Tensor | None = None) -> str | None:
     return (
         elsewhere(call.query)
         or not_computed(False, call.scale)
-        or transformed(scores.read(call, mask))
+        or transformed(extras.read(call, mask))
         or _unfit(call)
-        or scores.refusal(call, mask)
+        or extras.refusal(call, mask)
         or (dropout_rules.refusal(call.dropout, (mask, call.bias)) if call.dropout else None)
     )
 
@@ -130,6 +140,22 @@ def step_refusal(call: Arguments) -> str | None:
         or ("steps of generation have no dropout" if call.dropout else None)
         or steps.refusal(call)
     )
+
+
+def eight_bit_refusal(
+    call: Arguments, bounds: Bounds, mask: torch.Tensor | None = None
+) -> str | None:
+    """Why operands of an attention that kernels compute are not quantized to 8 bits, if so."""
+    dim, value_dim = call.query.shape[3], call.value.shape[3]
+    if mask is not None or call.bias is not None:
+        return "attention of 8 bits has no mask and no bias that is a tensor"
+    if bounds.sequences is not None:
+        return "packed sequences are not quantized"
+    if call.dropout or call.sinks is not None:
+        return "attention of 8 bits has neither dropout nor sinks"
+    if dim != value_dim or dim % _UNIT_OF_8_BITS:
+        return f"heads have {dim} and {value_dim} elements, not one multiple of {_UNIT_OF_8_BITS}"
+    return None
 
 
 def _unfit(call: Arguments) -> str | None:
@@ -189,13 +215,10 @@ def _by_kernels(call: Arguments, bounds: Bounds, mask: torch.Tensor | None = Non
         tensor if tensor.shape[3] == width else functional.pad(tensor, (0, width - tensor.shape[3]))
         for tensor in (call.query, _first(call.key, bounds.keys), _first(call.value, bounds.keys))
     )
-    right = 0 if bounds.causal else bounds.window
     common: dict[str, Any] = {
-        "causal": "bottom_right" if bounds.causal else False,
-        "window": None if bounds.window is None else (bounds.window, right),
-        "scale": dim**-0.5 if call.scale is None else call.scale,
+        **_band(call, bounds),
         "dropout_p": call.dropout,
-        **scores.keywords(call, mask, bounds.keys),
+        **extras.keywords(call, mask, bounds.keys),
     }
     if bounds.sequences is None:
         out = api.attention(query, key, value, **common).transpose(1, 2)
@@ -212,6 +235,24 @@ def _by_kernels(call: Arguments, bounds: Bounds, mask: torch.Tensor | None = Non
         out = out.reshape(call.query.shape[0], call.query.shape[2], *out.shape[1:])
     cut: torch.Tensor = out[..., :value_dim]
     return cut.contiguous()
+
+
+def _by_8_bits(call: Arguments, bounds: Bounds, scores: str) -> torch.Tensor:
+    """The same of operands that are quantized to 8 bits, scores to this type."""
+    key, value = (_first(tensor, bounds.keys) for tensor in (call.key, call.value))
+    told = {**_band(call, bounds), "softcap": call.softcap, "scores": scores}
+    out: torch.Tensor = attention_8bit(call.query, key, value, **told)
+    return out.transpose(1, 2).contiguous()
+
+
+def _band(call: Arguments, bounds: Bounds) -> dict[str, Any]:
+    """What functions of attention are told of a mask that is a band, and the scale of scores."""
+    right = 0 if bounds.causal else bounds.window
+    return {
+        "causal": "bottom_right" if bounds.causal else False,
+        "window": None if bounds.window is None else (bounds.window, right),
+        "scale": call.query.shape[3] ** -0.5 if call.scale is None else call.scale,
+    }
 
 
 def _first(tensor: torch.Tensor, keys: int) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.peers._attention_baseline import Attend, AttentionBaseline, Forward, Start
+from benchmarks.peers._attention_quantized import Bound, Quantized
 from benchmarks.peers._decode_problem import Way
 from benchmarks.peers._mixed_weights import Weight
 from benchmarks.peers._products import Peer
+from benchmarks.peers.libraries import cudnn_frontend, vllm_flash_attention
 from benchmarks.peers.libraries.deep_gemm import deep_gemm
 from benchmarks.peers.libraries.flash_attention import FLASH3, FLASH4, flash3_decode
 from benchmarks.peers.libraries.flashinfer import cuda_cores, tensor_cores, xqa
@@ -55,6 +57,11 @@ OPTIONS: dict[str, tuple[str, Callable[[], Attend]]] = {
     word: (one.name, one.option) for word, one in BASELINES.items() if one.option
 }
 NAMES = {word: one.name for word, one in BASELINES.items()}
+# Attention of operands in 8 bits, by their contenders' names.
+EIGHT_BITS: dict[str, tuple[str, Callable[[Quantized], Bound]]] = {
+    "fa3_8bit": (vllm_flash_attention.NAME, vllm_flash_attention.flash3_8bit),
+    "cudnn_8bit": (cudnn_frontend.NAME, cudnn_frontend.cudnn_8bit),
+}
 BESIDE_DRAWN = ("cudnn", "fa2", "fa3")  # what is drawn is measured beside these, if none is named
 DECODE: dict[str, tuple[Way, ...]] = {
     "cudnn": (

@@ -28,7 +28,7 @@ from benchmarks.peers._attention import (
 from benchmarks.peers._attention import drawn as drawn_cases
 from benchmarks.peers._attention_baseline import Forward
 from benchmarks.peers._attention_problem import Attention
-from benchmarks.peers._libraries import BESIDE_DRAWN, FORWARD, NAMES
+from benchmarks.peers._libraries import BESIDE_DRAWN, EIGHT_BITS, FORWARD, NAMES
 from benchmarks.peers._options_problem import WITHOUT
 from benchmarks.peers.libraries import refusing
 from warploom.generator.families.attention_forward import AttentionOperation
@@ -135,10 +135,11 @@ def error_share(problem: Attention, out: torch.Tensor, wanted: Expected) -> floa
     return float((found - wanted.exact).abs().max()) / wanted.allowed
 
 
+_EIGHT_BITS = {word: name for word, (name, _) in EIGHT_BITS.items()}
 FAMILY = Pass(
     name="attention_forward",
     kinds={kind: f"Attention forward, {kind}" for kind in ("bf16", "fp16", "e4m3", "int8")},
-    peers=NAMES,
+    peers={**NAMES, **_EIGHT_BITS},
     groups={
         **{
             name: Group(TITLES[name], partial(cases, name), DIMENSION if name in GRID else "")
@@ -154,6 +155,10 @@ FAMILY = Pass(
         WITHOUT: "Warploom without",
         _attention_eight_bits.LAID_OUT: "Warploom, v by keys",
         _attention_eight_bits.WIDE: "Warploom, bf16",
+        _attention_eight_bits.QUANTIZING: "Warploom, quantized in each call",
+        **{
+            f"{name}, quantized": f"{name}, quantized in each call" for name in _EIGHT_BITS.values()
+        },
     },
     absences=ABSENCES,
 )

@@ -7,17 +7,19 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from decisions import GOOD, H200, PINGPONG, PLAIN, SLIM, WIDE, choose, keep, record, with_quality
-from sweeps import GPU
+from sweeps import GPU, environment
 
 import warploom
 from warploom.errors import ConfigurationError
 from warploom.generator import records_file
 from warploom.generator.epilogue import Bias, Gate, Preactivation
+from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.constants import DOUBT
@@ -66,6 +68,23 @@ def test_a_gate_is_run_as_its_gemm_was_timed_where_nothing_better_is_known(fresh
     assert choose(operation=gated).spec.schedule == WIDE
     biased = choose(operation=replace(PLAIN, epilogue=(Bias("bf16"),)))
     assert biased.reason.startswith("the model alone")
+
+
+@pytest.mark.parametrize("scores", ["e4m3", "int8"])
+def test_calls_of_attention_in_8_bits_run_what_is_recorded(
+    fresh: Path, scores: Literal["e4m3", "int8"]
+) -> None:
+    scales: Literal["heads", "blocks"] = "blocks" if scores == "int8" else "heads"
+    timed = AttentionOperation("bf16", 128, scores=scores, weights="e4m3", scales=scales)
+    tile = AttentionSchedule(128, 64, overlap=False, pingpong=False, scheduler="dynamic")
+    here = replace(environment("attention_forward"), nvrtc=H200.nvrtc)
+    shape = AttentionShape(4, 16, 16, 4096, 4096, 128)
+    told: dict[str, Any] = {"operation": timed, "shape": shape, "environment": here}
+    keep(fresh, record(**told, best=Timed(tile, 1e-3, 0.0), default=None, runners_up=()))
+    found = dispatch.choose(timed, shape, device=H200)
+    assert "recorded 2026" in found.reason and found.spec.schedule == tile
+    near = dispatch.choose(timed, replace(shape, seq_q=3968, seq_k=3968), device=H200)
+    assert "nearest record" in near.reason and near.spec.operation == timed
 
 
 def test_block_scales_of_either_type_are_timed_once(fresh: Path) -> None:

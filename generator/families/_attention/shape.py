@@ -112,6 +112,8 @@ def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[
     if operation.lengths == "packed" or operation.mask == "window" or operation.caps:
         return []
     listed = configurations.cells()["attention"]
+    if operation.eight:
+        listed = {**listed, **listed["eight_bits"]}
     if operation.family.removeprefix("attention_") not in listed["passes"]:
         return []
     causal, dim = operation.mask == "causal", operation.dim

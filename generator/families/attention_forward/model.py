@@ -80,9 +80,10 @@ def seconds(
             # Who gets a longest tile gets as many others as all, and does not wait for them.
             others = -(-work.dealt // multiprocessors) - 1
             busiest = max(busiest, times[0] + others * times[1] * work.tiles / work.dealt)
-    rows = shape.total_q or shape.batch * shape.seq_q
-    read = 2 * shape.kv_heads * (shape.total_k or shape.batch * shape.seq_k)
-    moved = 2 * operation.dim * (2 * shape.heads * rows + read)
+    rows = shape.heads * (shape.total_q or shape.batch * shape.seq_q)
+    keys = shape.kv_heads * (shape.total_k or shape.batch * shape.seq_k)
+    q, k, v = (operation.element_of(name).bytes for name in "qkv")
+    moved = operation.dim * (rows * (q + 2) + keys * (k + v))
     memory = moved / constants["hbm_bandwidth"]
     return constants["launch"] + slowest(max(busiest, times[0]), memory)
 
@@ -133,11 +134,12 @@ def _step(
 ) -> tuple[float, float]:
     """Seconds of one step of all warpgroups of a block, and what a bound adds to it."""
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
-    # Two products of q kv dim; the tensor core does 2048 multiplications of 16 bits a cycle.
-    tensor = 2 * q * kv * dim / 2048 / constants["tensor_clock"]
+    # Two products of q kv dim; the tensor core multiplies 4096 bytes a cycle.
+    of_k, of_v = (operation.element_of(name).bytes for name in "kv")
+    tensor = (of_k + of_v) * q * kv * dim / 4096 / constants["tensor_clock"]
     cap = exponentials(constants, operation.modifiers)
     soft = cap * q * kv / 16 / constants["exponential_clock"] + constants["softmax"] * q
-    if schedule.rescale == "always":
+    if schedule.rescale == "always":  # or where a step's products are added in fp32
         soft += constants["rescaling"] * q * dim
     exposed = constants["overlapped" if schedule.overlap else "serial"]
     if not schedule.pingpong:
@@ -146,9 +148,8 @@ def _step(
         exposed += constants["alone"]
     if schedule.warpgroups == 3:
         exposed *= constants["third"]
-    row = 2 * shape.dim
-    load = 2 * kv * row / constants["l2_bandwidth"]
-    if row % SECTOR:
+    load = kv * (of_k + of_v) * shape.dim / constants["l2_bandwidth"]
+    if of_k * shape.dim % SECTOR:
         load *= 1 + constants["misaligned"]
     bounded = constants["bounded"] * q * kv / 16 / constants["exponential_clock"]
     computed = max(tensor, soft) + exposed * min(tensor, soft) + constants["step"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
@@ -14,9 +15,13 @@ from warploom.generator.families.attention_forward.schedule import (
 
 DIMS_OF_EIGHT = (64, 96, 128, 256)  # of a head, where q and k are of 8 bits
 MOST_PROMOTED = 128  # of which products and their sums fit a thread's registers
-MODIFIERS_OF_EIGHT = ("softcap", "sinks")
 MOST_KEYS_OF_EIGHT = 192  # of a kv tile
 KEYS_OF_A_SCALE = 128  # and of each sequence of v that is dim-major: it begins at a multiple
+
+
+def usual_sums(weights: str, dim: int) -> Literal["promoted", "fast"]:
+    """What adds weights times v up where nobody says it: fp32, where registers suffice."""
+    return "promoted" if weights == "same" or dim <= MOST_PROMOTED else "fast"
 
 
 def schedule_reasons(
@@ -74,7 +79,7 @@ def operation_reasons(operation: AttentionOperation) -> list[str]:
             *(
                 f"{modifier.name} with scores {operation.scores}: no kernel has both"
                 for modifier in operation.modifiers
-                if modifier.name not in MODIFIERS_OF_EIGHT
+                if not modifier.eight
             ),
         ]
     )

@@ -36,9 +36,9 @@ def seconds(
     multiprocessors: int,
 ) -> float:
     """The seconds of one call, by these constants."""
-    launches = 1 + operation.quantizes
+    launches = 1 + operation.quantizes  # and of what keys have, v, or k and v
     tiles = shape.batch * (
-        2 * shape.kv_heads * -(-shape.seq_k // TILE) + shape.heads * -(-shape.seq_q // TILE)
+        launches * shape.kv_heads * -(-shape.seq_k // TILE) + shape.heads * -(-shape.seq_q // TILE)
     )
     resident = multiprocessors * max(1, 2048 // schedule.threads // 2)
     vectors = TILE * operation.lanes / schedule.threads

@@ -20,6 +20,8 @@ from warploom.runtime.families.attention_forward.eight_bit_call import (
     EightBitKeywords,
     Sums,
     ValueLayout,
+    call_of,
+    of_8_bits,
 )
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.function import Function
@@ -184,20 +186,10 @@ def attention(
         dropout_p,
         dropout_state,
     )
-    if (
-        q_descale is not None
-        or k_descale is not None
-        or v_descale is not None
-        or sums is not None
-        or out_dtype is not None
-        or v_layout != "keys"
-    ):
-        if block_mask is not None:
-            mask_of_blocks = f"block_mask with q of {q.dtype}"
-            raise ProblemError(mask_of_blocks, rule="no kernel has both", fix="leave it out")
+    if of_8_bits(q_descale, k_descale, v_descale, v_layout, sums, out_dtype):
         scales = (q_descale, k_descale, v_descale)
-        of_8_bits = _eight_bits(*values, *scales, v_layout, sums, out_dtype)
-        return of_8_bits if return_lse else of_8_bits[0]
+        computed = _eight_bits(*values, *scales, v_layout, sums, out_dtype)
+        return computed if return_lse else computed[0]
     # A state that is drawn, lists of tiles and a kernel that is named are for the call to find.
     is_drawn = dropout_state is None and type(dropout_p) is float and dropout_p > 0
     repeats = block_mask is None and spec is None and not is_drawn
@@ -237,13 +229,13 @@ def plan_attention(
 
     Raises ProblemError for operands of 8 bits, too, which have no plan.
     """
-    of_8_bits = sorted(keywords.keys() & EightBitKeywords.__annotations__.keys())
-    if of_8_bits:
+    call = call_of(q, k, v, **keywords)
+    if isinstance(call, EightBitCall):
+        names = sorted(keywords.keys() & EightBitKeywords.__annotations__.keys())
         raise ProblemError(
-            f"a plan with {', '.join(of_8_bits)}",
+            f"a plan with {', '.join(names)}",
             rule="must be of operands of 16 bits",
             fix="call warploom.attention itself",
         )
-    call = AttentionCall(q, k, v, **keywords)
     call.require()
     return plans.plan(call)

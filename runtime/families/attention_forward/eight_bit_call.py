@@ -15,7 +15,7 @@ from warploom.generator.families.attention_forward.parameters import padded_tota
 from warploom.generator.families.attention_forward.rules import (
     DIMS_OF_EIGHT,
     KEYS_OF_A_SCALE,
-    MOST_PROMOTED,
+    usual_sums,
 )
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import Operation
@@ -52,6 +52,34 @@ class EightBitKeywords(TypedDict, total=False):
     v_layout: ValueLayout
     sums: Sums | None
     out_dtype: torch.dtype | None
+
+
+def of_8_bits(
+    q_descale: object = None,
+    k_descale: object = None,
+    v_descale: object = None,
+    v_layout: object = "keys",
+    sums: object = None,
+    out_dtype: object = None,
+) -> bool:
+    """Whether a call with these keywords is one of 8 bits: any of them says something."""
+    return (
+        q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or sums is not None
+        or out_dtype is not None
+        or v_layout != "keys"
+    )
+
+
+def call_of(*operands: Any, **keywords: Any) -> AttentionCall:
+    """The call of `warploom.attention` with these arguments, of 8 bits or of 16."""
+    names = EightBitKeywords.__annotations__.keys()
+    if of_8_bits(**{name: keywords[name] for name in keywords.keys() & names}):
+        return EightBitCall(*operands, **keywords)
+    rest = {name: value for name, value in keywords.items() if name not in names}
+    return AttentionCall(*operands, **rest)
 
 
 def _scale() -> Any:  # noqa: ANN401 (as dataclasses.field)
@@ -106,7 +134,8 @@ class EightBitCall(AttentionCall):
         return self.v.dtype == torch.float8_e4m3fn and not self._is_dim_major
 
     @property
-    def _weights(self) -> str:
+    def weights(self) -> str:
+        """Of which type the softmax's weights are: of that of v."""
         return "e4m3" if self.v.dtype == torch.float8_e4m3fn else "same"
 
     def require(self) -> None:
@@ -202,15 +231,11 @@ class EightBitCall(AttentionCall):
         self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
     ) -> Choice:
         by_blocks = self._check_scales(sizes)
-        sums = self.sums
-        if sums is None:
-            is_short = self._weights == "same" or sizes.dim <= MOST_PROMOTED
-            sums = "promoted" if is_short else "fast"
         fields = {
             **further,
             "scores": NAMES[self.q.dtype],
-            "weights": self._weights,
-            "sums": sums,
+            "weights": self.weights,
+            "sums": self.sums or usual_sums(self.weights, sizes.dim),
             "scales": "blocks" if by_blocks else "heads",
         }
         wanted = operation(AttentionOperation, NAMES[self.result_dtype], sizes, masked, fields)
@@ -230,7 +255,7 @@ class EightBitCall(AttentionCall):
             }
         for name in ("q_descale", "k_descale", "v_descale"):
             scale: torch.Tensor | None = getattr(self, name)
-            if name == "v_descale" and self._weights == "same":
+            if name == "v_descale" and self.weights == "same":
                 if scale is not None:
                     raise ProblemError(
                         f"v_descale with v of {self.v.dtype}",
@@ -263,7 +288,7 @@ class EightBitCall(AttentionCall):
         elif "v" in details.copies:
             v = torch.empty(v.shape, dtype=v.dtype, device="meta")
         own: dict[str, Any] = {}
-        if self._weights == "e4m3":
+        if self.weights == "e4m3":
             batch, head, dim, _ = (0, *v.stride()) if sizes.packed else v.stride()
             own["strides_v"] = (batch, head, dim)
         of_heads = tuple(self.q_descale.shape) == (sizes.batch, sizes.kv_heads)  # type: ignore[union-attr]
@@ -360,5 +385,5 @@ class EightBitCall(AttentionCall):
 
     def computed_by_torch(self, band: Band) -> Pair:
         """Out and lse by the reference, which rounds weights as kernels do."""
-        compute = eight_bit_reference.rounded(self._weights)
+        compute = eight_bit_reference.rounded(self.weights)
         return reference.of_call(self.dequantized(), band, compute)

@@ -87,13 +87,22 @@ class EightBitTrial(AttentionTrial):
         if "causal" in keywords:
             keywords["causal"] = "bottom_right"
         call = EightBitCall(q[:, :, rows], k, v, **keywords)
-        plain, masked = call.dequantized(), band(call, extents(call))
-        bound = eight_bit_reference.bound(
-            one.q.dtype, operation.weights, operation.sums, unit_roundoff(one.out.dtype)
-        )
-        compute = (reference.exact, bound)
-        exact, off = (reference.of_call(plain, masked, each)[0] for each in compute)
+        exact, off = expected(call, operation.sums, unit_roundoff(one.out.dtype))
         return [(rows, exact, off)]
+
+
+def expected(call: EightBitCall, sums: str, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is right of a call, in float64, and how far off it may be, element by element.
+
+    Args:
+        call: On operands of 8 bits.
+        sums: "promoted" or "fast": who adds up weights of e4m3 with v.
+        unit: The relative error of one rounding to the type of the output.
+    """
+    plain, masked = call.dequantized(), band(call, extents(call))
+    bound = eight_bit_reference.bound(call.q.dtype, call.weights, sums, unit)
+    exact, off = (reference.of_call(plain, masked, each)[0] for each in (reference.exact, bound))
+    return exact, off
 
 
 def _quantized(

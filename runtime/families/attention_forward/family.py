@@ -24,7 +24,7 @@ from warploom.runtime.families.attention_forward.call import (
 )
 from warploom.runtime.families.attention_forward.eight_bit_call import (
     EightBitCall,
-    EightBitKeywords,
+    call_of,
 )
 from warploom.runtime.families.attention_forward.eight_bit_trial import EightBitTrial
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
@@ -37,6 +37,7 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
     """Calls of `warploom.attention`."""
 
     function = staticmethod(api.attention)
+    call = staticmethod(call_of)
     operands = 3
     unnamed = True
 
@@ -53,12 +54,6 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         if operation.eight:
             return [EightBitTrial(operation, shape, "meta", 0).eight_bit_call()]
         return [AttentionData(operation, shape, "meta", 0).call(AttentionCall)]
-
-    def call(self, *operands: Any, **keywords: Any) -> AttentionCall:
-        """An attention, of 8 bits where it has scales."""
-        if keywords.keys() & EightBitKeywords.__annotations__.keys():
-            return EightBitCall(*operands, **keywords)
-        return AttentionCall(*operands, **keywords)
 
     def plan(self, call: Call[Any, Any]) -> Plan[Any, Any]:
         """The plan of an attention."""

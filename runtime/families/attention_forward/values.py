@@ -87,12 +87,14 @@ def _packed(codes: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
 
 def _grouped(codes: torch.Tensor) -> torch.Tensor:
     """[.., keys, dim] as [.., dim, group, half, pair, one of two]."""
-    return torch.unflatten(codes.transpose(-2, -1), -1, (-1, 2, 4, 2))
+    keys = codes.shape[-2]
+    return torch.unflatten(codes.transpose(-2, -1), -1, (keys // GROUP, 2, 4, 2))
 
 
 def _permuted(laid_out: torch.Tensor) -> torch.Tensor:
     """[.., dim, places] as [.., dim, group, half, pair, one of two]."""
-    return torch.unflatten(laid_out, -1, (-1, 4, 2, 2)).transpose(-3, -2)
+    groups = laid_out.shape[-1] // GROUP
+    return torch.unflatten(laid_out, -1, (groups, 4, 2, 2)).transpose(-3, -2)
 
 
 def _key_of(place: torch.Tensor) -> torch.Tensor:

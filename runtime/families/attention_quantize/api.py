@@ -9,7 +9,7 @@ import torch
 from warploom.arguments import require_boolean
 from warploom.generator.families.attention_quantize.schedule import TILE
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.attention_quantize import reference
+from warploom.runtime.families.attention_forward.values import by_keys
 from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
 from warploom.runtime.families.attention_quantize.reference import Results
 from warploom.runtime.function import Function
@@ -100,7 +100,7 @@ def dequantize(
     """
     q = quantized.q.float() * quantized.q_descale[..., None]
     each = quantized.k_descale.repeat_interleave(TILE, 2)[:, :, :keys, None]
-    v = reference.untransposed(quantized.v, keys).float() * quantized.v_descale[..., None, None]
+    v = by_keys(quantized.v, keys).float() * quantized.v_descale[..., None, None]
     return q.to(dtype), (quantized.k.float() * each).to(dtype), v.to(dtype)
 
 

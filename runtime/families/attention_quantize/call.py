@@ -21,6 +21,7 @@ from warploom.runtime import dispatch
 from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
+from warploom.runtime.families.attention_forward.values import dim_major
 from warploom.runtime.families.attention_quantize import checks, reference
 from warploom.runtime.families.attention_quantize.reference import E4M3, Results
 from warploom.runtime.operands import loadable, refuse_overlap
@@ -177,7 +178,7 @@ class AttentionQuantizeCall(Arguments[Details, Results]):
         """Results of plain torch operations; of this mean of k, where one is given."""
         q, k, v = self.q, self.k, self.v
         if q is None or k is None:
-            return None, None, reference.transposed(v.contiguous()), None, None, None, None, None
+            return None, None, dim_major(v), None, None, None, None, None
         if self.smooth and mean is None:
             mean = reference.mean_of(k)
         return reference.quantized(q, k, v, checks.SCORES[self.scores], mean)

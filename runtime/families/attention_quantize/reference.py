@@ -6,13 +6,10 @@ import torch
 
 from warploom.generator.families.attention_quantize.schedule import CHUNK, TILE
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families.attention_forward.values import dim_major
+from warploom.runtime.families.cast.reference import factors
 
 E4M3 = torch.float8_e4m3fn
-LARGEST = {E4M3: 448.0, torch.int8: 127.0}
-_KEYS = 16  # whose slots are mixed
-_ORDER = [u // 2 * 8 + 2 * t + u % 2 for t in range(4) for u in range(4)]  # the key of each slot
-_MOST = torch.finfo(torch.float32).max
-
 # q, k, v, q_descale, k_descale, v_descale, k_mean, score_shift
 Results = tuple[
     torch.Tensor | None,
@@ -26,15 +23,9 @@ Results = tuple[
 ]
 
 
-def factors(peaks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What values are multiplied by, of their largest magnitudes, as `cast` has it."""
-    found = (torch.full_like(peaks, LARGEST[dtype]) / peaks).clamp(max=_MOST)
-    return torch.where((peaks > 0) & (peaks < torch.inf), found, 1.0)
-
-
 def scales(peaks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The inverse of each factor; NaN where int8 does not show that values are not finite."""
-    found = torch.ones_like(peaks) / factors(peaks, dtype)
+    found = torch.ones_like(peaks) / factors(peaks, dtype, pow2=False)
     return found if dtype == E4M3 else torch.where(peaks < torch.inf, found, torch.nan)
 
 
@@ -49,29 +40,6 @@ def coded(values: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> tor
 def mean_of(k: torch.Tensor) -> torch.Tensor:
     """The mean of each head's keys [batch, kv_heads, dim], fp32; zeros of no keys."""
     return k.float().sum(2) / max(k.shape[2], 1)
-
-
-def transposed(v: torch.Tensor) -> torch.Tensor:
-    """e4m3 v [batch, kv_heads, keys, dim] as kernels of attention read it.
-
-    It is [batch, kv_heads, dim, keys to the next multiple of 128], zeros past the last key. In each
-    16 keys, slot 4 t + u has key u / 2 * 8 + 2 t + u % 2.
-    """
-    batch, heads, keys, dim = v.shape
-    count = -(-keys // TILE) * (TILE // _KEYS)
-    padded = torch.nn.functional.pad(v.view(torch.uint8), (0, 0, 0, -keys % TILE))
-    groups = padded.view(batch, heads, count, _KEYS, dim)
-    order = torch.tensor(_ORDER, device=v.device)
-    return groups.index_select(3, order).flatten(2, 3).mT.contiguous().view(v.dtype)
-
-
-def untransposed(v: torch.Tensor, keys: int) -> torch.Tensor:
-    """The inverse of `transposed`, of so many keys."""
-    batch, heads, dim, padded = v.shape
-    slots = v.view(torch.uint8).mT.reshape(batch, heads, padded // _KEYS, _KEYS, dim)
-    order = torch.tensor(_ORDER, device=v.device).argsort()
-    found = slots.index_select(3, order).flatten(2, 3)
-    return found[:, :, :keys].contiguous().view(v.dtype)
 
 
 def _peaks_of_tiles(values: torch.Tensor) -> torch.Tensor:
@@ -91,20 +59,20 @@ def quantized(
     """All results, of the mean that is subtracted from k, where one is."""
     q, k, v = q.float(), k.float(), v.float()
     peaks_q = q.abs().amax(-1)
-    q_coded = coded(q, factors(peaks_q, dtype)[..., None], dtype)
+    q_coded = coded(q, factors(peaks_q, dtype, pow2=False)[..., None], dtype)
     shift = None
     if mean is not None:
         k = k - mean[:, :, None]
         shared = mean.repeat_interleave(q.shape[1] // max(mean.shape[1], 1), 1)
         shift = (q * shared[:, :, None]).sum(-1)
     peaks_k = _peaks_of_tiles(k)
-    each = factors(peaks_k, dtype).repeat_interleave(TILE, 2)[:, :, : k.shape[2], None]
+    each = factors(peaks_k, dtype, pow2=False).repeat_interleave(TILE, 2)[:, :, : k.shape[2], None]
     peaks_v = v.abs().amax((2, 3)) if v.shape[2] else v.new_zeros(v.shape[:2])
-    v_coded = coded(v, factors(peaks_v, E4M3)[..., None, None], E4M3)
+    v_coded = coded(v, factors(peaks_v, E4M3, pow2=False)[..., None, None], E4M3)
     return (
         q_coded,
         coded(k, each, dtype),
-        transposed(v_coded),
+        dim_major(v_coded),
         scales(peaks_q, dtype),
         scales(peaks_k, dtype),
         scales(peaks_v, E4M3),

@@ -18,7 +18,7 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
-from warploom.generator.families.attention_forward.rules import DIMS_OF_EIGHT, MOST_PROMOTED
+from warploom.generator.families.attention_forward.rules import DIMS_OF_EIGHT, usual_sums
 from warploom.generator.launches import NO_GPU
 from warploom.runtime.dispatch import choose, fitting, portfolio
 from warploom.runtime.families._attention.extents import Extents, extents
@@ -61,13 +61,13 @@ def of_8_bits(shared: tuple[Any, ...]) -> Iterator[AttentionOperation]:
     """The same on q and k of 8 bits."""
     dim, lengths = shared[1], shared[4]
     for scores, weights in product(("e4m3", "int8"), ("e4m3", "same")):
-        sums = "fast" if weights == "e4m3" and dim > MOST_PROMOTED else "promoted"
+        sums = usual_sums(weights, dim)
         for scales in ("heads",) if lengths == "packed" else ("heads", "blocks"):
             yield AttentionOperation(
                 *shared,
                 scores=scores,  # type: ignore[arg-type]
                 weights=weights,  # type: ignore[arg-type]
-                sums=sums,  # type: ignore[arg-type]
+                sums=sums,
                 scales=scales,  # type: ignore[arg-type]
             )
 
@@ -103,7 +103,7 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> N
         fields = {name: row[name] for name in given if name in row}
         fields |= {"masked": True} if row.get("hides") else {}
         if "scores" in row:
-            sums = "fast" if row["dim"] > MOST_PROMOTED else "promoted"
+            sums = usual_sums("e4m3", row["dim"])
             fields |= {"scores": row["scores"][0], "weights": "e4m3", "sums": sums}
         wanted = described.operation("bf16", dims[-1], row.get("mask", ["none"])[0], **fields)
         legal = []

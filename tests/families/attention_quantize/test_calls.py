@@ -13,7 +13,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families.attention_quantize import AttentionQuantizeShape
 from warploom.runtime import plan
 from warploom.runtime.families import family
-from warploom.runtime.families.attention_quantize import reference
+from warploom.runtime.families.attention_forward.values import by_keys
 from warploom.runtime.families.attention_quantize.api import dequantize, transpose_values
 from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
 from warploom.runtime.families.attention_quantize.trial import placed, results_of, share
@@ -85,7 +85,7 @@ def test_values_times_scales_are_the_nearest_that_there_are(
     else:
         assert found.k_mean is None and found.score_shift is None
     assert_nearest(found.k, each_key(found.k_descale, 300), exact, scores)
-    values = reference.untransposed(found.v, 300)
+    values = by_keys(found.v, 300)
     assert_nearest(values, found.v_descale[..., None, None], v.double(), "e4m3")
     for scale, rows, kind in (
         (found.q_descale, q.double().abs().amax(-1), scores),
@@ -147,12 +147,12 @@ def test_slots_of_the_transposed_v_have_the_keys_of_accumulators() -> None:
             rows = v[0, 0, row::16].float().mT
             wanted[:, : rows.shape[1]] = rows
             assert torch.equal(slots, wanted)
-    assert torch.equal(reference.untransposed(found, keys).float(), v.float())
+    assert torch.equal(by_keys(found, keys).float(), v.float())
 
 
 def test_bytes_of_a_plain_v_stay_what_they_are() -> None:
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 8, 32).view(E4M3)
-    found = reference.untransposed(transpose_values(every), 8)
+    found = by_keys(transpose_values(every), 8)
     assert torch.equal(found.view(torch.uint8), every.view(torch.uint8))
 
 

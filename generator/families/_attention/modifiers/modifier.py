@@ -32,6 +32,7 @@ class Modifier:
     later: ClassVar[bool] = True  # it joined after version 0.1.0, see `knob`
     place: ClassVar[int]  # in operations, kernels' parameters and templates: by their order
     decodes: ClassVar[bool] = False  # kernels of decoding have it, too
+    eight: ClassVar[bool] = False  # forward kernels of q and k of 8 bits have it, too
     note: ClassVar[str] = ""  # a word for it in the first lines of these
     feature: ClassVar[bool] = False  # tables of untuned schedules tell it apart
     modelled: ClassVar[bool] = False  # the cost model ranks its schedules: sweeps had it

@@ -24,6 +24,7 @@ class Sinks(Modifier):
     token = "sinks_{}"  # noqa: S105 (a name's)
     place = 10
     decodes = True
+    eight = True
     modelled = True
     note = "sinks"
     column = True

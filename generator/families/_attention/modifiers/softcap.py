@@ -25,6 +25,7 @@ class Softcap(Modifier):
     later = False
     place = 0
     decodes = True
+    eight = True
     cost = 0.5
     caps = True
 

@@ -10,7 +10,7 @@ from attention_quantize_cases import short
 import warploom
 from warploom.generator.artifact import Artifact
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.attention_quantize import reference
+from warploom.runtime.families.attention_forward.values import by_keys, dim_major
 from warploom.runtime.families.attention_quantize.api import dequantize, transpose_values
 from warploom.runtime.families.attention_quantize.trial import differ
 
@@ -112,9 +112,9 @@ def test_a_plain_v_is_transposed_byte_for_byte() -> None:
     for sizes in ((1, 1, 1, 32), (2, 3, 300, 96), (1, 4, 1031, 128), (1, 2, 256, 256)):
         codes = torch.randint(0, 256, sizes, dtype=torch.uint8, device="cuda")
         found = transpose_values(codes.view(E4M3))
-        right = reference.transposed(codes.view(E4M3))
+        right = dim_major(codes.view(E4M3))
         assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
-        back = reference.untransposed(found, sizes[2])
+        back = by_keys(found, sizes[2])
         assert torch.equal(back.view(torch.uint8), codes)
 
 
@@ -124,7 +124,7 @@ def test_past_2_to_the_31_elements_rows_are_read_and_written() -> None:
     v = torch.ones(1, 1, 1, 256, device="cuda").to(E4M3).expand(1, 1, keys, 256).contiguous()
     v[..., -1, :] = torch.full((256,), 3.0, device="cuda").to(E4M3)
     found = transpose_values(v)
-    last = reference.untransposed(found[..., -256:].contiguous(), 200)
+    last = by_keys(found[..., -256:].contiguous(), 200)
     assert (last[0, 0, -1].float() == 3).all() and (last[0, 0, :-1].float() == 1).all()
     assert (found[0, 0, :, :-256].view(torch.uint8) == v[0, 0, 0, 0].view(torch.uint8)).all()
 
