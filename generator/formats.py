@@ -53,6 +53,8 @@ class WordOrder:
     the register, the lowest first. Stored is code + `offset`, modulo 2^bits, or, with
     `sign_lowest`, 2 q where a code q is not negative, and 2 (-1 - q) + 1 where it is.
 
+    Where two steps share their words, the codes of every second one are `second` bits further.
+
     `largest_scale` is that of a group, in size, up to which decoding may multiply scales into
     weights: neither it nor they leave bf16 or fp16 on the way. None: no kernel does.
     """
@@ -62,15 +64,24 @@ class WordOrder:
     offset: int = 0
     sign_lowest: bool = False
     largest_scale: float | None = None
+    second: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps' codes the words have."""
+        return 1 if self.second is None else 2
 
     @property
     def words(self) -> int:
-        """How many 32-bit words a thread has of one step."""
+        """How many 32-bit words a thread has of one step, or of the two that share them."""
         return 1 + max(place for bits in self.registers for place in bits) // WORD_BITS
 
-    def place(self, register: int, element: int, bit: int) -> int:
-        """Where a bit of what is stored of a code lies, counted from bit 0 of the first word."""
-        first = self.registers[register][bit]
+    def place(self, register: int, element: int, bit: int, step: int = 0) -> int:
+        """Where a bit of what is stored of a code lies, counted from bit 0 of the first word.
+
+        `step` counts those that share their words.
+        """
+        first = self.registers[register][bit] + step * (self.second or 0)
         within = (first + element * self.apart[bit]) % WORD_BITS
         return first // WORD_BITS * WORD_BITS + within
 
@@ -95,6 +106,7 @@ class WeightFormat:
     nans: tuple[int, ...] = ()  # codes that stand for no number
     scales: tuple[str, ...] = ("bf16", "fp16", "fp32")  # the default first
     groups: tuple[int | None, ...] = (128, 64, 32, None)  # of k; None: all of it, per channel
+    decoded_as: str = ""  # the format whose decoding parts it has; empty: its own
 
     @property
     def has_zeros(self) -> bool:
@@ -103,6 +115,10 @@ class WeightFormat:
 
 
 # Each order is the one that takes the fewest instructions to decode: templates/mixed_gemm/decode.
+_TWO_BITS = {
+    "16-bit": _whole(2, (0, 1, 2, 3), apart=8, offset=2, largest_scale=1024, second=8),
+    "int8": _whole(2, (0, 1, 2, 3), apart=4),
+}
 # fmt: off
 _TABLE = (
     WeightFormat("int4",  4, lowest=-8,   highest=7,   codes="int8",
@@ -129,6 +145,10 @@ _TABLE = (
                          "e4m3":   WordOrder(((0, 1, 2, 7), (16, 17, 18, 3),
                                               (32, 33, 34, 39), (48, 49, 50, 35)),
                                              apart=(4, 4, 4, 8))}),
+    WeightFormat("int2",  2, lowest=-2,   highest=1,   codes="int8", orders=_TWO_BITS),
+    # -1, 0 and 1 (BitNet b1.58), as int2 has them.
+    WeightFormat("ternary", 2, lowest=-1, highest=1,   codes="int8", orders=_TWO_BITS,
+                 groups=(None, 128, 64, 32), decoded_as="int2"),
 )
 # fmt: on
 FORMATS: Mapping[str, WeightFormat] = {row.name: row for row in _TABLE}

@@ -36,7 +36,8 @@ def from_stored(stored: Tensor, layout: SlabLayout) -> Tensor:
     if order.offset:
         stored = stored - order.offset
     elif row.lowest < 0:
-        stored = (stored ^ -row.lowest) - -row.lowest
+        sign = 1 << row.bits - 1
+        stored = (stored ^ sign) - sign
     return stored.view(dtype_of(row.codes))
 
 

@@ -48,7 +48,9 @@ def quantize(
     """Return `weight` [N, K], as torch.nn.Linear has it, of fp32, bf16 or fp16, in few bits.
 
     `group` is k that share a scale: 128, 64, 32, or None for one scale a row; "auto" is 128 (32 of
-    mxfp4). `symmetric` says whether zero points are done without, as the format has it: only uint4
+    mxfp4, None of ternary). A scale is what makes the largest of its group that of the format; of
+    ternary, whose codes are -1, 0 and 1, it is the mean of sizes, and with None that of the whole
+    weight (BitNet b1.58). `symmetric` says whether zero points are done without, as the format has it: only uint4
     has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4), fp16 or fp32. `activations`
     are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is
     10 bytes for each code, but no more than 80 MB, and on a GPU 1.3 GB.
@@ -58,8 +60,10 @@ def quantize(
     _require_weight(weight)
     metadata = described(weight.shape, format, group, symmetric, scale_dtype, activations)
     packed = PackedWeight.empty(metadata, weight.device)
+    mean = _mean_size(weight, metadata) if format == "ternary" and metadata.group is None else None
     given = [
-        _Checked(metadata, weight, *rows) for rows in slabs.row_ranges(metadata, weight.device)
+        _Checked(metadata, weight, *rows, mean)
+        for rows in slabs.row_ranges(metadata, weight.device)
     ]
     for rows in given:
         first, end = rows.first, rows.end
@@ -76,8 +80,11 @@ def quantize(
 class _Checked:
     """What a range of rows is quantised for, and how its faults are named, once all are done."""
 
-    def __init__(self, metadata: Metadata, weight: Tensor, first: int, end: int) -> None:
+    def __init__(
+        self, metadata: Metadata, weight: Tensor, first: int, end: int, mean: Tensor | None
+    ) -> None:
         self.metadata = metadata
+        self.mean = mean  # size of all weights, where they share a scale
         self.weight = weight
         self.first = first
         self.end = end
@@ -126,7 +133,7 @@ def _largest(part: Tensor) -> Tensor:
 
 
 def _signed(part: Tensor, given: _Checked) -> _Quantised:
-    """Code = weight / scale, where what is largest in size has the lowest code, -8 or -128.
+    """Code = weight / scale, where what is largest in size has the lowest code: -8, -128 or -2.
 
     The scale takes its sign. So all codes are used, and only numbers of the other sign that are as
     large are cut off, by one step at most. Error of Gaussian weights in groups of 32, 64, 128 and
@@ -139,6 +146,26 @@ def _signed(part: Tensor, given: _Checked) -> _Quantised:
     largest = torch.where(high > -low, high, low)
     scales = given.scale(_divided(largest, row.lowest), largest)
     return scales, None, _whole(part, scales, torch.zeros_like(largest), row)
+
+
+def _ternary(part: Tensor, given: _Checked) -> _Quantised:
+    """Code = weight / scale, rounded to -1, 0 or 1, where the scale is the mean size (BitNet b1.58).
+
+    It is that of a group, or of the whole weight where scales are per channel, as models of BitNet
+    are trained: all rows have the same then.
+    """
+    sizes = torch.linalg.vector_norm(part, 1, dim=-1, dtype=torch.float64) / part.shape[-1]
+    exact = sizes.float() if given.mean is None else given.mean.expand(sizes.shape)
+    scales = given.scale(exact, exact)
+    return scales, None, _whole(part, scales, torch.zeros_like(exact), given.metadata.slab.row)
+
+
+def _mean_size(weight: Tensor, metadata: Metadata) -> Tensor:
+    """Return the mean of sizes of all weights, in fp32, range by range: little memory."""
+    total = torch.zeros((), dtype=torch.float64, device=weight.device)
+    for first, end in slabs.row_ranges(metadata, weight.device):
+        total += torch.linalg.vector_norm(weight[first:end], 1, dtype=torch.float64)
+    return (total / weight.numel()).float()
 
 
 def _unsigned(part: Tensor, given: _Checked) -> _Quantised:
@@ -201,6 +228,8 @@ _QUANTISERS: dict[str, Callable[[Tensor, _Checked], _Quantised]] = {
     "int8": _signed,
     "e4m3": _e4m3,
     "mxfp4": _mxfp4,
+    "int2": _signed,
+    "ternary": _ternary,
 }
 
 

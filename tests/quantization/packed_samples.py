@@ -27,6 +27,10 @@ KINDS: list[Kind] = [
     ("e4m3", 128, "bf16", "e4m3"),
     ("mxfp4", 32, "e8m0", "16-bit"),
     ("mxfp4", 32, "e8m0", "e4m3"),
+    ("int2", 64, "bf16", "16-bit"),
+    ("int2", None, "fp32", "int8"),
+    ("ternary", None, "bf16", "16-bit"),
+    ("ternary", 128, "fp16", "int8"),
 ]
 SCALES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -34,6 +34,8 @@ UNLIMITED: dict[str, dict[str, Any]] = {
     "int8": {"format": "int8", "group": 32, "activations": "int8"},
     "e4m3": {"format": "e4m3", "group": None},
     "mxfp4": {"format": "mxfp4", "activations": "e4m3"},
+    "int2": {"format": "int2", "group": 32, "activations": "int8"},
+    "ternary": {"format": "ternary", "group": 32, "activations": "int8"},
 }
 
 
@@ -65,7 +67,7 @@ def test_every_code_is_the_nearest(format: str, scale_dtype: torch.dtype) -> Non
             assert positive in allowed, (row, k)
 
 
-@pytest.mark.parametrize(("format", "lowest"), [("int4", -8), ("int8", -128)])
+@pytest.mark.parametrize(("format", "lowest"), [("int4", -8), ("int8", -128), ("int2", -2)])
 def test_the_scale_is_the_largest_weight_with_its_sign_by_the_lowest_code(
     format: str, lowest: int
 ) -> None:
@@ -79,6 +81,22 @@ def test_the_scale_is_the_largest_weight_with_its_sign_by_the_lowest_code(
     assert scales.tolist() == [[-third, 1], [third, 1], [third, 1], [1, 1 / lowest]]
     assert [codes[0][5], codes[1][7], codes[2][7], codes[3][40]] == [lowest] * 4
     assert codes[2][5] == -lowest - 1
+
+
+def test_ternary_has_the_mean_size_of_the_whole_weight_as_models_of_bitnet_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the formula of b1.58: clip(round(w / mean |w|)), one mean, and a half goes to the even."""
+    w = torch.tensor([[3.0, -3.0, 0.5, 0.0], [1.5, -1.0, 0.25, 2.75]])
+    monkeypatch.setattr(slabs, "RANGE", 1)
+    w = torch.cat((w[:1].expand(64, 4), w[1:].expand(64, 4)))  # two ranges of rows
+    codes, scales, _ = unpacked(quantize(w, "ternary", scale_dtype=torch.float32))
+    assert scales.unique().tolist() == [1.5]
+    assert codes[0] == [1, -1, 0, 0] and codes[64] == [1, -1, 0, 1]
+    codes, scales, _ = unpacked(quantize(drawn(3, 64), "ternary", 32))
+    means = drawn(3, 64).view(3, 2, 32).abs().double().mean(2).float().bfloat16()
+    assert torch.equal(scales, means)
+    assert {code for row in codes for code in row} == {-1, 0, 1}
 
 
 def test_zero_points_put_the_range_of_a_group_and_0_on_the_codes() -> None:
@@ -141,7 +159,9 @@ def test_weights_of_any_size_come_back_about_as_they_were(format: str, size: flo
     w = torch.full((4, 32), size)
     w[2:] *= -1
     w[3] = 0
-    for scale_dtype in [None] if format == "mxfp4" else [torch.bfloat16, torch.float32]:
+    # The scale of ternary is as large as weights, which bf16 rounds up to infinity.
+    types = {"mxfp4": [None], "ternary": [torch.float32]}
+    for scale_dtype in types.get(format, [torch.bfloat16, torch.float32]):
         back = quantize(w, scale_dtype=scale_dtype, **UNLIMITED[format]).dequantize(torch.float64)
         assert torch.isfinite(back).all()
         # In mxfp4 what is above 6 becomes 6. The least scales there are have large steps.
@@ -162,9 +182,11 @@ def test_no_finite_weight_comes_back_infinite_or_further_off_than_a_step(
     w = torch.zeros(1, 32)
     w[0, : len(values)] = torch.tensor(values)
     w = w.to(dtype).nan_to_num()
-    back = quantize(w, **UNLIMITED[format]).dequantize(torch.float64)
+    wide = torch.float32 if format == "ternary" else None
+    back = quantize(w, scale_dtype=wide, **UNLIMITED[format]).dequantize(torch.float64)
     largest = w.double().abs().max()
     steps = {"int4": 8, "uint4": 7.5, "int8": 128, "e4m3": 14, "mxfp4": 4}
+    steps |= {"int2": 2, "ternary": 1}  # what is larger than the mean becomes that
     least = 2.0**-127 if format == "mxfp4" else 448 * torch.finfo(torch.bfloat16).tiny / 128
     assert (back - w.double()).abs().max() <= 1.01 * largest / steps[format] + least
 
@@ -214,6 +236,9 @@ def test_a_weight_is_quantised_alike_in_one_range_of_rows_and_in_many(
         ("int8", 128, 0.66),
         ("e4m3", 128, 2.7),
         ("mxfp4", 32, 11.6),
+        ("int2", 32, 36.4),
+        ("int2", 128, 42.7),
+        ("ternary", None, 51.5),
     ],
 )
 def test_the_error_of_gaussian_weights_is_what_the_format_is_worth(

@@ -22,7 +22,7 @@ from warploom.generator.knob import frozen, knob
 from warploom.generator.slabs import DEPTH, SlabLayout
 
 Input = Literal["fp16", "bf16", "e4m3", "int8"]
-Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4"]
+Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "int2", "ternary"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
 Scales = Literal["fp16", "bf16", "fp32", "e8m0"]
 
@@ -39,8 +39,8 @@ class MixedGemmOperation(ProductOperation):
     a: Input = knob(name="{}_{}_{}", doc="element type of A [M, K]")
     b: Format = knob(
         name="",
-        doc="format of W [N, K]; e4m3 takes all but int8, int8 takes int4, uint4 and int8, whose "
-        "codes it has exactly",
+        doc="format of W [N, K]; e4m3 takes int4, uint4, e4m3 and mxfp4, int8 takes int4, uint4, "
+        "int8, int2 and ternary, whose codes it has exactly",
     )
     d: Output = knob(name="", doc="element type of D [M, N]")
     group: Literal[0, 32, 64, 128] = knob(

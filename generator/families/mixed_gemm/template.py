@@ -22,7 +22,7 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
     return {
         **template.context(operation, schedule, mixed_gemm_layout(operation, schedule)),
         "a": a,
-        "decode": f"{operation.b}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
+        "decode": f"{operation.weight.decoded_as or operation.b}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
         "wgmma": wgmma(a, a, schedule.columns // max(1, schedule.lookahead), a_in_registers=True)
         if by_wgmma
         else "",

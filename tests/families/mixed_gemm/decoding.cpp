@@ -65,6 +65,7 @@ static double value(int code) {  // of a stored code, without its zero point
   if (kFormat == "int4") return code - 8;
   if (kFormat == "uint4") return code;
   if (kFormat == "int8" && kA == "int8") return int8_t(code);
+  if (kFormat == "int2") return kA == "int8" ? (code < 2 ? code : code - 4) : code - 2;
   if (kFormat == "int8") return code - 128;
   if (kFormat == "mxfp4") return number(code, 2, 1, 1);
   return number(code, 4, 3, 7);
@@ -92,13 +93,13 @@ static double scale(uint32_t& bits) {
 }
 
 int main() {
-  const int elements = kStep / 8, width = 16 / elements * 2, all = 4 * elements;
+  const int elements = kStep / 8, width = 16 / elements * 2, of_step = 4 * elements, all = kStepsOfWords * of_step;
   const int lasts = kFormat == "uint4" ? 16 : 0;
   long checked = 0;
   for (int round = 0; round < kCodes * all; ++round)  // a code in a place, among any
     for (int beside = 0; beside <= lasts; ++beside) {
       int codes[16];
-      uint32_t words[Decode::kWords] = {}, registers[4];
+      uint32_t words[Decode::kWords] = {}, registers[4 * kStepsOfWords];
       for (int i = 0; i < all; ++i) {
         codes[i] = round / all;
         while (i != round % all || !is_number(codes[i])) {
@@ -106,7 +107,7 @@ int main() {
           if (is_number(codes[i])) break;
         }
         for (int bit = 0; bit < kBits; ++bit) {
-          const int at = place(i / elements, i % elements, bit);
+          const int at = place(i, bit);
           if (words[at / 32] >> at % 32 & 1) return std::printf("two codes have bit %d\n", at), 1;
           words[at / 32] |= uint32_t(codes[i] >> bit & 1) << at % 32;
         }
@@ -118,7 +119,11 @@ int main() {
       if (kScaled)
         for (int row = 0; row < 2; ++row) scales[row] = scale(bits[row]);
       const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" ? 8 : 16), beside | other << 8);
-      decode.step(words, registers);
+      for (int step = 0; step < kStepsOfWords; ++step) {
+        uint32_t own[4];
+        STEP(decode, words, step, own);
+        for (int i = 0; i < 4; ++i) registers[4 * step + i] = own[i];
+      }
       for (int i = 0; i < all; ++i) {
         const int own = i / elements % 2 ? other : beside;
         double wanted = value(codes[i]);
