@@ -1,9 +1,10 @@
 """How a packed weight lies in memory: slabs of 64 rows by 128 k, one layout for every M.
 
 A slab is one piece of memory that one bulk copy brings: the codes as two bricks of 64 k each (of 2
-bits one of 128), the scales of its groups, and their zero points. Slabs lie row block by row block, k inside. Rows are
-padded to 64 and k to 128, by codes that stand for 0, scales of 1 and zero points of 0. (Only where
-a row has one zero point does padded k stand for another number: there activations are 0.)
+bits as one of 128), the scales of its groups, and their zero points. Slabs lie row block by row
+block, k inside. Rows are padded to 64 and k to 128, by codes that stand for 0, scales of 1 and zero
+points of 0. (Only where a row has one zero point does padded k stand for another number: there
+activations are 0.)
 
 A brick is in the order in which the 128 threads of a warpgroup hold wgmma's A operand in registers
 (PTX ISA, wgmma: A fragment). Thread t = 32 w + 4 l + q has rows 16 w + l and 8 below, of each

@@ -197,8 +197,9 @@ class PackedWeight:
     def unpack(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return codes [N, K], scales and zero points [N, groups], as `from_codes` takes them.
 
-        Codes are int8 (int2, ternary, int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn; scales of their
-        own type (torch.float8_e8m0fnu of mxfp4), zero points uint8, None where there are none.
+        Codes are int8 (int2, ternary, int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn;
+        scales of their own type (torch.float8_e8m0fnu of mxfp4), zero points uint8, None where
+        there are none.
         """
         m = self.metadata
         found = self.slabs.new_empty(self.shape, dtype=m.code_dtype)

@@ -50,10 +50,10 @@ def quantize(
     `group` is k that share a scale: 128, 64, 32, or None for one scale a row; "auto" is 128 (32 of
     mxfp4, None of ternary). A scale is what makes the largest of its group that of the format; of
     ternary, whose codes are -1, 0 and 1, it is the mean of sizes, and with None that of the whole
-    weight (BitNet b1.58). `symmetric` says whether zero points are done without, as the format has it: only uint4
-    has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4), fp16 or fp32. `activations`
-    are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is
-    10 bytes for each code, but no more than 80 MB, and on a GPU 1.3 GB.
+    weight (BitNet b1.58). `symmetric` says whether zero points are done without, as the format has
+    it: only uint4 has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4), fp16 or fp32.
+    `activations` are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or "int8". Memory
+    of its own is 10 bytes for each code, but no more than 80 MB, and on a GPU 1.3 GB.
 
     ProblemError names what does not fit: a weight that is not finite, a scale past its type.
     """
@@ -149,10 +149,10 @@ def _signed(part: Tensor, given: _Checked) -> _Quantised:
 
 
 def _ternary(part: Tensor, given: _Checked) -> _Quantised:
-    """Code = weight / scale, rounded to -1, 0 or 1, where the scale is the mean size (BitNet b1.58).
+    """Code = weight / scale, rounded to -1, 0 or 1, where the scale is the mean size.
 
-    It is that of a group, or of the whole weight where scales are per channel, as models of BitNet
-    are trained: all rows have the same then.
+    It is that of a group, or of the whole weight where scales are per channel, as BitNet b1.58
+    trains: all rows have the same then.
     """
     sizes = torch.linalg.vector_norm(part, 1, dim=-1, dtype=torch.float64) / part.shape[-1]
     exact = sizes.float() if given.mean is None else given.mean.expand(sizes.shape)

@@ -54,7 +54,7 @@ constexpr double kLargestScale = {order.largest_scale or 1};
 constexpr int kExponent = {exponent}, kMantissa = {mantissa};
 static const int kPlaces[] = {{{", ".join(map(str, places))}}};
 static int place(int i, int b) {{ return kPlaces[i * kBits + b]; }}  // of the i-th code of a step
-#define STEP(decode, words, step, registers) decode.step(words{", step" * (order.steps > 1)}, registers)
+#define STEP(decode, words, step, own) decode.step(words{", step" * (order.steps > 1)}, own)
 """
     program = PROGRAM.read_text().replace("PART", (PARTS / f"{part}.cuh").read_text())
     return constants + program
