@@ -67,13 +67,7 @@ def layer(octets: Tensor, scale: Tensor, *, divides: bool) -> Layer:
     Raises:
         ProblemError: a code of 3, several scales, or one of no size.
     """
-    if scale.numel() != 1:
-        raise refused(SOURCE, f"weight_scale is {list(scale.shape)}", rule="must be one number")
-    factor = scale.detach().float().reshape(1, 1)
-    if not bool(torch.isfinite(factor).all() & (factor != 0).all()):
-        raise refused(
-            SOURCE, f"weight_scale {factor.item():g}", rule="must be finite, and not be 0"
-        )
+    factor = _factor(scale)
     if divides:
         factor = 1 / factor
     third = octets & (octets >> 1) & 0x55
@@ -87,3 +81,32 @@ def layer(octets: Tensor, scale: Tensor, *, divides: bool) -> Layer:
         )
     codes = torch.cat([(octets >> 2 * i) & 3 for i in range(ROWS)]).view(torch.int8) - 1
     return Layer("ternary", codes, factor.expand(len(codes), 1), None, None)
+
+
+def unpacked(weight: Tensor, scale: Tensor) -> Layer:
+    """Return the layer of weights -1, 0 and 1 [n, k] of 16 or 32 bits, and a scale that multiplies.
+
+    Raises:
+        ProblemError: another weight, several scales, or one of no size.
+    """
+    wrong = (weight != 0) & (weight.abs() != 1)
+    if bool(wrong.any()):
+        row, k = (int(i) for i in wrong.nonzero()[0])
+        raise refused(
+            SOURCE,
+            f"weight {weight[row, k].item():g} of row {row}, k {k}",
+            rule="must be -1, 0 or 1",
+        )
+    codes = weight.to(torch.int8)
+    return Layer("ternary", codes, _factor(scale).expand(len(codes), 1), None, None)
+
+
+def _factor(scale: Tensor) -> Tensor:
+    if scale.numel() != 1:
+        raise refused(SOURCE, f"weight_scale is {list(scale.shape)}", rule="must be one number")
+    factor = scale.detach().float().reshape(1, 1)
+    if not bool(torch.isfinite(factor).all() & (factor != 0).all()):
+        raise refused(
+            SOURCE, f"weight_scale {factor.item():g}", rule="must be finite, and not be 0"
+        )
+    return factor
