@@ -141,6 +141,17 @@ class Eight(Weight):
         return found
 
 
+class EightInteger(Eight):
+    """The dequantised weight in int8 with a scale for each row, by Warploom's int8 product."""
+
+    accumulation = "promoted"
+
+    @classmethod
+    def of(cls, given: Quantised) -> EightInteger:
+        """Quantised once more: ternary weights are exact."""
+        return cls(by_rows(given.codes.weight().float(), torch.int8))
+
+
 def only(name: str, codes: Codes, *formats: str) -> Codes:
     """The numbers of a weight, where they are in one of these formats."""
     if codes.format not in formats:

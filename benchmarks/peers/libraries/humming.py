@@ -22,7 +22,10 @@ _WEIGHTS: dict[str, dict[str, Any]] = {
     "uint4": {"dtype": "uint4", "has_zero_point": True},
     "e4m3": {"dtype": "float8e4m3"},
     "mxfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e8m0"},
+    "int2": {"dtype": "int2"},
+    "ternary": {"dtype": "int2"},
 }
+_ACTIVATIONS = {"e4m3": "float8e4m3", "int8": "int8"}
 _ROWS = 128  # its tiles take multiples of so many rows of the weight
 
 
@@ -39,7 +42,7 @@ class Humming(Weight):
         weight = dict(_WEIGHTS[codes.format])
         if codes.group != codes.k:
             weight["group_size"] = codes.group
-        eight = {"dtype": "float8e4m3"} if given.kind.bits == 8 else None
+        eight = {"dtype": _ACTIVATIONS[given.kind.activations]} if given.kind.bits == 8 else None
         layer = module.HummingLayer(
             shape_n=codes.n,
             shape_k=codes.k,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.peers._mixed_codes import BITS, Codes, codes_of
+from benchmarks.peers._mixed_codes import BITS, OFFSETS, Codes, codes_of
 from benchmarks.peers._mixed_problem import Kind
 from warploom.generator.formats import activations_of
 from warploom.quantization import PackedWeight
@@ -18,7 +18,7 @@ def random_codes(kind: Kind, n: int, k: int, seed: int = 0) -> Codes:
         return torch.randint(most, extents, generator=draws, dtype=torch.uint8)
 
     groups = k // (kind.group or k)
-    codes = below(2 ** BITS[kind.format], n, k)
+    codes = below(2 ** BITS[kind.format], n, k).clamp(min=int(kind.format == "ternary"))
     if kind.format == "e4m3":
         codes = torch.where(codes & 0x7F == 0x7F, 0x30, codes)  # no NaN
     scales = (torch.rand(n, groups, generator=draws) + 0.5) / {"e4m3": 100}.get(kind.format, 5)
@@ -31,10 +31,9 @@ def random_codes(kind: Kind, n: int, k: int, seed: int = 0) -> Codes:
 def as_packed(codes: Codes, kind: Kind) -> PackedWeight:
     """The same numbers, packed."""
     numbers, scales = codes.codes, codes.scales
-    if codes.format == "int4":
-        numbers = numbers.to(torch.int16) - 8
+    numbers = numbers.to(torch.int16) - OFFSETS.get(codes.format, 0)
     if codes.format == "e4m3":
-        numbers = numbers.view(torch.float8_e4m3fn)
+        numbers = codes.codes.view(torch.float8_e4m3fn)
     return PackedWeight.from_codes(
         numbers,
         scales,

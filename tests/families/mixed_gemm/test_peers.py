@@ -153,7 +153,7 @@ def test_humming_loads_and_multiplies(kind: str, monkeypatch: pytest.MonkeyPatch
         assert named["weight_scale"].dtype == expected["weight_scale"].dtype
         assert (named["zero_point"] is None) == (codes.zeros is None)
         x = named["inputs"].double() @ codes.weight().t()
-        if kind == "w4a8":
+        if KINDS[kind].bits == 8:
             assert named["input_scale"].shape == (M, 1)
             x = x * named["input_scale"].double()
         out: torch.Tensor = named["outputs"]
