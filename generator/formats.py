@@ -7,7 +7,7 @@ without zero points has zero = 0, and the codes of a float are the bits of what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from warploom.errors import UnknownNameError
@@ -36,6 +36,7 @@ SCALE_TYPES: Mapping[str, ScaleType] = {
     },
     # 2^(e - 127); 255 is NaN, and refused (OCP Microscaling Formats 1.0, E8M0).
     "e8m0": ScaleType("e8m0", 1, "float8_e8m0fnu"),
+    "e4m3": ScaleType("e4m3", 1, "float8_e4m3fn"),
 }
 
 
@@ -107,6 +108,7 @@ class WeightFormat:
     scales: tuple[str, ...] = ("bf16", "fp16", "fp32")  # the default first
     groups: tuple[int | None, ...] = (128, 64, 32, None)  # of k; None: all of it, per channel
     decoded_as: str = ""  # the format whose decoding parts it has; empty: its own
+    scaled_twice: bool = False  # by a scale of fp32 for each row beside those of groups
 
     @property
     def has_zeros(self) -> bool:
@@ -115,6 +117,9 @@ class WeightFormat:
 
 
 # Each order is the one that takes the fewest instructions to decode: templates/mixed_gemm/decode.
+_E2M1 = WordOrder(
+    ((6, 7, 8, 15), (12, 13, 14, 21), (2, 3, 4, 11), (0, 1, 10, 9)), apart=(16,) * 4
+)  # by 16 bits: one of mantissa, two of exponent, a sign
 _TWO_BITS = {
     "16-bit": _whole(2, (0, 1, 2, 3), apart=8, offset=2, largest_scale=1024, second=8),
     "int8": _whole(2, (0, 1, 2, 3), apart=4),
@@ -136,15 +141,15 @@ _TABLE = (
     WeightFormat("e4m3",  8, lowest=0,    highest=255, codes="float8_e4m3fn", nans=(0x7F, 0xFF),
                  orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1, largest_scale=128),
                          "e4m3":   _whole(8, (0, 4, 8, 12), apart=1)}),
-    # Bits of e2m1: one of mantissa, two of exponent, a sign.
     WeightFormat("mxfp4", 4, lowest=0,    highest=15,  codes="uint8",
                  scales=("e8m0",), groups=(32,),
-                 orders={"16-bit": WordOrder(((6, 7, 8, 15), (12, 13, 14, 21),
-                                              (2, 3, 4, 11), (0, 1, 10, 9)), apart=(16,) * 4,
-                                             largest_scale=2),
+                 orders={"16-bit": replace(_E2M1, largest_scale=2),
                          "e4m3":   WordOrder(((0, 1, 2, 7), (16, 17, 18, 3),
                                               (32, 33, 34, 39), (48, 49, 50, 35)),
                                              apart=(4, 4, 4, 8))}),
+    # A scale of e4m3 for 16 of k, and one in all, which is here one for each row.
+    WeightFormat("nvfp4", 4, lowest=0,    highest=15,  codes="uint8", orders={"16-bit": _E2M1},
+                 scales=("e4m3",), groups=(16,), scaled_twice=True),
     WeightFormat("int2",  2, lowest=-2,   highest=1,   codes="int8", orders=_TWO_BITS),
     # -1, 0 and 1 (BitNet b1.58), as int2 has them.
     WeightFormat("ternary", 2, lowest=-1, highest=1,   codes="int8", orders=_TWO_BITS,

@@ -73,9 +73,9 @@ def write(
         _moved(words, arranged.moved, out=words)
     if layout.group is not None:
         begin, end = layout.codes_bytes, layout.codes_bytes + layout.scales_bytes
-        # torch fills few types of 8 bits, so e8m0's one is given by its bits.
-        one = 127 if layout.scale == "e8m0" else 1
-        values = scales.view(torch.uint8) if layout.scale == "e8m0" else scales
+        # torch fills few types of 8 bits, so their one is given by its bits.
+        one = {"e8m0": 127, "e4m3": 0x38}.get(layout.scale, 1)
+        values = scales.view(torch.uint8) if layout.scale_type.bytes == 1 else scales
         slabs[..., begin:end] = _by_position(values, blocks, layout, one)
         if zeros is not None:
             slabs[..., end:] = _by_position(zeros, blocks, layout, 0)

@@ -20,6 +20,7 @@ from warploom.quantization.importers import (
     fp8,
     gptq,
     mxfp4,
+    nvfp4,
     torchao,
 )
 from warploom.quantization.importers.layer import Tensors
@@ -30,7 +31,7 @@ NAMES = tuple(
         [
             *(
                 name
-                for one in (awq, bitnet, compressed_tensors, fp8, gptq, mxfp4)
+                for one in (awq, bitnet, compressed_tensors, fp8, gptq, mxfp4, nvfp4)
                 for name in one.NAMES
             ),
             *torchao.NAMES,

@@ -1,6 +1,6 @@
-"""compressed-tensors (llm-compressor, vLLM): packed and plain integers, float8, MXFP4.
+"""compressed-tensors (llm-compressor, vLLM): packed and plain integers, float8, MXFP4, NVFP4.
 
-Source: compressed-tensors 0.20, compressors/{pack_quantized,naive_quantized,mxfp4} for the layouts,
+Source: compressed-tensors 0.20, compressors/{pack_quantized,naive_quantized,mxfp4,nvfp4} for layouts,
 quantization/{quant_args,quant_config}.py for the configuration.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from warploom.printable import brief, cut
-from warploom.quantization.importers import mxfp4
+from warploom.quantization.importers import mxfp4, nvfp4
 from warploom.quantization.importers.layer import (
     SCALES,
     Config,
@@ -61,9 +61,11 @@ def read(tensors: Tensors, config: Config, name: str) -> Layer:
         return _packed(tensors, weights)
     if layout == "mxfp4-pack-quantized":
         return _mxfp4(tensors)
+    if layout == "nvfp4-pack-quantized":
+        return nvfp4.compressed(SOURCE, tensors)
     if layout in PLAIN:
         return _plain(tensors, weights)
-    known = ", ".join(["pack-quantized", "mxfp4-pack-quantized", *PLAIN])
+    known = ", ".join(["pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized", *PLAIN])
     raise refused(SOURCE, f"format {brief(layout)}", rule=f"must be one of {known}")
 
 

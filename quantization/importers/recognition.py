@@ -20,6 +20,7 @@ from warploom.quantization.importers import (
     fp8,
     gptq,
     mxfp4,
+    nvfp4,
     overrides,
     torchao,
 )
@@ -29,7 +30,7 @@ from warploom.quantization.packed_weight import PackedWeight
 from warploom.suggestions import suggestion
 
 SOURCES = (
-    *("compressed-tensors", "gptq", "awq", "mxfp4", "fp8", "torchao", "bitnet"),
+    *("compressed-tensors", "gptq", "awq", "mxfp4", "fp8", "torchao", "bitnet", nvfp4.MODELOPT),
     *auto_round.METHODS,
 )
 LONGEST = 400  # characters of a part of an error: files of others may say megabytes
@@ -157,6 +158,8 @@ def _read(
             return mxfp4.read(layer, expert)
         case "fp8":
             return fp8.read(layer, config)
+        case nvfp4.MODELOPT:
+            return nvfp4.modelopt(layer, config, name)
         case "bitnet":
             return bitnet.read(layer, config)
         case _:
@@ -200,6 +203,8 @@ def _by_names(layer: Tensors) -> str:
         return "torchao"
     if "weight_scale_inv" in layer:
         return "fp8"
+    if "weight_scale_2" in layer:
+        return nvfp4.MODELOPT
     weight = layer.get("weight")
     if isinstance(weight, Tensor) and weight.dtype == torch.uint8:
         raise ProblemError(

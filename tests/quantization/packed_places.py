@@ -9,8 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROWS, DEPTH = 64, 128
-SCALE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
-BITS = {"int4": 4, "uint4": 4, "int8": 8, "e4m3": 8, "mxfp4": 4, "int2": 2, "ternary": 2}
+SCALE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1, "e4m3": 1}
+BITS = {
+    "int4": 4,
+    "uint4": 4,
+    "int8": 8,
+    "e4m3": 8,
+    "mxfp4": 4,
+    "int2": 2,
+    "ternary": 2,
+    "nvfp4": 4,
+}
 WITH_ZEROS = {"uint4"}
 
 
@@ -73,7 +82,7 @@ class Places:
         match self.format, self.activations:
             case (("int4" | "uint4"), "16-bit"):
                 return 4 * (i + 4 * e) + bit
-            case "mxfp4", "16-bit":
+            case (("mxfp4" | "nvfp4"), "16-bit"):
                 first = [[6, 7, 8, 15], [12, 13, 14, 21], [2, 3, 4, 11], [0, 1, 10, 9]][i][bit]
                 return (first + 16 * e) % 32
             case "int8", "16-bit":

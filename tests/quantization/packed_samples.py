@@ -27,6 +27,7 @@ KINDS: list[Kind] = [
     ("e4m3", 128, "bf16", "e4m3"),
     ("mxfp4", 32, "e8m0", "16-bit"),
     ("mxfp4", 32, "e8m0", "e4m3"),
+    ("nvfp4", 16, "e4m3", "16-bit"),
     ("int2", 64, "bf16", "16-bit"),
     ("int2", None, "fp32", "int8"),
     ("ternary", None, "bf16", "16-bit"),
@@ -51,6 +52,9 @@ def drawn(
     if scale == "e8m0":
         bits = torch.randint(0, 129, shape, generator=chance, dtype=torch.uint8)
         scales = bits.view(torch.float8_e8m0fnu)
+    elif scale == "e4m3":
+        bits = torch.randint(0, 127, shape, generator=chance, dtype=torch.uint8)
+        scales = bits.view(torch.float8_e4m3fn)
     else:
         scales = torch.randn(shape, generator=chance).to(SCALES[scale])
     zeros = None

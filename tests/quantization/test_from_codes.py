@@ -26,7 +26,7 @@ def number(format: str, code: int) -> float:
     """What a code stands for, before zero point and scale; `code` as an unsigned byte."""
     if format == "e4m3":
         return e4m3(code)
-    if format == "mxfp4":
+    if format in ("mxfp4", "nvfp4"):
         return -E2M1[code - 8] if code >= 8 else E2M1[code]
     return code if format == "uint4" or code < 128 else code - 256
 

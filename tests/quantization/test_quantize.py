@@ -34,9 +34,14 @@ UNLIMITED: dict[str, dict[str, Any]] = {
     "int8": {"format": "int8", "group": 32, "activations": "int8"},
     "e4m3": {"format": "e4m3", "group": None},
     "mxfp4": {"format": "mxfp4", "activations": "e4m3"},
+    "nvfp4": {"format": "nvfp4"},
     "int2": {"format": "int2", "group": 32, "activations": "int8"},
     "ternary": {"format": "ternary", "group": 32, "activations": "int8"},
 }
+
+
+def group_of(format: str) -> int:
+    return 16 if format == "nvfp4" else 32
 
 
 def unpacked(weight: PackedWeight) -> tuple[list[list[int]], Tensor, Tensor | None]:
@@ -50,20 +55,22 @@ def unpacked(weight: PackedWeight) -> tuple[list[list[int]], Tensor, Tensor | No
 @pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_code_is_the_nearest(format: str, scale_dtype: torch.dtype) -> None:
     """Ties and what is off by less than fp32 rounds may go either way."""
-    mx = format == "mxfp4"
+    mx, size = format in ("mxfp4", "nvfp4"), group_of(format)
     w = drawn(4, 96)
-    made = quantize(w, format, 32, scale_dtype=None if mx else scale_dtype)
+    made = quantize(w, format, size, scale_dtype=None if mx else scale_dtype)
     codes, scales, zeros = unpacked(made)
     assert mx or scales.dtype == scale_dtype
-    factors, points = scales.double().tolist(), None if zeros is None else zeros.tolist()
+    whole = made.global_scale(0, 4)
+    exact_scales = scales.double() * (1 if whole is None else whole.double())
+    factors, points = exact_scales.tolist(), None if zeros is None else zeros.tolist()
     for row, line in enumerate(w.tolist()):
         for k, weight in enumerate(line):
-            zero = 0 if points is None else points[row][k // 32]
-            exact = Fraction(weight) / Fraction(factors[row][k // 32])
-            slack = abs(exact) / 2**23
+            zero = 0 if points is None else points[row][k // size]
+            exact = Fraction(weight) / Fraction(factors[row][k // size])
+            slack = abs(exact) / 2**22
             allowed = nearest(format, exact - slack, zero) | nearest(format, exact + slack, zero)
             code = codes[row][k]
-            positive = 0 if (format, code) in {("mxfp4", 8), ("e4m3", 128)} else code
+            positive = 0 if (format, code) in {("mxfp4", 8), ("nvfp4", 8), ("e4m3", 128)} else code
             assert positive in allowed, (row, k)
 
 
@@ -160,7 +167,7 @@ def test_weights_of_any_size_come_back_about_as_they_were(format: str, size: flo
     w[2:] *= -1
     w[3] = 0
     # The scale of ternary is as large as weights, which bf16 rounds up to infinity.
-    types = {"mxfp4": [None], "ternary": [torch.float32]}
+    types = {"mxfp4": [None], "nvfp4": [None], "ternary": [torch.float32]}
     for scale_dtype in types.get(format, [torch.bfloat16, torch.float32]):
         back = quantize(w, scale_dtype=scale_dtype, **UNLIMITED[format]).dequantize(torch.float64)
         assert torch.isfinite(back).all()
@@ -186,7 +193,7 @@ def test_no_finite_weight_comes_back_infinite_or_further_off_than_a_step(
     back = quantize(w, scale_dtype=wide, **UNLIMITED[format]).dequantize(torch.float64)
     largest = w.double().abs().max()
     steps = {"int4": 8, "uint4": 7.5, "int8": 128, "e4m3": 14, "mxfp4": 4}
-    steps |= {"int2": 2, "ternary": 1}  # what is larger than the mean becomes that
+    steps |= {"int2": 2, "nvfp4": 4, "ternary": 1}  # what is larger than the mean becomes that
     least = 2.0**-127 if format == "mxfp4" else 448 * torch.finfo(torch.bfloat16).tiny / 128
     assert (back - w.double()).abs().max() <= 1.01 * largest / steps[format] + least
 
@@ -204,11 +211,11 @@ def test_weights_of_16_bits_and_of_any_strides_are_those_in_fp32(
     format: str, dtype: torch.dtype
 ) -> None:
     w = torch.randn(70, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = quantize(w.float(), format, 32)
+    expected = quantize(w.float(), format, group_of(format))
     wide = torch.zeros(96, 140, dtype=dtype).t()
     wide[::2] = w
     for view in (w, w.t().contiguous().t(), wide[::2], torch.nn.Parameter(w)):
-        made = quantize(view, format, 32)
+        made = quantize(view, format, group_of(format))
         assert same(made.data, expected.data)
         assert not made.data.requires_grad
 
@@ -218,9 +225,9 @@ def test_a_weight_is_quantised_alike_in_one_range_of_rows_and_in_many(
     format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = drawn(200, 160)
-    whole = quantize(w, format, 32)
+    whole = quantize(w, format, group_of(format))
     monkeypatch.setattr(slabs, "RANGE", 1)
-    parts = quantize(w, format, 32)
+    parts = quantize(w, format, group_of(format))
     assert same(parts.data, whole.data)
     assert parts.error(w) == whole.error(w)
     assert torch.equal(parts.dequantize(), whole.dequantize())
@@ -236,6 +243,7 @@ def test_a_weight_is_quantised_alike_in_one_range_of_rows_and_in_many(
         ("int8", 128, 0.66),
         ("e4m3", 128, 2.7),
         ("mxfp4", 32, 11.6),
+        ("nvfp4", 16, 9.6),
         ("int2", 32, 36.4),
         ("int2", 128, 42.7),
         ("ternary", None, 51.5),
@@ -297,7 +305,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"weight": with_value(16), "format": "mxfp4"},
         r"scale 4.0 of row 2, group 4: must be at most 2 in size in groups of mxfp4 by .*: divide",
     ),
-    ({"format": "nvfp4"}, r"weight format 'nvfp4': must be one of int4, uint4, int8, e4m3, mxfp4"),
+    ({"format": "nvfp5"}, r"weight format 'nvfp5': must be one of int4, uint4, int8, e4m3, mxfp4"),
     ({"group": 16}, r"group 16 of format int4: must be one of 128, 64, 32, None"),
     ({"group": "none"}, r"group 'none' of format int4: must be one of"),
     (

@@ -22,9 +22,9 @@ from warploom.generator.knob import frozen, knob
 from warploom.generator.slabs import DEPTH, SlabLayout
 
 Input = Literal["fp16", "bf16", "e4m3", "int8"]
-Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "int2", "ternary"]
+Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "int2", "ternary", "nvfp4"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
-Scales = Literal["fp16", "bf16", "fp32", "e8m0"]
+Scales = Literal["fp16", "bf16", "fp32", "e8m0", "e4m3"]
 
 
 @frozen
@@ -43,10 +43,10 @@ class MixedGemmOperation(ProductOperation):
         "int8, int2 and ternary, whose codes it has exactly",
     )
     d: Output = knob(name="", doc="element type of D [M, N]")
-    group: Literal[0, 32, 64, 128] = knob(
+    group: Literal[0, 16, 32, 64, 128] = knob(
         name="g{}_{}", doc="of k that share a scale and a zero point; 0: all of it, per channel"
     )
-    scale: Scales = knob(name="", doc="element type of the scales; e8m0 is mxfp4's")
+    scale: Scales = knob(name="", doc="element type of the scales; e8m0 is mxfp4's, e4m3 nvfp4's")
     epilogue: tuple[EpilogueStep, ...] = knob(
         default=(), doc="up to 8 steps between the accumulators and D, in order"
     )

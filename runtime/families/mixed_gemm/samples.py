@@ -66,6 +66,7 @@ def weight(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -
         format=operation.b,
         group=group,
         activations=operation.activations,
+        global_scale=draws.scales(shape.n, 1)[:, 0].contiguous() if row.scaled_twice else None,
     )
 
 

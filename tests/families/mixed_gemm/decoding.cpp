@@ -67,7 +67,7 @@ static double value(int code) {  // of a stored code, without its zero point
   if (kFormat == "int8" && kA == "int8") return int8_t(code);
   if (kFormat == "int2") return kA == "int8" ? (code < 2 ? code : code - 4) : code - 2;
   if (kFormat == "int8") return code - 128;
-  if (kFormat == "mxfp4") return number(code, 2, 1, 1);
+  if (kFormat == "mxfp4" || kFormat == "nvfp4") return number(code, 2, 1, 1);
   return number(code, 4, 3, 7);
 }
 
@@ -86,6 +86,10 @@ static double scale(uint32_t& bits) {
     const uint32_t top = 127 + std::ilogb(kLargestScale);
     bits = largest ? top : 104 + random_bits() % (top - 103);
     return std::ldexp(1, int(bits) - 127);
+  }
+  if (kFormat == "nvfp4") {  // e4m3, of either sign
+    bits = random_bits() % 127 | (random_bits() & 1) << 7;
+    return number(bits, 4, 3, 7);
   }
   const double size = std::ldexp(1 + random_bits() % 1024 / 1024.0, int(random_bits() % 21) - 10);
   bits = rounded(largest || size > kLargestScale ? kLargestScale : size) | (random_bits() & 1) << 15;
@@ -118,7 +122,7 @@ int main() {
       double scales[2] = {1, 1};
       if (kScaled)
         for (int row = 0; row < 2; ++row) scales[row] = scale(bits[row]);
-      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" ? 8 : 16), beside | other << 8);
+      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" || kFormat == "nvfp4" ? 8 : 16), beside | other << 8);
       for (int step = 0; step < kStepsOfWords; ++step) {
         uint32_t own[4];
         STEP(decode, words, step, own);
@@ -129,7 +133,7 @@ int main() {
         double wanted = value(codes[i]);
         if (kFormat == "uint4") wanted -= own;
         wanted *= scales[i / elements % 2] / Decode::kUnit;
-        if (kScaled) wanted = as_double(rounded(wanted));
+        if (kScaled && kFormat != "nvfp4") wanted = as_double(rounded(wanted));
         const double found = element(registers[i / elements] >> i % elements * width & ((1ull << width) - 1));
         if (found != wanted)
           return std::printf("code %d beside %d at %d is %g, not %g\n", codes[i], own, i, found, wanted), 1;

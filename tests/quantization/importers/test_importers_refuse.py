@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[str, str, *tuple[Change, ...]]] = {
     "gptq words": (V1, "pack_dtype 'int64'", configured(pack_dtype="int64")),
     "awq gemv": (AWQ, "layout 'GEMV': must be 'gemm'", configured(version="GEMV")),
     "marlin-24": (PACKED, "format 'marlin-24'", configured(format="marlin-24")),
-    "nvfp4": (CT + "mxfp4", "format 'nvfp4-pack", configured(format="nvfp4-pack-quantized")),
+    "nvfp4": (CT + "mxfp4", "no tensor weight_glob", configured(format="nvfp4-pack-quantized")),
     "strategy": (PACKED, "strategy 'tensor_group'", of_weights(strategy="tensor_group")),
     "sparse": (PACKED, "sparsity_config", configured(sparsity_config={"format": "sparse-24"})),
     "another kind": (

@@ -97,6 +97,9 @@ def draw(metadata: Metadata, generator: torch.Generator) -> PackedWeight:
         format=metadata.format,
         group=metadata.group,
         activations=metadata.activations,
+        global_scale=torch.rand(metadata.n, generator=generator, device=device) + 0.5
+        if row.scaled_twice
+        else None,
     )
 
 
