@@ -1,7 +1,7 @@
 """compressed-tensors (llm-compressor, vLLM): packed and plain integers, float8, MXFP4, NVFP4.
 
-Source: compressed-tensors 0.20, compressors/{pack_quantized,naive_quantized,mxfp4,nvfp4} for layouts,
-quantization/{quant_args,quant_config}.py for the configuration.
+Source: compressed-tensors 0.20, compressors/{pack_quantized,naive_quantized,mxfp4,nvfp4} for the
+layouts, quantization/{quant_args,quant_config}.py for the configuration.
 """
 
 from __future__ import annotations
