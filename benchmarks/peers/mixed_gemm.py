@@ -45,6 +45,11 @@ def two_bits(asked: Asked) -> Iterator[Case]:
     return layers(asked, ("ternary_a8", "ternary_a16", "w2a8"))
 
 
+def nvfp4(asked: Asked) -> Iterator[Case]:
+    """NVFP4 weights by bf16."""
+    return layers(asked, ("nvfp4",))
+
+
 def decode(_asked: Asked) -> Iterator[Case]:
     """A step of decoding, all of its layers, with the head and attention in bf16."""
     listed = dict(LISTED["decode"])
@@ -87,6 +92,7 @@ FAMILY = MixedProducts(
     groups={
         "llm": Group("{kind}, layers of language models", layers, ROW),
         "zeros": Group("{kind}, layers of language models", zeros),
+        "nvfp4": Group("{kind}, layers of language models", nvfp4),
         "two_bits": Group("{kind}, layers of language models", two_bits),
         "normed": Group(
             "{kind}, an RMS norm through two epilogues and as a kernel",
@@ -101,6 +107,7 @@ FAMILY = MixedProducts(
         "w8a16": "Mixed GEMM, e4m3 by bf16, a scale per row",
         "w4a8": "Mixed GEMM, int4 by e4m3, groups of 128",
         "w4a16_zeros": "Mixed GEMM, uint4 with zero points by bf16, groups of 128",
+        "nvfp4": "Mixed GEMM, nvfp4 by bf16",
         "ternary_a8": "Mixed GEMM, ternary by int8, a scale per row",
         "ternary_a16": "Mixed GEMM, ternary by bf16, a scale per row",
         "w2a8": "Mixed GEMM, int2 by int8, groups of 128",

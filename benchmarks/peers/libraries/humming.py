@@ -22,6 +22,7 @@ _WEIGHTS: dict[str, dict[str, Any]] = {
     "uint4": {"dtype": "uint4", "has_zero_point": True},
     "e4m3": {"dtype": "float8e4m3"},
     "mxfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e8m0"},
+    "nvfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e4m3", "scale_2_type": "tensor"},
     "int2": {"dtype": "int2"},
     "ternary": {"dtype": "int2"},
 }
@@ -87,4 +88,6 @@ def humming_tensors(found: Codes) -> dict[str, torch.Tensor]:
     if found.zeros is not None:
         zeros = four_bits("humming", found.zeros)
         tensors["zero_point"] = words(zeros.t().contiguous(), 4).t().contiguous()
+    if found.global_scale is not None:
+        tensors["weight_scale_2"] = found.global_scale.reshape(1)
     return tensors

@@ -24,6 +24,9 @@ def random_codes(kind: Kind, n: int, k: int, seed: int = 0) -> Codes:
     scales = (torch.rand(n, groups, generator=draws) + 0.5) / {"e4m3": 100}.get(kind.format, 5)
     if kind.format == "mxfp4":
         return Codes("mxfp4", codes, 120 + below(8, n, groups))
+    if kind.format == "nvfp4":
+        factors = torch.rand(n, groups, generator=draws).add(0.5).mul(100).to(torch.float8_e4m3fn)
+        return Codes("nvfp4", codes, factors, None, torch.tensor(0.002 * k**-0.5))
     zeros = below(17, n, groups) if kind.format == "uint4" else None
     return Codes(kind.format, codes, (scales * k**-0.5).bfloat16(), zeros)
 
@@ -41,6 +44,7 @@ def as_packed(codes: Codes, kind: Kind) -> PackedWeight:
         format=codes.format,
         group=kind.group,
         activations=activations_of(kind.activations),
+        global_scale=codes.global_scale,
     )
 
 
