@@ -147,6 +147,10 @@ _TABLE = (
                          "e4m3":   WordOrder(((0, 1, 2, 7), (16, 17, 18, 3),
                                               (32, 33, 34, 39), (48, 49, 50, 35)),
                                              apart=(4, 4, 4, 8))}),
+    WeightFormat("mxfp8", 8, lowest=0,    highest=255, codes="float8_e4m3fn", nans=(0x7F, 0xFF),
+                 scales=("e8m0",), groups=(32,),
+                 orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1, largest_scale=0.5),
+                         "e4m3":   _whole(8, (0, 4, 8, 12), apart=1)}),
     # A scale of e4m3 for 16 of k, and one in all, which is here one for each row.
     WeightFormat("nvfp4", 4, lowest=0,    highest=15,  codes="uint8", orders={"16-bit": _E2M1},
                  scales=("e4m3",), groups=(16,), scaled_twice=True),

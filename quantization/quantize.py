@@ -28,6 +28,7 @@ _E4M3_LARGEST = 448.0
 _E4M3_LEAST = 2.0**-9
 _E2M1_LARGEST = 6.0
 _E2M1_EXPONENT = 2  # of its largest number, 6
+_E4M3_EXPONENT = 8  # of its largest number, 448
 # What is half way from the magnitude before e2m1's codes from 1 on, and whether that goes up: to
 # the even one.
 _E2M1_HALF_WAY = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -50,13 +51,13 @@ def quantize(
     """Return `weight` [N, K], as torch.nn.Linear has it, of fp32, bf16 or fp16, in few bits.
 
     `group` is k that share a scale: 128, 64, 32, or None for one scale a row; "auto" is 128 (32 of
-    mxfp4, 16 of nvfp4, None of ternary). A scale is what makes the largest of its group that of the
-    format; of ternary, whose codes are -1, 0 and 1, it is the mean of sizes, and with None that of
-    the whole weight (BitNet b1.58). `symmetric` says whether zero points are done without, as the
-    format has it: only uint4 has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4, e4m3 of
-    nvfp4), fp16 or fp32. `activations` are what it will be multiplied by: "16-bit" (fp16, bf16),
-    "e4m3" or "int8". Memory of its own is 10 bytes for each code, but no more than 80 MB, and on a
-    GPU 1.3 GB.
+    mxfp4 and mxfp8, 16 of nvfp4, None of ternary). A scale is what makes the largest of its group
+    that of the format; of ternary, whose codes are -1, 0 and 1, it is the mean of sizes, and with
+    None that of the whole weight (BitNet b1.58). `symmetric` says whether zero points are done
+    without, as the format has it: only uint4 has them. `scale_dtype` is bf16 if not given (e8m0 of
+    mxfp4 and mxfp8, e4m3 of nvfp4), fp16 or fp32. `activations` are what it will be multiplied by:
+    "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is 10 bytes for each code, but no
+    more than 80 MB, and on a GPU 1.3 GB.
 
     ProblemError names what does not fit: a weight that is not finite, a scale past its type.
     """
@@ -231,17 +232,34 @@ def _mxfp4(part: Tensor, given: _Checked) -> _Quantised:
     It is that of what is largest in size, less e2m1's: 2^(floor(log2(largest)) - 2), which leaves
     4 to 8. What is above 6 becomes 6.
     """
+    bits, scales = _powers_of_two(part, given, _E2M1_EXPONENT)
+    # Dividing is exact, but for what becomes 0 anyway; fp16 has no scales as small.
+    dtype = torch.bfloat16 if part.dtype == torch.bfloat16 else torch.float32
+    codes = _e2m1(part / -scales.to(dtype)[..., None])
+    return bits, None, codes
+
+
+def _mxfp8(part: Tensor, given: _Checked) -> _Quantised:
+    """Code = weight / scale in e4m3, where the scale is a power of two (OCP MX 1.0, section 6.3).
+
+    It leaves 256 to 512 for what is largest in size. What is above 448 becomes 448.
+    """
+    bits, scales = _powers_of_two(part, given, _E4M3_EXPONENT)
+    codes = part.float() / scales[..., None]
+    codes = codes.clamp_(-_E4M3_LARGEST, _E4M3_LARGEST).to(torch.float8_e4m3fn)
+    return bits, None, codes
+
+
+def _powers_of_two(part: Tensor, given: _Checked, above: int) -> tuple[Tensor, Tensor]:
+    """Return scales as e8m0 and in fp32: the power of two of the largest weight, less `above`."""
     largest = _largest(part).float()
-    exponent = torch.frexp(largest).exponent - 1 - _E2M1_EXPONENT + _E8M0_BIAS
+    exponent = torch.frexp(largest).exponent - 1 - above + _E8M0_BIAS
     bits = torch.where(largest == 0, _E8M0_BIAS, exponent.clamp(min=0))
     # 2^(bits - 127) in fp32: its exponent, but for 2^-127, which is below the normal numbers.
     scales = torch.where(bits == 0, 1 << 22, bits << 23).to(torch.int32).view(torch.float32)
     most, _, _ = checks.largest_scale(given.metadata)
     given.look(~torch.isfinite(largest) | (bits > checks.e8m0(most)), scales)
-    # Dividing is exact, but for what becomes 0 anyway; fp16 has no scales as small.
-    dtype = torch.bfloat16 if part.dtype == torch.bfloat16 else torch.float32
-    codes = _e2m1(part / -scales.to(dtype)[..., None])
-    return bits.to(torch.uint8).view(torch.float8_e8m0fnu), None, codes
+    return bits.to(torch.uint8).view(torch.float8_e8m0fnu), scales
 
 
 def _e2m1(opposite: Tensor) -> Tensor:
@@ -264,6 +282,7 @@ _QUANTISERS: dict[str, Callable[[Tensor, _Checked], _Quantised]] = {
     "int8": _signed,
     "e4m3": _e4m3,
     "mxfp4": _mxfp4,
+    "mxfp8": _mxfp8,
     "nvfp4": _nvfp4,
     "int2": _signed,
     "ternary": _ternary,

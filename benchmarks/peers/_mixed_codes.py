@@ -13,7 +13,16 @@ import torch
 
 from warploom.quantization import PackedWeight
 
-BITS = {"int4": 4, "uint4": 4, "mxfp4": 4, "e4m3": 8, "nvfp4": 4, "int2": 2, "ternary": 2}
+BITS = {
+    "int4": 4,
+    "uint4": 4,
+    "mxfp4": 4,
+    "e4m3": 8,
+    "mxfp8": 8,
+    "nvfp4": 4,
+    "int2": 2,
+    "ternary": 2,
+}
 OFFSETS = {"int4": 8, "int2": 2, "ternary": 2}  # added to numbers, so that none is negative
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the magnitudes of mxfp4's codes
 
@@ -23,9 +32,9 @@ class Codes:
     """A weight [n, k] in a format.
 
     `codes` are uint8 [n, k]: OFFSETS of the format more than the number, or its bits. `scales` are
-    [n, k / group] in bf16, fp16 or fp32, of mxfp4 uint8: 127 more than the power of two. `zeros`
-    are uint8 [n, k / group], or None. Of nvfp4 scales are e4m3, and `global_scale`, fp32 [],
-    multiplies all.
+    [n, k / group] in bf16, fp16 or fp32, of mxfp4 and mxfp8 uint8: 127 more than the power of two.
+    `zeros` are uint8 [n, k / group], or None. Of nvfp4 scales are e4m3, and `global_scale`, fp32
+    [], multiplies all.
     """
 
     format: str
@@ -61,14 +70,14 @@ class Codes:
 
     def factors(self) -> torch.Tensor:
         """The scales [n, k / group] in float64."""
-        if self.format == "mxfp4":
+        if self.format in ("mxfp4", "mxfp8"):
             return torch.exp2(self.scales.double() - 127)
         scales = self.scales.double()
         return scales if self.global_scale is None else scales * self.global_scale.double()
 
     def numbers(self) -> torch.Tensor:
         """What scales multiply, in float64 [n, k]."""
-        if self.format == "e4m3":
+        if self.format in ("e4m3", "mxfp8"):
             return self.codes.view(torch.float8_e4m3fn).double()
         if self.format in ("mxfp4", "nvfp4"):
             known = torch.tensor([*_E2M1, *(-x for x in _E2M1)], dtype=torch.float64)
@@ -85,7 +94,7 @@ def codes_of(packed: PackedWeight) -> Codes:
     name = packed.metadata.format
     if name in OFFSETS:
         codes = (codes.to(torch.int16) + OFFSETS[name]).to(torch.uint8)
-    factors = scales.view(torch.uint8) if name == "mxfp4" else scales
+    factors = scales.view(torch.uint8) if name in ("mxfp4", "mxfp8") else scales
     whole = packed.global_scale(0, 1)
     whole = None if whole is None else whole.reshape(())
     return Codes(name, codes.view(torch.uint8), factors, zeros, whole)

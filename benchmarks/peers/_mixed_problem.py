@@ -49,7 +49,9 @@ class Kind:
     def bytes(self, shape: Shape) -> int:
         """Of the weight with its scales in bf16, of A and of D, each moved once."""
         m, n, k = shape
-        scale = {"mxfp4": 1, "nvfp4": 1, "uint4": 3}.get(self.format, 2)  # with a zero point
+        scale = {"mxfp4": 1, "mxfp8": 1, "nvfp4": 1, "uint4": 3}.get(
+            self.format, 2
+        )  # with a zero point
         weight = n * k * BITS[self.format] // 8 + n * (k // (self.group or k)) * scale
         return weight + m * k * self.bits // 8 + 2 * m * n
 
@@ -66,6 +68,8 @@ KINDS = {
     "w4a8": Kind("int4", 128, "e4m3"),
     "w4a16_zeros": Kind("uint4", 128),
     "nvfp4": Kind("nvfp4", 16),
+    "mxfp8": Kind("mxfp8", 32),
+    "mxfp8_a8": Kind("mxfp8", 32, "e4m3"),
     "ternary_a8": Kind("ternary", None, "int8"),
     "ternary_a16": Kind("ternary", None),
     "w2a8": Kind("int2", 128, "int8"),

@@ -50,6 +50,11 @@ def nvfp4(asked: Asked) -> Iterator[Case]:
     return layers(asked, ("nvfp4",))
 
 
+def mxfp8(asked: Asked) -> Iterator[Case]:
+    """MXFP8 weights, by bf16 and by e4m3."""
+    return layers(asked, ("mxfp8", "mxfp8_a8"))
+
+
 def decode(_asked: Asked) -> Iterator[Case]:
     """A step of decoding, all of its layers, with the head and attention in bf16."""
     listed = dict(LISTED["decode"])
@@ -93,6 +98,7 @@ FAMILY = MixedProducts(
         "llm": Group("{kind}, layers of language models", layers, ROW),
         "zeros": Group("{kind}, layers of language models", zeros),
         "nvfp4": Group("{kind}, layers of language models", nvfp4),
+        "mxfp8": Group("{kind}, layers of language models", mxfp8),
         "two_bits": Group("{kind}, layers of language models", two_bits),
         "normed": Group(
             "{kind}, an RMS norm through two epilogues and as a kernel",
@@ -107,6 +113,8 @@ FAMILY = MixedProducts(
         "w8a16": "Mixed GEMM, e4m3 by bf16, a scale per row",
         "w4a8": "Mixed GEMM, int4 by e4m3, groups of 128",
         "w4a16_zeros": "Mixed GEMM, uint4 with zero points by bf16, groups of 128",
+        "mxfp8": "Mixed GEMM, mxfp8 by bf16",
+        "mxfp8_a8": "Mixed GEMM, mxfp8 by e4m3",
         "nvfp4": "Mixed GEMM, nvfp4 by bf16",
         "ternary_a8": "Mixed GEMM, ternary by int8, a scale per row",
         "ternary_a16": "Mixed GEMM, ternary by bf16, a scale per row",

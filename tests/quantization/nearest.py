@@ -28,7 +28,7 @@ def e4m3(bits: int) -> Fraction:
 
 def numbers(format: str, zero: int = 0) -> dict[int, Fraction]:
     """What each code stands for, before its scale; of a float's two zeros the positive one."""
-    if format == "e4m3":
+    if format in ("e4m3", "mxfp8"):
         return {bits: e4m3(bits) for bits in range(256) if bits & 127 != 127 and bits != 128}
     if format in ("mxfp4", "nvfp4"):
         return {bits: (-1 if bits & 8 else 1) * E2M1[bits & 7] for bits in range(16) if bits != 8}

@@ -19,6 +19,7 @@ BITS = {
     "int2": 2,
     "ternary": 2,
     "nvfp4": 4,
+    "mxfp8": 8,
 }
 WITH_ZEROS = {"uint4"}
 
@@ -87,7 +88,7 @@ class Places:
                 return (first + 16 * e) % 32
             case "int8", "16-bit":
                 return 32 * (i // 2) + 8 * (i % 2 + 2 * e) + bit
-            case "e4m3", "16-bit":
+            case (("e4m3" | "mxfp8"), "16-bit"):
                 return 32 * (i // 2) + 8 * (2 * (i % 2) + e) + bit
             case (("int4" | "uint4"), _):
                 return 32 * (i // 2) + 4 * (2 * e + i % 2) + bit
@@ -98,7 +99,7 @@ class Places:
                 return 2 * i + 8 * second + 16 * e + bit
             case (("int2" | "ternary"), "int8"):
                 return 2 * i + 8 * e + bit
-            case ("int8", "int8") | ("e4m3", "e4m3"):
+            case ("int8", "int8") | (("e4m3" | "mxfp8"), "e4m3"):
                 return 32 * i + 8 * e + bit
         raise AssertionError(self)
 

@@ -24,7 +24,7 @@ def e4m3(bits: int) -> float:
 
 def number(format: str, code: int) -> float:
     """What a code stands for, before zero point and scale; `code` as an unsigned byte."""
-    if format == "e4m3":
+    if format in ("e4m3", "mxfp8"):
         return e4m3(code)
     if format in ("mxfp4", "nvfp4"):
         return -E2M1[code - 8] if code >= 8 else E2M1[code]

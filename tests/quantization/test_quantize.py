@@ -34,6 +34,7 @@ UNLIMITED: dict[str, dict[str, Any]] = {
     "int8": {"format": "int8", "group": 32, "activations": "int8"},
     "e4m3": {"format": "e4m3", "group": None},
     "mxfp4": {"format": "mxfp4", "activations": "e4m3"},
+    "mxfp8": {"format": "mxfp8", "activations": "e4m3"},
     "nvfp4": {"format": "nvfp4"},
     "int2": {"format": "int2", "group": 32, "activations": "int8"},
     "ternary": {"format": "ternary", "group": 32, "activations": "int8"},
@@ -55,7 +56,7 @@ def unpacked(weight: PackedWeight) -> tuple[list[list[int]], Tensor, Tensor | No
 @pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_code_is_the_nearest(format: str, scale_dtype: torch.dtype) -> None:
     """Ties and what is off by less than fp32 rounds may go either way."""
-    mx, size = format in ("mxfp4", "nvfp4"), group_of(format)
+    mx, size = format in ("mxfp4", "mxfp8", "nvfp4"), group_of(format)
     w = drawn(4, 96)
     made = quantize(w, format, size, scale_dtype=None if mx else scale_dtype)
     codes, scales, zeros = unpacked(made)
@@ -70,7 +71,11 @@ def test_every_code_is_the_nearest(format: str, scale_dtype: torch.dtype) -> Non
             slack = abs(exact) / 2**22
             allowed = nearest(format, exact - slack, zero) | nearest(format, exact + slack, zero)
             code = codes[row][k]
-            positive = 0 if (format, code) in {("mxfp4", 8), ("nvfp4", 8), ("e4m3", 128)} else code
+            positive = (
+                0
+                if (format, code) in {("mxfp4", 8), ("nvfp4", 8), ("e4m3", 128), ("mxfp8", 128)}
+                else code
+            )
             assert positive in allowed, (row, k)
 
 
@@ -167,12 +172,12 @@ def test_weights_of_any_size_come_back_about_as_they_were(format: str, size: flo
     w[2:] *= -1
     w[3] = 0
     # The scale of ternary is as large as weights, which bf16 rounds up to infinity.
-    types = {"mxfp4": [None], "nvfp4": [None], "ternary": [torch.float32]}
+    types = {"mxfp4": [None], "mxfp8": [None], "nvfp4": [None], "ternary": [torch.float32]}
     for scale_dtype in types.get(format, [torch.bfloat16, torch.float32]):
         back = quantize(w, scale_dtype=scale_dtype, **UNLIMITED[format]).dequantize(torch.float64)
         assert torch.isfinite(back).all()
         # In mxfp4 what is above 6 becomes 6. The least scales there are have large steps.
-        least = 2.0**-129 if format == "mxfp4" else 448 * 2.0**-149
+        least = 2.0**-129 if format.startswith("mx") else 448 * 2.0**-149
         assert (back - w.double()).abs().max() <= 0.25 * size + least
         assert not back[3].any()
 
@@ -193,8 +198,13 @@ def test_no_finite_weight_comes_back_infinite_or_further_off_than_a_step(
     back = quantize(w, scale_dtype=wide, **UNLIMITED[format]).dequantize(torch.float64)
     largest = w.double().abs().max()
     steps = {"int4": 8, "uint4": 7.5, "int8": 128, "e4m3": 14, "mxfp4": 4}
-    steps |= {"int2": 2, "nvfp4": 4, "ternary": 1}  # what is larger than the mean becomes that
-    least = 2.0**-127 if format == "mxfp4" else 448 * torch.finfo(torch.bfloat16).tiny / 128
+    steps |= {
+        "int2": 2,
+        "nvfp4": 4,
+        "mxfp8": 8,
+        "ternary": 1,
+    }  # what is larger than the mean becomes that
+    least = 2.0**-127 if format.startswith("mx") else 448 * torch.finfo(torch.bfloat16).tiny / 128
     assert (back - w.double()).abs().max() <= 1.01 * largest / steps[format] + least
 
 
@@ -244,6 +254,7 @@ def test_a_weight_is_quantised_alike_in_one_range_of_rows_and_in_many(
         ("e4m3", 128, 2.7),
         ("mxfp4", 32, 11.6),
         ("nvfp4", 16, 9.6),
+        ("mxfp8", 32, 3.0),
         ("int2", 32, 36.4),
         ("int2", 128, 42.7),
         ("ternary", None, 51.5),

@@ -22,6 +22,7 @@ _WEIGHTS: dict[str, dict[str, Any]] = {
     "uint4": {"dtype": "uint4", "has_zero_point": True},
     "e4m3": {"dtype": "float8e4m3"},
     "mxfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e8m0"},
+    "mxfp8": {"dtype": "float8e4m3", "scale_dtype": "float8e8m0"},
     "nvfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e4m3", "scale_2_type": "tensor"},
     "int2": {"dtype": "int2"},
     "ternary": {"dtype": "int2"},
@@ -82,7 +83,7 @@ class Humming(Weight):
 def humming_tensors(found: Codes) -> dict[str, torch.Tensor]:
     """What a layer of humming loads: codes along k, zero points along n, scales as they are."""
     scales = found.scales
-    if found.format == "mxfp4":
+    if found.format in ("mxfp4", "mxfp8"):
         scales = scales.view(torch.float8_e8m0fnu)
     tensors = {"weight": words(found.codes, found.bits), "weight_scale": scales.contiguous()}
     if found.zeros is not None:

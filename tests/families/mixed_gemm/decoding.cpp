@@ -71,7 +71,7 @@ static double value(int code) {  // of a stored code, without its zero point
   return number(code, 4, 3, 7);
 }
 
-static bool is_number(int code) { return kFormat != "e4m3" || (code & 0x7f) != 0x7f; }
+static bool is_number(int code) { return (kFormat != "e4m3" && kFormat != "mxfp8") || (code & 0x7f) != 0x7f; }
 
 static double element(uint32_t bits) {
   if (kA == "int8") return int8_t(bits);
@@ -82,7 +82,7 @@ static double element(uint32_t bits) {
 // A scale as decoding parts are given it, of any size from 2^-10 to the largest there may be, and that too.
 static double scale(uint32_t& bits) {
   const bool largest = random_bits() % 8 == 0;
-  if (kFormat == "mxfp4") {  // e8m0
+  if (kFormat == "mxfp4" || kFormat == "mxfp8") {  // e8m0
     const uint32_t top = 127 + std::ilogb(kLargestScale);
     bits = largest ? top : 104 + random_bits() % (top - 103);
     return std::ldexp(1, int(bits) - 127);
@@ -122,7 +122,7 @@ int main() {
       double scales[2] = {1, 1};
       if (kScaled)
         for (int row = 0; row < 2; ++row) scales[row] = scale(bits[row]);
-      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" || kFormat == "nvfp4" ? 8 : 16), beside | other << 8);
+      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" || kFormat == "mxfp8" || kFormat == "nvfp4" ? 8 : 16), beside | other << 8);
       for (int step = 0; step < kStepsOfWords; ++step) {
         uint32_t own[4];
         STEP(decode, words, step, own);

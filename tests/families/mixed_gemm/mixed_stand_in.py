@@ -19,9 +19,11 @@ def random_codes(kind: Kind, n: int, k: int, seed: int = 0) -> Codes:
 
     groups = k // (kind.group or k)
     codes = below(2 ** BITS[kind.format], n, k).clamp(min=int(kind.format == "ternary"))
-    if kind.format == "e4m3":
+    if kind.format in ("e4m3", "mxfp8"):
         codes = torch.where(codes & 0x7F == 0x7F, 0x30, codes)  # no NaN
     scales = (torch.rand(n, groups, generator=draws) + 0.5) / {"e4m3": 100}.get(kind.format, 5)
+    if kind.format == "mxfp8":
+        return Codes("mxfp8", codes, 110 + below(8, n, groups))
     if kind.format == "mxfp4":
         return Codes("mxfp4", codes, 120 + below(8, n, groups))
     if kind.format == "nvfp4":
@@ -35,7 +37,7 @@ def as_packed(codes: Codes, kind: Kind) -> PackedWeight:
     """The same numbers, packed."""
     numbers, scales = codes.codes, codes.scales
     numbers = numbers.to(torch.int16) - OFFSETS.get(codes.format, 0)
-    if codes.format == "e4m3":
+    if codes.format in ("e4m3", "mxfp8"):
         numbers = codes.codes.view(torch.float8_e4m3fn)
     return PackedWeight.from_codes(
         numbers,

@@ -21,7 +21,7 @@ EXACT = [part for part in ALL if not part.endswith("_scaled")]
 SCALED = [part for part in ALL if part.endswith("_scaled") and part != "mxfp4_e4m3_scaled"]
 
 
-FORMATS = ("int4", "uint4", "int8", "e4m3", "mxfp4", "int2", "nvfp4")
+FORMATS = ("int4", "uint4", "int8", "e4m3", "mxfp4", "int2", "nvfp4", "mxfp8")
 
 
 @needs_compiler

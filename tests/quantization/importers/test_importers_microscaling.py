@@ -1,4 +1,4 @@
-"""NVFP4 of compressed-tensors and of ModelOpt: the same weight, by two conventions of one scale."""
+"""NVFP4, MXFP8 and MXFP6: the same weights, by every convention of their scales."""
 
 from __future__ import annotations
 
@@ -128,3 +128,69 @@ def test_what_is_no_exact_weight_is_named(what: str) -> None:
     change(tensors, config)
     with pytest.raises(ProblemError, match=message):
         import_weight({f"{NAME}.{key}": one for key, one in tensors.items()}, config, name=NAME)
+
+
+# ---- MXFP8 and MXFP6 -----------------------------------------------------------------------------
+
+
+def of_powers_of_two(bits: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Every code beside others, under exponents of every size that kernels take."""
+    draw = torch.Generator().manual_seed(bits)
+    exponents = torch.randint(90, 127, (N, K // 32), generator=draw, dtype=torch.uint8)
+    factors = (2.0 ** (exponents.double() - 127)).repeat_interleave(32, 1)
+    codes = torch.arange(N * K).view(N, K) % (1 << bits)
+    if bits == 8:
+        codes = torch.where((codes & 127) == 127, 0, codes)
+        values = codes.to(torch.uint8).view(torch.float8_e4m3fn)
+        return {"weight": values, "weight_scale": exponents}, values.double() * factors
+    mantissa, exponent = codes & 7, codes >> 3 & 3  # e2m3, of bias 1
+    sizes = torch.where(exponent == 0, mantissa / 8, (1 + mantissa / 8) * 2.0 ** (exponent - 1))
+    word = sum((codes[:, i::4] << 6 * i for i in range(4)), torch.zeros(1).long())
+    packed = torch.stack([word >> 8 * i & 255 for i in range(3)], -1).flatten(1).to(torch.uint8)
+    weight = sizes.double() * (1 - 2.0 * (codes >> 5)) * factors
+    return {"weight_packed": packed, "weight_scale": exponents}, weight
+
+
+@pytest.mark.parametrize("activations", ["16-bit", "e4m3"])
+@pytest.mark.parametrize("layout", ["mxfp8-quantized", "mxfp6-pack-quantized", None])
+@pytest.mark.parametrize("bits", [8, 6])
+def test_powers_of_two_are_read_exactly(
+    bits: int, layout: str | None, activations: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if layout is not None and str(bits) not in layout:
+        pytest.skip("the other layout")
+    tensors, weight = of_powers_of_two(bits)
+    config = None
+    if layout is not None:
+        scheme = {"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 32}}
+        config = {"quant_method": "compressed-tensors", "format": layout}
+        config["config_groups"] = {"group_0": scheme}
+    with caplog.at_level("INFO", logger="warploom"):
+        packed = import_weight(
+            {f"{NAME}.{key}": one for key, one in tensors.items()},
+            config,
+            name=NAME,
+            activations=activations,  # type: ignore[arg-type]
+        )
+    assert (packed.metadata.format, packed.metadata.group) == ("mxfp8", 32)
+    assert torch.equal(packed.dequantize(torch.float64), weight)
+    assert ("MXFP6 is stored as mxfp8" in caplog.text) == (bits == 6)
+
+
+@pytest.mark.parametrize(
+    ("bits", "change", "message"),
+    [
+        (8, {"weight_scale": torch.full((N, K // 32), 255).byte()}, "scale 255 of row 0, group 0"),
+        (8, {"weight_scale": torch.zeros(N, 2).byte()}, r"weight_scale is \[24, 2\]: must be"),
+        (6, {"weight_packed": torch.zeros(N, 71).byte()}, "must have rows of whole 3 bytes"),
+        (8, {"weight_scale": torch.full((N, K // 32), 127).byte()}, "scale 127 .* at most 0.5"),
+    ],
+)
+def test_other_powers_of_two_are_named(bits: int, change: dict[str, Tensor], message: str) -> None:
+    tensors, _ = of_powers_of_two(bits)
+    layout = "mxfp8-quantized" if bits == 8 else "mxfp6-pack-quantized"
+    scheme = {"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 32}}
+    config = {"quant_method": "compressed-tensors", "format": layout}
+    config["config_groups"] = {"group_0": scheme}  # type: ignore[assignment]
+    with pytest.raises(ProblemError, match=message):
+        import_weight({**tensors, **change}, config)
