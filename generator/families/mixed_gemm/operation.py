@@ -22,7 +22,7 @@ from warploom.generator.knob import frozen, knob
 from warploom.generator.slabs import DEPTH, SlabLayout
 
 Input = Literal["fp16", "bf16", "e4m3", "int8"]
-Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "int2", "ternary", "nvfp4", "mxfp8"]
+Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "mxfp8", "nvfp4", "int2", "ternary"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
 Scales = Literal["fp16", "bf16", "fp32", "e8m0", "e4m3"]
 
