@@ -34,7 +34,10 @@ DENSE: dict[str, type[Weight]] = {
     "warploom.gemm, e4m3": Eight,
     "warploom.gemm, int8": EightInteger,
 }
-EIGHT = {Eight: "e4m3", EightInteger: "int8"}  # whose activations they take
+EIGHT: dict[type[Weight], str] = {
+    Eight: "e4m3",
+    EightInteger: "int8",
+}  # whose activations they take
 
 
 def contenders(kind: Kind, shape: Shape, asked: Asked) -> list[Contender]:

@@ -122,7 +122,7 @@ class WideGemm(Wide):
 class Eight(Weight):
     """The dequantised weight in e4m3 with a scale for each row, by Warploom's fp8 product."""
 
-    accumulation = "fast"
+    accumulation: ClassVar[Accumulation] = "fast"
 
     @classmethod
     def of(cls, given: Quantised) -> Eight:

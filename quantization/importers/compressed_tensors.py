@@ -208,12 +208,13 @@ def _size(weights: Config, groups: int, k: int) -> int:
 def _layout(tensors: Tensors) -> str:
     packed = tensors.get("weight_packed")
     scales = tensors.get("weight_scale")
-    exponents = isinstance(scales, Tensor) and scales.dtype == torch.uint8
+    if not isinstance(scales, Tensor) or scales.dtype != torch.uint8:
+        scales = None  # no exponents
     if packed is None:
-        return "mxfp8-quantized" if exponents else "naive-quantized"
+        return "naive-quantized" if scales is None else "mxfp8-quantized"
     if packed.dtype != torch.uint8:
         return "pack-quantized"
-    if exponents and scales.dim() == packed.dim() == 2 and mxfp8.is_six_bits(packed, scales):
+    if scales is not None and mxfp8.is_six_bits(packed, scales):
         return "mxfp6-pack-quantized"
     return "nvfp4-pack-quantized" if "weight_global_scale" in tensors else "mxfp4-pack-quantized"
 

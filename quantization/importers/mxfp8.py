@@ -49,7 +49,9 @@ def six_bits(source: str, tensors: Tensors, name: str) -> Layer:
 
 def is_six_bits(packed: Tensor, scales: Tensor) -> bool:
     """Whether there are as many bytes for a scale as 32 values of 6 bits have."""
-    return packed.shape[1] == scales.shape[1] * GROUP * FOUR // 4
+    return (
+        packed.dim() == scales.dim() == 2 and packed.shape[1] == scales.shape[1] * GROUP * FOUR // 4
+    )
 
 
 def _layer(source: str, tensors: Tensors, codes: Tensor) -> Layer:
