@@ -7,7 +7,7 @@ without zero points has zero = 0, and the codes of a float are the bits of what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from warploom.errors import UnknownNameError
@@ -36,6 +36,7 @@ SCALE_TYPES: Mapping[str, ScaleType] = {
     },
     # 2^(e - 127); 255 is NaN, and refused (OCP Microscaling Formats 1.0, E8M0).
     "e8m0": ScaleType("e8m0", 1, "float8_e8m0fnu"),
+    "e4m3": ScaleType("e4m3", 1, "float8_e4m3fn"),
 }
 
 
@@ -53,6 +54,8 @@ class WordOrder:
     the register, the lowest first. Stored is code + `offset`, modulo 2^bits, or, with
     `sign_lowest`, 2 q where a code q is not negative, and 2 (-1 - q) + 1 where it is.
 
+    Where two steps share their words, the codes of every second one are `second` bits further.
+
     `largest_scale` is that of a group, in size, up to which decoding may multiply scales into
     weights: neither it nor they leave bf16 or fp16 on the way. None: no kernel does.
     """
@@ -62,15 +65,24 @@ class WordOrder:
     offset: int = 0
     sign_lowest: bool = False
     largest_scale: float | None = None
+    second: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps' codes the words have."""
+        return 1 if self.second is None else 2
 
     @property
     def words(self) -> int:
-        """How many 32-bit words a thread has of one step."""
+        """How many 32-bit words a thread has of one step, or of the two that share them."""
         return 1 + max(place for bits in self.registers for place in bits) // WORD_BITS
 
-    def place(self, register: int, element: int, bit: int) -> int:
-        """Where a bit of what is stored of a code lies, counted from bit 0 of the first word."""
-        first = self.registers[register][bit]
+    def place(self, register: int, element: int, bit: int, step: int = 0) -> int:
+        """Where a bit of what is stored of a code lies, counted from bit 0 of the first word.
+
+        `step` counts those that share their words.
+        """
+        first = self.registers[register][bit] + step * (self.second or 0)
         within = (first + element * self.apart[bit]) % WORD_BITS
         return first // WORD_BITS * WORD_BITS + within
 
@@ -95,6 +107,8 @@ class WeightFormat:
     nans: tuple[int, ...] = ()  # codes that stand for no number
     scales: tuple[str, ...] = ("bf16", "fp16", "fp32")  # the default first
     groups: tuple[int | None, ...] = (128, 64, 32, None)  # of k; None: all of it, per channel
+    decoded_as: str = ""  # the format whose decoding parts it has; empty: its own
+    scaled_twice: bool = False  # by a scale of fp32 for each row beside those of groups
 
     @property
     def has_zeros(self) -> bool:
@@ -103,6 +117,13 @@ class WeightFormat:
 
 
 # Each order is the one that takes the fewest instructions to decode: templates/mixed_gemm/decode.
+_E2M1 = WordOrder(
+    ((6, 7, 8, 15), (12, 13, 14, 21), (2, 3, 4, 11), (0, 1, 10, 9)), apart=(16,) * 4
+)  # by 16 bits: one of mantissa, two of exponent, a sign
+_TWO_BITS = {
+    "16-bit": _whole(2, (0, 1, 2, 3), apart=8, offset=2, largest_scale=1024, second=8),
+    "int8": _whole(2, (0, 1, 2, 3), apart=4),
+}
 # fmt: off
 _TABLE = (
     WeightFormat("int4",  4, lowest=-8,   highest=7,   codes="int8",
@@ -120,15 +141,23 @@ _TABLE = (
     WeightFormat("e4m3",  8, lowest=0,    highest=255, codes="float8_e4m3fn", nans=(0x7F, 0xFF),
                  orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1, largest_scale=128),
                          "e4m3":   _whole(8, (0, 4, 8, 12), apart=1)}),
-    # Bits of e2m1: one of mantissa, two of exponent, a sign.
     WeightFormat("mxfp4", 4, lowest=0,    highest=15,  codes="uint8",
                  scales=("e8m0",), groups=(32,),
-                 orders={"16-bit": WordOrder(((6, 7, 8, 15), (12, 13, 14, 21),
-                                              (2, 3, 4, 11), (0, 1, 10, 9)), apart=(16,) * 4,
-                                             largest_scale=2),
+                 orders={"16-bit": replace(_E2M1, largest_scale=2),
                          "e4m3":   WordOrder(((0, 1, 2, 7), (16, 17, 18, 3),
                                               (32, 33, 34, 39), (48, 49, 50, 35)),
                                              apart=(4, 4, 4, 8))}),
+    WeightFormat("mxfp8", 8, lowest=0,    highest=255, codes="float8_e4m3fn", nans=(0x7F, 0xFF),
+                 scales=("e8m0",), groups=(32,),
+                 orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1, largest_scale=0.5),
+                         "e4m3":   _whole(8, (0, 4, 8, 12), apart=1)}),
+    # A scale of e4m3 for 16 of k, and one in all, which is here one for each row.
+    WeightFormat("nvfp4", 4, lowest=0,    highest=15,  codes="uint8", orders={"16-bit": _E2M1},
+                 scales=("e4m3",), groups=(16,), scaled_twice=True),
+    WeightFormat("int2",  2, lowest=-2,   highest=1,   codes="int8", orders=_TWO_BITS),
+    # -1, 0 and 1 (BitNet b1.58), as int2 has them.
+    WeightFormat("ternary", 2, lowest=-1, highest=1,   codes="int8", orders=_TWO_BITS,
+                 groups=(None, 128, 64, 32), decoded_as="int2"),
 )
 # fmt: on
 FORMATS: Mapping[str, WeightFormat] = {row.name: row for row in _TABLE}

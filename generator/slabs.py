@@ -1,9 +1,10 @@
 """How a packed weight lies in memory: slabs of 64 rows by 128 k, one layout for every M.
 
-A slab is one piece of memory that one bulk copy brings: the codes as two bricks of 64 k each, the
-scales of its groups, and their zero points. Slabs lie row block by row block, k inside. Rows are
-padded to 64 and k to 128, by codes that stand for 0, scales of 1 and zero points of 0. (Only where
-a row has one zero point does padded k stand for another number: there activations are 0.)
+A slab is one piece of memory that one bulk copy brings: the codes as two bricks of 64 k each (of 2
+bits as one of 128), the scales of its groups, and their zero points. Slabs lie row block by row
+block, k inside. Rows are padded to 64 and k to 128, by codes that stand for 0, scales of 1 and zero
+points of 0. (Only where a row has one zero point does padded k stand for another number: there
+activations are 0.)
 
 A brick is in the order in which the 128 threads of a warpgroup hold wgmma's A operand in registers
 (PTX ISA, wgmma: A fragment). Thread t = 32 w + 4 l + q has rows 16 w + l and 8 below, of each
@@ -29,7 +30,7 @@ from warploom.printable import brief
 
 ROWS = 64
 DEPTH = 128  # k of a slab
-BRICK_K = 64
+BRICK_K = 64  # of formats of 4 bits and more
 THREADS = 128
 PIECE_BYTES = 16  # of a thread, side by side: one 128-bit load
 
@@ -101,13 +102,18 @@ class SlabLayout:
         return DEPTH // self.group if self.group else 0
 
     @property
+    def brick_k(self) -> int:
+        """The k of a brick: 64, or as many as fill a piece of each thread."""
+        return max(BRICK_K, 8 * THREADS * PIECE_BYTES // (ROWS * self.row.bits))
+
+    @property
     def pieces(self) -> int:
         """Pieces of 16 bytes that a thread has in a brick, PIECE_BYTES * THREADS apart."""
-        return self.row.bits * BRICK_K * ROWS // (8 * THREADS * PIECE_BYTES)
+        return self.row.bits * self.brick_k * ROWS // (8 * THREADS * PIECE_BYTES)
 
     @property
     def codes_bytes(self) -> int:
-        """Bytes of a slab's two bricks; its scales begin there."""
+        """Bytes of a slab's bricks; its scales begin there."""
         return ROWS * DEPTH * self.row.bits // 8
 
     @property

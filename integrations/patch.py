@@ -14,6 +14,7 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations.bit_linear import BitLinear, bit_linear_types, bit_refusal
 from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
 from warploom.integrations.float8_linear import refusal as float8_refusal
 from warploom.integrations.gated_mlp import GATED_RECIPES, PROJECTIONS, GatedMLP, gate_of, joinable
@@ -120,10 +121,12 @@ def patch(
 
     linear     each torch.nn.Linear in it becomes a warploom.nn.Linear with the same parameters, so
                that tied ones stay tied and optimizers keep what they have. So does each FP8Linear
-               of transformers with scales of 128x128: a warploom.nn.Float8Linear. Other subclasses
-               are left. Gated layers of transformers in 16 bits (LlamaMLP and those that read
-               alike) become warploom.nn.GatedMLP, but with recipe delayed or fp4_qat: the same
-               parameters, the memory of gate and up joined
+               of transformers with scales of 128x128: a warploom.nn.Float8Linear. Its layers of
+               BitNet become warploom.nn.BitLinear, with ternary weights of 2 bits: what they held
+               is dropped, and that is not undone. Other subclasses are left. Gated layers of
+               transformers in 16 bits (LlamaMLP and those that read alike) become
+               warploom.nn.GatedMLP, but with recipe delayed or fp4_qat: the same parameters, the
+               memory of gate and up joined
     attention  models of transformers in it get `attn_implementation="warploom"`; with "8bit" they
                get "warploom_8bit": q, k and v are quantized to 8 bits where there are kernels for
                that (see `warploom.attention_8bit`)
@@ -157,7 +160,11 @@ def patch(
     chosen, left = choose(model, asked) if asked else ({}, {})
     training = _training(model, filter) if recipe else set()
     layers = _layers(model, chosen, training, recipe) if linear else {}
-    quantized = _quantized(chosen, asked) if asked else {}
+    quantized: dict[torch.nn.Module, QuantizedLinear] = {}
+    if asked:
+        quantized |= _quantized(chosen, asked)
+    if linear:
+        quantized |= _bit_layers(model)
     told = asked.told() if asked else ""
     rows = [*_linear_rows(model, layers, quantized, left, told)] if linear else []
     patched = PatchedAttention(model, attention) if attention else None
@@ -209,8 +216,8 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
             rule="a model is patched once",
             fix="call undo() of what the first patch returned, or load the model again",
         )
-    fp8 = fp8_linear_type()
-    if fp8 is not None and any(type(module) is fp8 for module in model.modules()):
+    able = (fp8_linear_type(), *bit_linear_types())
+    if any(type(module) in able for module in model.modules()):
         return
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
         raise ProblemError(
@@ -352,12 +359,22 @@ def _gated_rows(gated: Mapping[torch.nn.Module, GatedMLP]) -> Iterator[Row]:
         yield Row(what, count, "warploom.nn.GatedMLP")
 
 
-def _quantized(chosen: Chosen, asked: Asked) -> dict[torch.nn.Linear, QuantizedLinear]:
+def _quantized(chosen: Chosen, asked: Asked) -> dict[torch.nn.Module, QuantizedLinear]:
     """Make a layer for each that is chosen; the model has none of them yet."""
-    layers = {}
+    layers: dict[torch.nn.Module, QuantizedLinear] = {}
     for module, name in chosen.items():
         with _naming(name):
             layers[module] = asked.layer(module)
+    return layers
+
+
+def _bit_layers(model: torch.nn.Module) -> dict[torch.nn.Module, BitLinear]:
+    """Make a layer for each of BitNet that holds a ternary weight; the model has none of them."""
+    able, layers = bit_linear_types(), {}
+    for name, module in model.named_modules():
+        if type(module) in able and not bit_refusal(module):
+            with _naming(name):
+                layers[module] = BitLinear.from_bitnet(module)
     return layers
 
 
@@ -373,7 +390,7 @@ def _naming(layer: str) -> Iterator[None]:
 def _linear_rows(
     model: torch.nn.Module,
     layers: Mapping[torch.nn.Linear, Linear | Float8Linear],
-    quantized: Mapping[torch.nn.Linear, QuantizedLinear],
+    quantized: Mapping[torch.nn.Module, QuantizedLinear],
     left: Mapping[torch.nn.Module, str],
     told: str,
 ) -> Iterator[Row]:
@@ -385,7 +402,9 @@ def _linear_rows(
     fp8 = fp8_linear_type()
     for module in model.modules():
         why = left.get(module, "")
-        if isinstance(module, torch.nn.Linear) and module in quantized:
+        if isinstance(quantized.get(module), BitLinear):
+            counted[type(module).__name__, "warploom.nn.BitLinear", ""] += 1
+        elif isinstance(module, torch.nn.Linear) and module in quantized:
             reason = _inputs_by_torch(module.weight)
             now = told + (", torch's product" if reason else "")
             counted[_known(module), now, reason] += 1
@@ -403,6 +422,8 @@ def _linear_rows(
             reason = "a subclass" if isinstance(module, torch.nn.Linear) else "no torch.nn.Linear"
             if fp8 is not None and type(module) is fp8:
                 reason = float8_refusal(module) or reason
+            if type(module) in bit_linear_types():
+                reason = bit_refusal(module) or reason
             counted[type(module).__name__, AS_IT_WAS, reason] += 1
     for (what, now, reason), count in counted.most_common():
         yield Row(what, count, now, reason)

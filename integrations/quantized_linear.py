@@ -1,4 +1,4 @@
-"""`warploom.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits."""
+"""`warploom.nn.QuantizedLinear`: a linear layer whose weight has 2, 4 or 8 bits."""
 
 from __future__ import annotations
 

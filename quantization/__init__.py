@@ -1,4 +1,4 @@
-"""Weights in 4 and 8 bits: quantising, packing as kernels read them, and the way back."""
+"""Weights in 2, 4 and 8 bits: quantising, packing as kernels read them, and the way back."""
 
 from __future__ import annotations
 

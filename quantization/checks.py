@@ -97,11 +97,38 @@ def scales_of(scales: Tensor, metadata: Metadata) -> Tensor:
         refuse(bits == _NAN_E8M0, bits, "scale", "be below 255, which is NaN as e8m0")
         refuse(bits > e8m0(largest), bits, "scale", f"{rule} ({e8m0(largest)})", fix=_SMALLER)
         return bits.view(metadata.scale_dtype)
-    wrong = ~(scales.abs() <= largest)
+    wide = scales.float() if scales.dtype.itemsize == 1 else scales  # torch compares no 8 bits
+    wrong = ~(wide.abs() <= largest)
     if bool(wrong.any()):
-        refuse(~torch.isfinite(scales), scales, "scale", "be finite")
+        refuse(~torch.isfinite(wide), wide, "scale", "be finite")
         refuse(wrong, scales, "scale", rule, fix=_SMALLER)
     return scales.detach()
+
+
+def global_scale_of(given: Tensor | None, codes: Tensor, metadata: Metadata) -> Tensor | None:
+    """Return the global scale, [] or [N] of fp32, that a format has; 1 where none is given."""
+    if not metadata.slab.row.scaled_twice:
+        if given is not None:
+            raise ProblemError(
+                f"a global scale for format {metadata.format}",
+                rule="must be None",
+                fix="nvfp4 has one; multiply it into the scales",
+            )
+        return None
+    if given is None:
+        return torch.ones((), device=codes.device)
+    require_tensor("global scale", given)
+    require_device("global scale", given, codes)
+    if given.dtype != torch.float32 or tuple(given.shape) not in ((), (metadata.n,)):
+        raise ProblemError(
+            f"global scale {given.dtype} {list(given.shape)}",
+            rule=f"must be float32, [] or [{metadata.n}]",
+        )
+    wrong = ~torch.isfinite(given) | (given == 0)
+    if bool(wrong.any()):
+        value = given.reshape(-1)[wrong.reshape(-1)][0].item()
+        raise ProblemError(f"global scale {value:g}", rule="must be finite, and not be 0")
+    return given.detach()
 
 
 def largest_scale(metadata: Metadata) -> tuple[float, str, str]:

@@ -36,13 +36,14 @@ def from_stored(stored: Tensor, layout: SlabLayout) -> Tensor:
     if order.offset:
         stored = stored - order.offset
     elif row.lowest < 0:
-        stored = (stored ^ -row.lowest) - -row.lowest
+        sign = 1 << row.bits - 1
+        stored = (stored ^ sign) - sign
     return stored.view(dtype_of(row.codes))
 
 
 def numbers(codes: Tensor, row: WeightFormat, dtype: torch.dtype) -> Tensor:
     """Return what codes of the format's own type stand for, before zero points and scales."""
-    if row.name != "mxfp4":
+    if row.name not in ("mxfp4", "nvfp4"):
         return codes.to(dtype)
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=codes.device)
     return table[codes.to(torch.int32)]

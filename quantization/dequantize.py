@@ -39,5 +39,6 @@ def rows(weight: PackedWeight, first: int, end: int, dtype: torch.dtype) -> Tens
     values = numbers(codes, metadata.slab.row, exact).reshape(end - first, metadata.groups, -1)
     if zeros is not None:
         values = values - zeros.to(exact)[..., None]
-    values = values * scales.to(exact)[..., None]
-    return values.reshape(end - first, metadata.k)
+    values = (values * scales.to(exact)[..., None]).reshape(end - first, metadata.k)
+    whole = weight.global_scale(first, end)
+    return values if whole is None else values * whole

@@ -89,6 +89,8 @@ class Metadata:
             found["channel_scales"] = (rows, self.scale_dtype)
             if slab.row.has_zeros:
                 found["channel_zeros"] = (rows, torch.uint8)
+        elif slab.row.scaled_twice:
+            found["channel_scales"] = (rows, torch.float32)
         return found
 
     @property

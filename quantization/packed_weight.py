@@ -58,15 +58,18 @@ class PackedWeight:
         format: str,
         group: int | None,
         activations: Activations = "16-bit",
+        global_scale: Tensor | None = None,
     ) -> PackedWeight:
         """Pack what another quantiser has made.
 
         `codes` [N, K] are integers of any type within the format's range; of e4m3 also
-        torch.float8_e4m3fn, whose bits are the codes; of mxfp4 the four bits. `scales` are
-        [N, K / group], or [N, 1] where `group` is None, of a type that the format takes (of mxfp4
-        uint8 or torch.float8_e8m0fnu); they may be negative. `zeros`, integers of that shape, go
-        with formats that have zero points. `activations` are what it will be multiplied by:
-        "16-bit" (fp16, bf16), "e4m3" or "int8".
+        torch.float8_e4m3fn, whose bits are the codes; of mxfp4 and nvfp4 the four bits. `scales`
+        are [N, K / group], or [N, 1] where `group` is None, of a type that the format takes (of
+        mxfp4 uint8 or torch.float8_e8m0fnu, of nvfp4 torch.float8_e4m3fn); they may be negative.
+        `zeros`, integers of that shape, go with formats that have zero points. `global_scale`, []
+        or [N] of fp32, multiplies all of a row beside its scales: nvfp4 has one, which is 1 if not
+        given. `activations` are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or
+        "int8".
 
         ProblemError names what does not fit, before anything is made.
         """
@@ -75,12 +78,14 @@ class PackedWeight:
         scales = checks.scales_of(scales, metadata)
         checks.require_zeros(zeros, scales, metadata)
         zeros = None if zeros is None else checks.resolved("zero points", zeros)
+        whole = checks.global_scale_of(global_scale, codes, metadata)
         checks.require_codes(codes, metadata)
         packed = cls.empty(metadata, codes.device)
         for first, end in slabs.row_ranges(metadata, codes.device):
             rows = slice(first, end)
             part = None if zeros is None else zeros[rows].to(torch.uint8)
-            packed.write(first, end, stored(codes[rows], metadata.slab), scales[rows], part)
+            fields = stored(codes[rows], metadata.slab)
+            packed.write(first, end, fields, scales[rows], part, whole)
         return packed
 
     @classmethod
@@ -117,15 +122,25 @@ class PackedWeight:
         return cls(metadata=metadata, **tensors)
 
     def write(
-        self, first: int, end: int, codes: Tensor, scales: Tensor, zeros: Tensor | None
+        self,
+        first: int,
+        end: int,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        global_scale: Tensor | None = None,
     ) -> None:
-        """Fill a range of rows (see slabs.row_ranges) while the weight is being made."""
+        """Fill a range of rows (see slabs.row_ranges) while the weight is being made.
+
+        `global_scale` [] or [N]: of formats that have one.
+        """
         layout = self.metadata.slab
         slabs.write(slabs.of_rows(self.slabs, first, end), layout, codes, scales, zeros)
         if self.channel_scales is not None:
             padded = slice(first, -(-end // ROWS) * ROWS)
             self.channel_scales[padded] = 1
-            self.channel_scales[first:end] = scales[:, 0]
+            own = scales[:, 0] if global_scale is None else global_scale.expand(self.metadata.n)
+            self.channel_scales[first:end] = own if global_scale is None else own[first:end]
             if self.channel_zeros is not None and zeros is not None:
                 self.channel_zeros[padded] = 0
                 self.channel_zeros[first:end] = zeros[:, 0]
@@ -188,7 +203,7 @@ class PackedWeight:
         m = self.metadata
         part, count = slabs.of_rows(self.slabs, first, end), end - first
         found = from_stored(slabs.read(part, m.slab, count, m.k), m.slab)
-        if self.channel_scales is None:
+        if m.group is not None or self.channel_scales is None:
             return found, *slabs.read_scales(part, m.slab, count, m.groups, m.scale_dtype)
         zeros = self.channel_zeros
         zeros = None if zeros is None else zeros[first:end, None]
@@ -197,8 +212,9 @@ class PackedWeight:
     def unpack(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return codes [N, K], scales and zero points [N, groups], as `from_codes` takes them.
 
-        Codes are int8 (int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn; scales of their
-        own type (torch.float8_e8m0fnu of mxfp4), zero points uint8, None where there are none.
+        Codes are int8 (int2, ternary, int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn;
+        scales of their own type (torch.float8_e8m0fnu of mxfp4), zero points uint8, None where
+        there are none.
         """
         m = self.metadata
         found = self.slabs.new_empty(self.shape, dtype=m.code_dtype)
@@ -209,6 +225,12 @@ class PackedWeight:
             if zeros is not None and points is not None:
                 zeros[first:end] = points
         return found, scales, zeros
+
+    def global_scale(self, first: int, end: int) -> Tensor | None:
+        """Return the scales [rows, 1] beside those of groups; None of formats without them."""
+        if self.channel_scales is None or not self.metadata.slab.row.scaled_twice:
+            return None
+        return self.channel_scales[first:end, None]
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Return W [N, K] of type `dtype`: fp16, bf16, fp32, or float64, in which it is exact."""

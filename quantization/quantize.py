@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,10 @@ from warploom.quantization.packed_weight import PackedWeight
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 _WHOLE = 1.5 * 2**23
 _E4M3_LARGEST = 448.0
+_E4M3_LEAST = 2.0**-9
+_E2M1_LARGEST = 6.0
 _E2M1_EXPONENT = 2  # of its largest number, 6
+_E4M3_EXPONENT = 8  # of its largest number, 448
 # What is half way from the magnitude before e2m1's codes from 1 on, and whether that goes up: to
 # the even one.
 _E2M1_HALF_WAY = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -48,25 +51,30 @@ def quantize(
     """Return `weight` [N, K], as torch.nn.Linear has it, of fp32, bf16 or fp16, in few bits.
 
     `group` is k that share a scale: 128, 64, 32, or None for one scale a row; "auto" is 128 (32 of
-    mxfp4). `symmetric` says whether zero points are done without, as the format has it: only uint4
-    has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4), fp16 or fp32. `activations`
-    are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is
-    10 bytes for each code, but no more than 80 MB, and on a GPU 1.3 GB.
+    mxfp4 and mxfp8, 16 of nvfp4, None of ternary). A scale is what makes the largest of its group
+    that of the format; of ternary, whose codes are -1, 0 and 1, it is the mean of sizes, and with
+    None that of the whole weight (BitNet b1.58). `symmetric` says whether zero points are done
+    without, as the format has it: only uint4 has them. `scale_dtype` is bf16 if not given (e8m0 of
+    mxfp4 and mxfp8, e4m3 of nvfp4), fp16 or fp32. `activations` are what it will be multiplied by:
+    "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is 10 bytes for each code, but no
+    more than 80 MB, and on a GPU 1.3 GB.
 
     ProblemError names what does not fit: a weight that is not finite, a scale past its type.
     """
     _require_weight(weight)
     metadata = described(weight.shape, format, group, symmetric, scale_dtype, activations)
     packed = PackedWeight.empty(metadata, weight.device)
+    shared = _shared_scale(weight, metadata)
     given = [
-        _Checked(metadata, weight, *rows) for rows in slabs.row_ranges(metadata, weight.device)
+        _Checked(metadata, weight, *rows, shared)
+        for rows in slabs.row_ranges(metadata, weight.device)
     ]
     for rows in given:
         first, end = rows.first, rows.end
         part = weight[first:end].contiguous().reshape(end - first, metadata.groups, -1)
         scales, zeros, codes = _QUANTISERS[format](part, rows)
         fields = stored(codes.reshape(end - first, metadata.k), metadata.slab)
-        packed.write(first, end, fields, scales, zeros)
+        packed.write(first, end, fields, scales, zeros, shared if format == "nvfp4" else None)
     if bool(torch.stack([rows.wrong for rows in given]).any()):  # a GPU is waited for once
         for rows in given:
             rows.refuse()
@@ -76,8 +84,11 @@ def quantize(
 class _Checked:
     """What a range of rows is quantised for, and how its faults are named, once all are done."""
 
-    def __init__(self, metadata: Metadata, weight: Tensor, first: int, end: int) -> None:
+    def __init__(
+        self, metadata: Metadata, weight: Tensor, first: int, end: int, shared: Tensor | None
+    ) -> None:
         self.metadata = metadata
+        self.shared = shared  # of all weights, where they have one: see _shared_scale
         self.weight = weight
         self.first = first
         self.end = end
@@ -126,7 +137,7 @@ def _largest(part: Tensor) -> Tensor:
 
 
 def _signed(part: Tensor, given: _Checked) -> _Quantised:
-    """Code = weight / scale, where what is largest in size has the lowest code, -8 or -128.
+    """Code = weight / scale, where what is largest in size has the lowest code: -8, -128 or -2.
 
     The scale takes its sign. So all codes are used, and only numbers of the other sign that are as
     large are cut off, by one step at most. Error of Gaussian weights in groups of 32, 64, 128 and
@@ -139,6 +150,59 @@ def _signed(part: Tensor, given: _Checked) -> _Quantised:
     largest = torch.where(high > -low, high, low)
     scales = given.scale(_divided(largest, row.lowest), largest)
     return scales, None, _whole(part, scales, torch.zeros_like(largest), row)
+
+
+def _ternary(part: Tensor, given: _Checked) -> _Quantised:
+    """Code = weight / scale, rounded to -1, 0 or 1, where the scale is the mean size.
+
+    It is that of a group, or of the whole weight where scales are per channel, as BitNet b1.58
+    trains: all rows have the same then.
+    """
+    sizes = torch.linalg.vector_norm(part, 1, dim=-1, dtype=torch.float64) / part.shape[-1]
+    exact = sizes.float() if given.shared is None else given.shared.expand(sizes.shape)
+    scales = given.scale(exact, exact)
+    return scales, None, _whole(part, scales, torch.zeros_like(exact), given.metadata.slab.row)
+
+
+def _shared_scale(weight: Tensor, metadata: Metadata) -> Tensor | None:
+    """Return what scales of all rows depend on, in fp32 []; None where there is no such thing.
+
+    Of ternary weights with a scale per channel it is the mean size; of nvfp4 the global scale, with
+    which the scale of the largest weight is e4m3's largest number.
+    """
+    if metadata.format == "ternary" and metadata.group is None:
+        return _mean_size(weight, metadata)
+    if metadata.format != "nvfp4":
+        return None
+    ranges = slabs.row_ranges(metadata, weight.device)
+    largest = torch.stack([weight[a:b].abs().amax().float() for a, b in ranges]).amax()
+    exact = _divided(largest, _E2M1_LARGEST * _E4M3_LARGEST)
+    return torch.where(exact == 0, 1.0, exact)
+
+
+def _nvfp4(part: Tensor, given: _Checked) -> _Quantised:
+    """Code = weight / scale in e2m1, where a group's scale is e4m3 times the global one.
+
+    What is largest in size in a group is 6 times its scale, but for how that is rounded.
+    """
+    whole = cast("Tensor", given.shared)
+    low, high = _bounds(part)
+    largest = torch.maximum(high, -low)
+    given.look(~torch.isfinite(largest), largest)
+    exact = _divided(largest, _E2M1_LARGEST) / whole
+    scales = exact.clamp(_E4M3_LEAST, _E4M3_LARGEST).to(torch.float8_e4m3fn)
+    steps = scales.float() * whole
+    steps = torch.where(steps == 0, 1.0, steps)  # below all numbers of fp32: codes are 0
+    codes = _e2m1(part.float() / -steps[..., None])
+    return scales, None, codes
+
+
+def _mean_size(weight: Tensor, metadata: Metadata) -> Tensor:
+    """Return the mean of sizes of all weights, in fp32, range by range: little memory."""
+    total = torch.zeros((), dtype=torch.float64, device=weight.device)
+    for first, end in slabs.row_ranges(metadata, weight.device):
+        total += torch.linalg.vector_norm(weight[first:end], 1, dtype=torch.float64)
+    return (total / weight.numel()).float()
 
 
 def _unsigned(part: Tensor, given: _Checked) -> _Quantised:
@@ -168,17 +232,34 @@ def _mxfp4(part: Tensor, given: _Checked) -> _Quantised:
     It is that of what is largest in size, less e2m1's: 2^(floor(log2(largest)) - 2), which leaves
     4 to 8. What is above 6 becomes 6.
     """
+    bits, scales = _powers_of_two(part, given, _E2M1_EXPONENT)
+    # Dividing is exact, but for what becomes 0 anyway; fp16 has no scales as small.
+    dtype = torch.bfloat16 if part.dtype == torch.bfloat16 else torch.float32
+    codes = _e2m1(part / -scales.to(dtype)[..., None])
+    return bits, None, codes
+
+
+def _mxfp8(part: Tensor, given: _Checked) -> _Quantised:
+    """Code = weight / scale in e4m3, where the scale is a power of two (OCP MX 1.0, section 6.3).
+
+    It leaves 256 to 512 for what is largest in size. What is above 448 becomes 448.
+    """
+    bits, scales = _powers_of_two(part, given, _E4M3_EXPONENT)
+    codes = part.float() / scales[..., None]
+    codes = codes.clamp_(-_E4M3_LARGEST, _E4M3_LARGEST).to(torch.float8_e4m3fn)
+    return bits, None, codes
+
+
+def _powers_of_two(part: Tensor, given: _Checked, above: int) -> tuple[Tensor, Tensor]:
+    """Return scales as e8m0 and in fp32: the power of two of the largest weight, less `above`."""
     largest = _largest(part).float()
-    exponent = torch.frexp(largest).exponent - 1 - _E2M1_EXPONENT + _E8M0_BIAS
+    exponent = torch.frexp(largest).exponent - 1 - above + _E8M0_BIAS
     bits = torch.where(largest == 0, _E8M0_BIAS, exponent.clamp(min=0))
     # 2^(bits - 127) in fp32: its exponent, but for 2^-127, which is below the normal numbers.
     scales = torch.where(bits == 0, 1 << 22, bits << 23).to(torch.int32).view(torch.float32)
     most, _, _ = checks.largest_scale(given.metadata)
     given.look(~torch.isfinite(largest) | (bits > checks.e8m0(most)), scales)
-    # Dividing is exact, but for what becomes 0 anyway; fp16 has no scales as small.
-    dtype = torch.bfloat16 if part.dtype == torch.bfloat16 else torch.float32
-    codes = _e2m1(part / -scales.to(dtype)[..., None])
-    return bits.to(torch.uint8).view(torch.float8_e8m0fnu), None, codes
+    return bits.to(torch.uint8).view(torch.float8_e8m0fnu), scales
 
 
 def _e2m1(opposite: Tensor) -> Tensor:
@@ -201,6 +282,10 @@ _QUANTISERS: dict[str, Callable[[Tensor, _Checked], _Quantised]] = {
     "int8": _signed,
     "e4m3": _e4m3,
     "mxfp4": _mxfp4,
+    "mxfp8": _mxfp8,
+    "nvfp4": _nvfp4,
+    "int2": _signed,
+    "ternary": _ternary,
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from warploom.generator.formats import FORMATS, STEPS, WORD_BITS, WeightFormat
-from warploom.generator.slabs import BRICK_K, DEPTH, ROWS, SlabLayout
+from warploom.generator.slabs import DEPTH, ROWS, SlabLayout
 from warploom.quantization.metadata import Metadata
 
 RANGE = 1 << 23  # codes that are converted at a time: little memory
@@ -23,10 +23,11 @@ RANGE_OF_GPU = 1 << 27  # few launches: 10 bytes each, 1.3 GB, at most
 _WARPS, _LANES, _QUADS, _HALVES = 4, 8, 4, 2
 
 # What a row and a k are made of, outermost first; and what lies in memory up to the codes that a
-# thread gives one wgmma, in registers (a half of k, and the upper or the lower row) and elements.
+# thread gives one wgmma, in registers (a half of k, and the upper or the lower row) and elements,
+# or gives the two that share their words.
 _ROW_AND_K = (
     *("block", "warp", "lower", "lane"),
-    *("slab", "brick", "piece", "step", "half", "quad", "element"),
+    *("slab", "brick", "piece", "step", "second", "half", "quad", "element"),
 )
 _MEMORY = ("block", "slab", "brick", "piece", "warp", "lane", "quad", "step")
 
@@ -55,8 +56,11 @@ def write(
     blocks, deep = slabs.shape[:2]
     whole = _padded(stored, blocks * ROWS, deep * DEPTH, layout.order.offset)
     codes = whole.view(blocks, _WARPS, _HALVES, _LANES, -1)
-    if layout.row.bits == 4:
-        codes = torch.add(codes[:, :, :1], codes[:, :, 1:], alpha=16)  # the lower row above
+    if layout.row.bits < 8:  # the lower row above
+        codes = torch.add(codes[:, :, :1], codes[:, :, 1:], alpha=1 << layout.row.bits)
+    if layout.row.bits == 2:  # and the second half of k of each step above that
+        halves = codes.view(*codes.shape[:-1], -1, _HALVES, layout.step // _HALVES)
+        codes = torch.add(halves[..., 0, :], halves[..., 1, :], alpha=16)
     arranged = _ARRANGED[layout.format, layout.activations]
     part = slabs[..., : layout.codes_bytes]
     memory, ordered = (
@@ -69,9 +73,9 @@ def write(
         _moved(words, arranged.moved, out=words)
     if layout.group is not None:
         begin, end = layout.codes_bytes, layout.codes_bytes + layout.scales_bytes
-        # torch fills few types of 8 bits, so e8m0's one is given by its bits.
-        one = 127 if layout.scale == "e8m0" else 1
-        values = scales.view(torch.uint8) if layout.scale == "e8m0" else scales
+        # torch fills few types of 8 bits, so their one is given by its bits.
+        one = {"e8m0": 127, "e4m3": 0x38}.get(layout.scale, 1)
+        values = scales.view(torch.uint8) if layout.scale_type.bytes == 1 else scales
         slabs[..., begin:end] = _by_position(values, blocks, layout, one)
         if zeros is not None:
             slabs[..., end:] = _by_position(zeros, blocks, layout, 0)
@@ -84,11 +88,15 @@ def read(slabs: Tensor, layout: SlabLayout, rows: int, k: int) -> Tensor:
     arranged = _ARRANGED[layout.format, layout.activations]
     if arranged.back:
         part = _moved(part.view(torch.int32), arranged.back).view(torch.uint8)
-    lower = 1 if layout.row.bits == 4 else _HALVES
-    codes = slabs.new_empty(blocks, _WARPS, lower, _LANES, deep * DEPTH)
+    bits = layout.row.bits
+    lower, halves = 1 if bits < 8 else _HALVES, _HALVES if bits == 2 else 1
+    codes = slabs.new_empty(blocks, _WARPS, lower, _LANES, deep * DEPTH // halves)
     arranged.axes(codes, blocks, deep, rows=True).copy_(arranged.axes(part, blocks, deep))
-    if layout.row.bits == 4:
-        codes = torch.cat((codes & 15, codes >> 4), 2)
+    if bits == 2:
+        steps = codes.view(*codes.shape[:-1], -1, layout.step // _HALVES)
+        codes = torch.stack((steps & 15, steps >> 4), -2).flatten(-3)
+    if bits < 8:
+        codes = torch.cat((codes & (1 << bits) - 1, codes >> bits), 2)
     return codes.view(blocks * ROWS, -1)[:rows, :k]
 
 
@@ -125,7 +133,9 @@ def _padded(values: Tensor, rows: int, columns: int, padding: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Arrangement:
-    """How whole codes lie, and how bits are moved then; two rows share a byte where they have 4.
+    """How whole codes lie, and how bits are moved then.
+
+    Two rows share a byte where codes have 4 bits, and two halves of k as well where they have 2.
 
     `field` are the axes of the codes that a thread gives one wgmma, outermost first. `moved` and
     `back` are for _moved; empty where all bits stay.
@@ -144,7 +154,7 @@ class _Arrangement:
         """
         sizes = {"block": blocks, "slab": deep} | _sizes(self.row, self.activations)
         memory = (*_MEMORY, *self.field)
-        seen = _ROW_AND_K if rows else memory
+        seen = [axis for axis in _ROW_AND_K if axis in memory] if rows else memory
         if self.field[-1] == "element":
             wide = torch.int16 if sizes["element"] == 2 else torch.int32
             tensor, sizes["element"] = tensor.view(wide), 1
@@ -154,15 +164,17 @@ class _Arrangement:
 
 def _sizes(row: WeightFormat, activations: str) -> dict[str, int]:
     """Return the extents of the axes that all slabs have, in bytes of whole codes."""
-    step, pieces = STEPS[activations], row.bits // 4
+    step, order = STEPS[activations], row.orders[activations]
+    layout = SlabLayout(row.name, row.groups[0], row.scales[0], activations)
     return {
         "warp": _WARPS,
         "lower": _HALVES if row.bits == 8 else 1,
         "lane": _LANES,
-        "brick": DEPTH // BRICK_K,
-        "piece": pieces,
-        "step": BRICK_K // step // pieces,
-        "half": _HALVES,
+        "brick": DEPTH // layout.brick_k,
+        "piece": layout.pieces,
+        "step": layout.brick_k // step // layout.pieces // order.steps,
+        "second": order.steps,
+        "half": 1 if row.bits == 2 else _HALVES,
         "quad": _QUADS,
         "element": step // (_HALVES * _QUADS),
     }
@@ -171,10 +183,14 @@ def _sizes(row: WeightFormat, activations: str) -> dict[str, int]:
 def _arrangement(row: WeightFormat, activations: str) -> _Arrangement:
     """Return the arrangement after which no bit has to move, or none out of its word.
 
-    Codes of 4 bits lie above those 8 rows higher, in the same byte.
+    Codes of 4 bits lie above those 8 rows higher, in the same byte, and of 2 those of the second
+    half of k above both.
     """
-    inner = ("half", "lower", "element") if row.bits == 8 else ("half", "element")
-    beside = ("lower",) if row.bits == 4 else ()
+    beside = {8: (), 4: ("lower",), 2: ("half", "lower")}[row.bits]
+    inner = [axis for axis in ("half", "lower", "second", "element") if axis not in beside]
+    if row.orders[activations].steps == 1:
+        inner.remove("second")
+        beside = ("second", *beside)
     found = []
     for field in permutations(inner):
         places = _places(row, activations, (*field, *beside))
@@ -190,13 +206,14 @@ def _arrangement(row: WeightFormat, activations: str) -> _Arrangement:
 
 def _places(row: WeightFormat, activations: str, field: tuple[str, ...]) -> list[int]:
     """Return where each bit belongs that whole codes have in a step's words, in that order."""
-    sizes = _sizes(row, activations) | {"lower": _HALVES}
+    sizes = _sizes(row, activations) | {"lower": _HALVES, "half": _HALVES}
     places = []
     for at in product(*(range(sizes[axis]) for axis in field)):
         of = dict(zip(field, at, strict=True))
         for bit in range(row.bits):
             register = 2 * of["half"] + of["lower"]
-            places.append(row.orders[activations].place(register, of["element"], bit))
+            order = row.orders[activations]
+            places.append(order.place(register, of["element"], bit, of["second"]))
     return places
 
 

@@ -13,8 +13,17 @@ import torch
 
 from warploom.quantization import PackedWeight
 
-BITS = {"int4": 4, "uint4": 4, "mxfp4": 4, "e4m3": 8}
-OFFSET = 8  # that is added to the numbers of int4, so that none is negative
+BITS = {
+    "int4": 4,
+    "uint4": 4,
+    "mxfp4": 4,
+    "e4m3": 8,
+    "mxfp8": 8,
+    "nvfp4": 4,
+    "int2": 2,
+    "ternary": 2,
+}
+OFFSETS = {"int4": 8, "int2": 2, "ternary": 2}  # added to numbers, so that none is negative
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the magnitudes of mxfp4's codes
 
 
@@ -22,15 +31,17 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the magnitudes of mxfp4's co
 class Codes:
     """A weight [n, k] in a format.
 
-    `codes` are uint8 [n, k]: of int4 OFFSET more than the number, else its bits. `scales` are
-    [n, k / group] in bf16, fp16 or fp32, of mxfp4 uint8: 127 more than the power of two. `zeros`
-    are uint8 [n, k / group], or None.
+    `codes` are uint8 [n, k]: OFFSETS of the format more than the number, or its bits. `scales` are
+    [n, k / group] in bf16, fp16 or fp32, of mxfp4 and mxfp8 uint8: 127 more than the power of two.
+    `zeros` are uint8 [n, k / group], or None. Of nvfp4 scales are e4m3, and `global_scale`, fp32
+    [], multiplies all.
     """
 
     format: str
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
+    global_scale: torch.Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -59,19 +70,20 @@ class Codes:
 
     def factors(self) -> torch.Tensor:
         """The scales [n, k / group] in float64."""
-        if self.format == "mxfp4":
+        if self.format in ("mxfp4", "mxfp8"):
             return torch.exp2(self.scales.double() - 127)
-        return self.scales.double()
+        scales = self.scales.double()
+        return scales if self.global_scale is None else scales * self.global_scale.double()
 
     def numbers(self) -> torch.Tensor:
         """What scales multiply, in float64 [n, k]."""
-        if self.format == "e4m3":
+        if self.format in ("e4m3", "mxfp8"):
             return self.codes.view(torch.float8_e4m3fn).double()
-        if self.format == "mxfp4":
+        if self.format in ("mxfp4", "nvfp4"):
             known = torch.tensor([*_E2M1, *(-x for x in _E2M1)], dtype=torch.float64)
             return known.to(self.codes.device)[self.codes.int()]
         if self.zeros is None:
-            return self.codes.double() - (OFFSET if self.format == "int4" else 0)
+            return self.codes.double() - OFFSETS.get(self.format, 0)
         zeros = self.zeros.double()[..., None]
         return (self.codes.double().view(self.n, -1, self.group) - zeros).view(self.n, self.k)
 
@@ -80,14 +92,19 @@ def codes_of(packed: PackedWeight) -> Codes:
     """The numbers of a packed weight."""
     codes, scales, zeros = packed.unpack()
     name = packed.metadata.format
-    stored = (codes.to(torch.int16) + OFFSET).to(torch.uint8) if name == "int4" else codes
-    factors = scales.view(torch.uint8) if name == "mxfp4" else scales
-    return Codes(name, stored.view(torch.uint8), factors, zeros)
+    if name in OFFSETS:
+        codes = (codes.to(torch.int16) + OFFSETS[name]).to(torch.uint8)
+    factors = scales.view(torch.uint8) if name in ("mxfp4", "mxfp8") else scales
+    whole = packed.global_scale(0, 1)
+    whole = None if whole is None else whole.reshape(())
+    return Codes(name, codes.view(torch.uint8), factors, zeros, whole)
 
 
 def words(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Unsigned numbers [.., count], uint8, as int32 [.., count bits / 32], the first lowest."""
-    if bits == 4:
+    if bits == 2:
+        values = values[..., ::2] | values[..., 1::2] << 2
+    if bits <= 4:
         values = values[..., ::2] | values[..., 1::2] << 4
     return values.contiguous().view(torch.int32)
 

@@ -1,8 +1,8 @@
 """Contenders of a mixed product: Warploom, its peers, and the dense products beside them.
 
 Peers multiply the same quantised numbers, a cell's figure is of the fastest of them. Dense products
-(`dense`) are of the dequantised weight: in bf16 by torch and by Warploom, and in e4m3 where the
-activations are; they are no peers, but what a quantised weight would replace.
+(`dense`) are of the dequantised weight: in bf16 by torch and by Warploom, and in e4m3 or int8
+where the activations are; they are no peers, but what a quantised weight would replace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.peers._mixed_problem import (
     quantised,
     right,
 )
-from benchmarks.peers._mixed_weights import Eight, Packed, Weight, Wide, WideGemm
+from benchmarks.peers._mixed_weights import Eight, EightInteger, Packed, Weight, Wide, WideGemm
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender
 from warploom.runtime.trial import buffer_sets, wrong
@@ -32,7 +32,12 @@ DENSE: dict[str, type[Weight]] = {
     "torch.mm, bf16": Wide,
     "warploom.gemm, bf16": WideGemm,
     "warploom.gemm, e4m3": Eight,
+    "warploom.gemm, int8": EightInteger,
 }
+EIGHT: dict[type[Weight], str] = {
+    Eight: "e4m3",
+    EightInteger: "int8",
+}  # whose activations they take
 
 
 def contenders(kind: Kind, shape: Shape, asked: Asked) -> list[Contender]:
@@ -47,7 +52,7 @@ def _contenders(products: Products, asked: Asked) -> Iterator[Contender]:
             yield products.contender(called, layout, peer=True)
     if not asked.peers or "dense" in asked.peers:
         for called, layout in DENSE.items():
-            if layout is not Eight or products.a.rows is not None:
+            if EIGHT.get(layout, products.kind.activations) == products.kind.activations:
                 yield products.contender(called, layout)
     for spec in asked.specs:
         if spec.operation.family == "mixed_gemm":  # one for another cell says so

@@ -1,9 +1,10 @@
 """Products of a quantised weight: formats, random operands, and how far a right result may be off.
 
-D[m, n] = rows[m] sum over k of A[m, k] W[n, k], with A in bf16 or e4m3. Every contender is held
-against float64 from the numbers that it was given itself. A weight times its scale is rounded to
-A's type by most kernels, and sums of parts of k to that of D: both errors are random, so the bound
-has them relative to the root of the sum of squares, which a lost step of k breaks at any length.
+D[m, n] = rows[m] sum over k of A[m, k] W[n, k], with A in bf16, e4m3 or int8. Every contender is
+held against float64 from the numbers that it was given itself. A weight times its scale is rounded
+to A's type by most kernels, and sums of parts of k to that of D: both errors are random, so the
+bound has them relative to the root of the sum of squares, which a lost step of k breaks at any
+length.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Kind:
     def bytes(self, shape: Shape) -> int:
         """Of the weight with its scales in bf16, of A and of D, each moved once."""
         m, n, k = shape
-        scale = {"mxfp4": 1, "uint4": 3}.get(self.format, 2)  # with a zero point
+        scale = {"mxfp4": 1, "mxfp8": 1, "nvfp4": 1, "uint4": 3}.get(
+            self.format, 2
+        )  # with a zero point
         weight = n * k * BITS[self.format] // 8 + n * (k // (self.group or k)) * scale
         return weight + m * k * self.bits // 8 + 2 * m * n
 
@@ -64,6 +67,12 @@ KINDS = {
     "w8a16": Kind("e4m3", None),
     "w4a8": Kind("int4", 128, "e4m3"),
     "w4a16_zeros": Kind("uint4", 128),
+    "nvfp4": Kind("nvfp4", 16),
+    "mxfp8": Kind("mxfp8", 32),
+    "mxfp8_a8": Kind("mxfp8", 32, "e4m3"),
+    "ternary_a8": Kind("ternary", None, "int8"),
+    "ternary_a16": Kind("ternary", None),
+    "w2a8": Kind("int2", 128, "int8"),
 }
 
 
@@ -96,7 +105,7 @@ def packed(weight: torch.Tensor, kind: Kind) -> PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """A [m, k]: bf16, or e4m3 with a scale for each row (fp32 [m]) and in bf16 beside it."""
+    """A [m, k]: bf16, or e4m3 or int8 with a scale for each row (fp32 [m]), and in bf16 beside."""
 
     values: torch.Tensor
     rows: torch.Tensor | None
@@ -109,7 +118,7 @@ class Activations:
         wide = torch.randn(m, k, generator=draws, device=device).bfloat16()
         if kind.activations == "bf16":
             return cls(wide, None, wide)
-        values, rows = by_rows(wide)
+        values, rows = by_rows(wide, TORCH[kind.activations])
         return cls(values, rows, (values.float() * rows[:, None]).bfloat16())
 
     def exact(self, *, wide: bool = False) -> torch.Tensor:
@@ -119,12 +128,15 @@ class Activations:
         return self.values.double() * self.rows.double()[:, None]
 
 
-def by_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In e4m3 [m, k], with a scale for each row: fp32 [m], in memory of a multiple of four."""
-    m = values.shape[0]
+def by_rows(
+    values: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In 8 bits [m, k], with a scale for each row: fp32 [m], in memory of a multiple of four."""
+    m, integer = values.shape[0], dtype == torch.int8
     rows = torch.zeros(-(-m // 4) * 4, device=values.device)[:m]
-    rows += values.float().abs().amax(1).clamp(min=1e-12) / _LARGEST
-    return (values.float() / rows[:, None]).to(torch.float8_e4m3fn), rows
+    rows += values.float().abs().amax(1).clamp(min=1e-12) / (127.0 if integer else _LARGEST)
+    scaled = values.float() / rows[:, None]
+    return (scaled.round() if integer else scaled).to(dtype), rows
 
 
 # ---- What is right -------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class WideGemm(Wide):
 class Eight(Weight):
     """The dequantised weight in e4m3 with a scale for each row, by Warploom's fp8 product."""
 
-    accumulation = "fast"
+    accumulation: ClassVar[Accumulation] = "fast"
 
     @classmethod
     def of(cls, given: Quantised) -> Eight:
@@ -139,6 +139,17 @@ class Eight(Weight):
         values, columns = self.tensors
         found: torch.Tensor = values.double() * columns.double()[:, None]
         return found
+
+
+class EightInteger(Eight):
+    """The dequantised weight in int8 with a scale for each row, by Warploom's int8 product."""
+
+    accumulation = "promoted"
+
+    @classmethod
+    def of(cls, given: Quantised) -> EightInteger:
+        """Quantised once more: ternary weights are exact."""
+        return cls(by_rows(given.codes.weight().float(), torch.int8))
 
 
 def only(name: str, codes: Codes, *formats: str) -> Codes:

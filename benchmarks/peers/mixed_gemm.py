@@ -40,6 +40,21 @@ def zeros(asked: Asked) -> Iterator[Case]:
     return layers(asked, ("w4a16_zeros",))
 
 
+def two_bits(asked: Asked) -> Iterator[Case]:
+    """Weights of 2 bits, by int8 and by bf16."""
+    return layers(asked, ("ternary_a8", "ternary_a16", "w2a8"))
+
+
+def nvfp4(asked: Asked) -> Iterator[Case]:
+    """NVFP4 weights by bf16."""
+    return layers(asked, ("nvfp4",))
+
+
+def mxfp8(asked: Asked) -> Iterator[Case]:
+    """MXFP8 weights, by bf16 and by e4m3."""
+    return layers(asked, ("mxfp8", "mxfp8_a8"))
+
+
 def decode(_asked: Asked) -> Iterator[Case]:
     """A step of decoding, all of its layers, with the head and attention in bf16."""
     listed = dict(LISTED["decode"])
@@ -82,6 +97,9 @@ FAMILY = MixedProducts(
     groups={
         "llm": Group("{kind}, layers of language models", layers, ROW),
         "zeros": Group("{kind}, layers of language models", zeros),
+        "nvfp4": Group("{kind}, layers of language models", nvfp4),
+        "mxfp8": Group("{kind}, layers of language models", mxfp8),
+        "two_bits": Group("{kind}, layers of language models", two_bits),
         "normed": Group(
             "{kind}, an RMS norm through two epilogues and as a kernel",
             partial(normed, "mixed_gemm"),
@@ -95,6 +113,12 @@ FAMILY = MixedProducts(
         "w8a16": "Mixed GEMM, e4m3 by bf16, a scale per row",
         "w4a8": "Mixed GEMM, int4 by e4m3, groups of 128",
         "w4a16_zeros": "Mixed GEMM, uint4 with zero points by bf16, groups of 128",
+        "mxfp8": "Mixed GEMM, mxfp8 by bf16",
+        "mxfp8_a8": "Mixed GEMM, mxfp8 by e4m3",
+        "nvfp4": "Mixed GEMM, nvfp4 by bf16",
+        "ternary_a8": "Mixed GEMM, ternary by int8, a scale per row",
+        "ternary_a16": "Mixed GEMM, ternary by bf16, a scale per row",
+        "w2a8": "Mixed GEMM, int2 by int8, groups of 128",
     },
     peers={**{name: called for name, (called, _) in MIXED.items()}, "dense": "torch.mm, bf16"},
     called={"torch, int4": "torch._weight_int4pack_mm", "torch.mm, bf16": "torch.mm (cuBLAS)"},

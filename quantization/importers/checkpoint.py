@@ -13,14 +13,27 @@ from torch import Tensor
 
 from warploom.errors import ProblemError
 from warploom.printable import brief, cut
-from warploom.quantization.importers import awq, compressed_tensors, fp8, gptq, mxfp4, torchao
+from warploom.quantization.importers import (
+    awq,
+    bitnet,
+    compressed_tensors,
+    fp8,
+    gptq,
+    mxfp4,
+    nvfp4,
+    torchao,
+)
 from warploom.quantization.importers.layer import Tensors
 
 PREFIX = "_weight_"  # of torchao's in a safetensors file
 NAMES = tuple(
     dict.fromkeys(
         [
-            *(name for one in (awq, compressed_tensors, fp8, gptq, mxfp4) for name in one.NAMES),
+            *(
+                name
+                for one in (awq, bitnet, compressed_tensors, fp8, gptq, mxfp4, nvfp4)
+                for name in one.NAMES
+            ),
             *torchao.NAMES,
             *(f"{PREFIX}{name}" for name in torchao.NAMES),
         ]

@@ -1,7 +1,7 @@
-"""compressed-tensors (llm-compressor, vLLM): packed and plain integers, float8, MXFP4.
+"""compressed-tensors (llm-compressor, vLLM): integers, float8, MXFP4, MXFP6, MXFP8, NVFP4.
 
-Source: compressed-tensors 0.20, compressors/{pack_quantized,naive_quantized,mxfp4} for the layouts,
-quantization/{quant_args,quant_config}.py for the configuration.
+Source: compressed-tensors 0.20, compressors/ (pack_quantized, naive_quantized, mxfp4, mxfp6, mxfp8,
+nvfp4) for the layouts, quantization/{quant_args,quant_config}.py for the configuration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from warploom.printable import brief, cut
-from warploom.quantization.importers import mxfp4
+from warploom.quantization.importers import mxfp4, mxfp8, nvfp4
 from warploom.quantization.importers.layer import (
     SCALES,
     Config,
@@ -61,9 +61,16 @@ def read(tensors: Tensors, config: Config, name: str) -> Layer:
         return _packed(tensors, weights)
     if layout == "mxfp4-pack-quantized":
         return _mxfp4(tensors)
+    if layout == "mxfp8-quantized":
+        return mxfp8.read(SOURCE, tensors)
+    if layout == "mxfp6-pack-quantized":
+        return mxfp8.six_bits(SOURCE, tensors, name)
+    if layout == "nvfp4-pack-quantized":
+        return nvfp4.compressed(SOURCE, tensors)
     if layout in PLAIN:
         return _plain(tensors, weights)
-    known = ", ".join(["pack-quantized", "mxfp4-pack-quantized", *PLAIN])
+    mx = ("mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
+    known = ", ".join(["pack-quantized", *mx, "nvfp4-pack-quantized", *PLAIN])
     raise refused(SOURCE, f"format {brief(layout)}", rule=f"must be one of {known}")
 
 
@@ -200,10 +207,15 @@ def _size(weights: Config, groups: int, k: int) -> int:
 
 def _layout(tensors: Tensors) -> str:
     packed = tensors.get("weight_packed")
+    scales = tensors.get("weight_scale")
+    if not isinstance(scales, Tensor) or scales.dtype != torch.uint8:
+        scales = None  # no exponents
     if packed is None:
-        return "naive-quantized"
+        return "naive-quantized" if scales is None else "mxfp8-quantized"
     if packed.dtype != torch.uint8:
         return "pack-quantized"
+    if scales is not None and mxfp8.is_six_bits(packed, scales):
+        return "mxfp6-pack-quantized"
     return "nvfp4-pack-quantized" if "weight_global_scale" in tensors else "mxfp4-pack-quantized"
 
 

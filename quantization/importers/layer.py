@@ -51,6 +51,7 @@ class Layer:
     group: int | None
     offsets: Tensor | None = None
     blocks: BlockScaled | None = None
+    global_scale: Tensor | None = None  # that multiplies beside scales: nvfp4 has one
 
     def packed(self, activations: Activations, requantize: str | None = None) -> PackedWeight:
         """Return the same weight as kernels read it.
@@ -69,6 +70,7 @@ class Layer:
                 format=self.format,
                 group=self.group,
                 activations=activations,
+                global_scale=self.global_scale,
             )
         if requantize is None:
             raise ProblemError(

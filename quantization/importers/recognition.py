@@ -15,10 +15,12 @@ from warploom.printable import brief, cut
 from warploom.quantization.importers import (
     auto_round,
     awq,
+    bitnet,
     compressed_tensors,
     fp8,
     gptq,
     mxfp4,
+    nvfp4,
     overrides,
     torchao,
 )
@@ -27,7 +29,10 @@ from warploom.quantization.importers.layer import BlockScaled, Config, Layer, Te
 from warploom.quantization.packed_weight import PackedWeight
 from warploom.suggestions import suggestion
 
-SOURCES = ("compressed-tensors", "gptq", "awq", "mxfp4", "fp8", "torchao", *auto_round.METHODS)
+SOURCES = (
+    *("compressed-tensors", "gptq", "awq", "mxfp4", "fp8", "torchao", "bitnet", nvfp4.MODELOPT),
+    *auto_round.METHODS,
+)
 LONGEST = 400  # characters of a part of an error: files of others may say megabytes
 
 
@@ -153,6 +158,10 @@ def _read(
             return mxfp4.read(layer, expert)
         case "fp8":
             return fp8.read(layer, config)
+        case nvfp4.MODELOPT:
+            return nvfp4.modelopt(layer, config, name)
+        case "bitnet":
+            return bitnet.read(layer, config)
         case _:
             return torchao.read(*_described(layer, name, metadata))
 
@@ -194,6 +203,15 @@ def _by_names(layer: Tensors) -> str:
         return "torchao"
     if "weight_scale_inv" in layer:
         return "fp8"
+    if "weight_scale_2" in layer:
+        return nvfp4.MODELOPT
+    weight = layer.get("weight")
+    if isinstance(weight, Tensor) and weight.dtype == torch.uint8:
+        raise ProblemError(
+            "a weight of uint8 without a configuration",
+            rule="linear_class must be known: by its name scales of BitNet divide or multiply",
+            fix="pass quantization_config of the checkpoint's config.json",
+        )
     if "weight_packed" in layer or "weight_scale" in layer:
         return "compressed-tensors"
     if {"qweight", "qzeros", "scales"} <= set(layer) and "g_idx" not in layer:
@@ -208,7 +226,6 @@ def _by_names(layer: Tensors) -> str:
             rule="quant_method and checkpoint_format must be known",
             fix="pass quantization_config of the checkpoint's config.json",
         )
-    weight = layer.get("weight")
     if isinstance(weight, Tensor) and weight.dtype in (
         torch.float16,
         torch.bfloat16,

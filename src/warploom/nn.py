@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from warploom.integrations.bit_linear import BitLinear
 from warploom.integrations.float8_linear import Float8Linear
 from warploom.integrations.gated_mlp import GatedMLP
 from warploom.integrations.linear import Linear
 from warploom.integrations.quantized_linear import QuantizedLinear
 
-__all__ = ["Float8Linear", "GatedMLP", "Linear", "QuantizedLinear"]
+__all__ = ["BitLinear", "Float8Linear", "GatedMLP", "Linear", "QuantizedLinear"]

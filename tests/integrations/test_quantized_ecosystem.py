@@ -19,7 +19,14 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.nn import QuantizedLinear
 
-FORMATS = [("int4", 128), ("uint4", None), ("int8", None), ("e4m3", 128), ("mxfp4", 32)]
+FORMATS = [
+    ("int4", 128),
+    ("uint4", None),
+    ("int8", None),
+    ("e4m3", 128),
+    ("mxfp4", 32),
+    ("nvfp4", 16),
+]
 WIDTH, HEADS = 128, 4
 
 

@@ -125,7 +125,7 @@ def test_a_state_is_tensors_that_bring_the_layer_back(tmp_path: Path, assign: bo
 
 def test_a_new_layer_is_zero() -> None:
     """Not what was in memory: a model whose state lacked a layer would differ from run to run."""
-    for format in ("int4", "uint4", "int8", "e4m3", "mxfp4"):
+    for format in ("int4", "uint4", "int8", "e4m3", "mxfp4", "ternary", "nvfp4", "mxfp8"):
         made = QuantizedLinear(K, 8, format=format)
         assert made(random(3, K, dtype=torch.float32)).count_nonzero() == 0
 

@@ -8,6 +8,14 @@ from functools import cache
 
 E2M1 = [Fraction(x) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
 
+RANGES = {
+    "int4": (-8, 7),
+    "uint4": (0, 15),
+    "int8": (-128, 127),
+    "int2": (-2, 1),
+    "ternary": (-1, 1),
+}
+
 
 def e4m3(bits: int) -> Fraction:
     exponent, mantissa = bits >> 3 & 15, bits & 7
@@ -20,11 +28,11 @@ def e4m3(bits: int) -> Fraction:
 
 def numbers(format: str, zero: int = 0) -> dict[int, Fraction]:
     """What each code stands for, before its scale; of a float's two zeros the positive one."""
-    if format == "e4m3":
+    if format in ("e4m3", "mxfp8"):
         return {bits: e4m3(bits) for bits in range(256) if bits & 127 != 127 and bits != 128}
-    if format == "mxfp4":
+    if format in ("mxfp4", "nvfp4"):
         return {bits: (-1 if bits & 8 else 1) * E2M1[bits & 7] for bits in range(16) if bits != 8}
-    low, high = {"int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127)}[format]
+    low, high = RANGES[format]
     return {code: Fraction(code - zero) for code in range(low, high + 1)}
 
 

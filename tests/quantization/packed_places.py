@@ -9,8 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROWS, DEPTH = 64, 128
-SCALE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
-BITS = {"int4": 4, "uint4": 4, "int8": 8, "e4m3": 8, "mxfp4": 4}
+SCALE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1, "e4m3": 1}
+BITS = {
+    "int4": 4,
+    "uint4": 4,
+    "int8": 8,
+    "e4m3": 8,
+    "mxfp4": 4,
+    "int2": 2,
+    "ternary": 2,
+    "nvfp4": 4,
+    "mxfp8": 8,
+}
 WITH_ZEROS = {"uint4"}
 
 
@@ -46,7 +56,9 @@ class Places:
         """The byte of each bit that is stored of code (n, k), the lowest first, and its place."""
         bits = BITS[self.format]
         row, deep = n % ROWS, k % DEPTH
-        brick, deep = deep // 64, deep % 64
+        brick_k = 128 if bits == 2 else 64
+        beside = 2 if bits == 2 and self.step == 16 else 1  # steps that share their words
+        brick, deep = deep // brick_k, deep % brick_k
         step, deep = deep // self.step, deep % self.step
         half, deep = deep // (self.step // 2), deep % (self.step // 2)
         elements = self.step // 8
@@ -56,30 +68,38 @@ class Places:
         found = []
         for bit in range(bits):
             # Of all that the thread has of the brick.
-            within = step * 4 * elements * bits + self.in_step(2 * half + lower, element, bit)
+            within = step // beside * beside * 4 * elements * bits
+            within += self.in_step(2 * half + lower, element, bit, step % beside)
             piece, within = within // 128, within % 128
-            start = self.slab(n, k) + brick * 64 * 64 * bits // 8
+            start = self.slab(n, k) + brick * 64 * brick_k * bits // 8
             found.append((start + piece * 2048 + thread * 16 + within // 8, within % 8))
         return found
 
-    def in_step(self, i: int, e: int, bit: int) -> int:
-        """Which bit of a thread's words of a step is a bit of register i's element e."""
+    def in_step(self, i: int, e: int, bit: int, second: int = 0) -> int:
+        """Which bit of a thread's words of a step is a bit of register i's element e.
+
+        `second`: the step is the second of two that share these words.
+        """
         match self.format, self.activations:
             case (("int4" | "uint4"), "16-bit"):
                 return 4 * (i + 4 * e) + bit
-            case "mxfp4", "16-bit":
+            case (("mxfp4" | "nvfp4"), "16-bit"):
                 first = [[6, 7, 8, 15], [12, 13, 14, 21], [2, 3, 4, 11], [0, 1, 10, 9]][i][bit]
                 return (first + 16 * e) % 32
             case "int8", "16-bit":
                 return 32 * (i // 2) + 8 * (i % 2 + 2 * e) + bit
-            case "e4m3", "16-bit":
+            case (("e4m3" | "mxfp8"), "16-bit"):
                 return 32 * (i // 2) + 8 * (2 * (i % 2) + e) + bit
             case (("int4" | "uint4"), _):
                 return 32 * (i // 2) + 4 * (2 * e + i % 2) + bit
             case "mxfp4", "e4m3":
                 sign = 8 * e + (3 if i % 2 else 7)
                 return 32 * (i // 2) + (sign if bit == 3 else 16 * (i % 2) + 4 * e + bit)
-            case ("int8", "int8") | ("e4m3", "e4m3"):
+            case (("int2" | "ternary"), "16-bit"):
+                return 2 * i + 8 * second + 16 * e + bit
+            case (("int2" | "ternary"), "int8"):
+                return 2 * i + 8 * e + bit
+            case ("int8", "int8") | (("e4m3" | "mxfp8"), "e4m3"):
                 return 32 * i + 8 * e + bit
         raise AssertionError(self)
 
@@ -90,6 +110,8 @@ class Places:
                 return code + 8
             case "int8", "16-bit":
                 return code + 128
+            case (("int2" | "ternary"), "16-bit"):
+                return code + 2
             case "int4", "e4m3":
                 return 2 * code if code >= 0 else 2 * (-1 - code) + 1
         return code & 2 ** BITS[self.format] - 1

@@ -27,6 +27,13 @@ KINDS: list[Kind] = [
     ("e4m3", 128, "bf16", "e4m3"),
     ("mxfp4", 32, "e8m0", "16-bit"),
     ("mxfp4", 32, "e8m0", "e4m3"),
+    ("mxfp8", 32, "e8m0", "16-bit"),
+    ("mxfp8", 32, "e8m0", "e4m3"),
+    ("nvfp4", 16, "e4m3", "16-bit"),
+    ("int2", 64, "bf16", "16-bit"),
+    ("int2", None, "fp32", "int8"),
+    ("ternary", None, "bf16", "16-bit"),
+    ("ternary", 128, "fp16", "int8"),
 ]
 SCALES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -38,15 +45,18 @@ def drawn(
     chance = torch.Generator().manual_seed(seed)
     row = FORMATS[format]
     codes = torch.randint(row.lowest, row.highest + 1, (n, k), generator=chance, dtype=torch.int16)
-    if format == "e4m3":
+    if row.nans:
         codes[(codes & 127) == 127] -= 1
     codes = codes.to(torch.int8 if row.lowest < 0 else torch.uint8)
-    if format == "e4m3":
+    if row.nans:
         codes = codes.view(torch.float8_e4m3fn)
     shape = (n, k // group if group else 1)
     if scale == "e8m0":
-        bits = torch.randint(0, 129, shape, generator=chance, dtype=torch.uint8)
+        bits = torch.randint(0, 127, shape, generator=chance, dtype=torch.uint8)
         scales = bits.view(torch.float8_e8m0fnu)
+    elif scale == "e4m3":
+        bits = torch.randint(0, 127, shape, generator=chance, dtype=torch.uint8)
+        scales = bits.view(torch.float8_e4m3fn)
     else:
         scales = torch.randn(shape, generator=chance).to(SCALES[scale])
     zeros = None

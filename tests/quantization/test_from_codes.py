@@ -24,9 +24,9 @@ def e4m3(bits: int) -> float:
 
 def number(format: str, code: int) -> float:
     """What a code stands for, before zero point and scale; `code` as an unsigned byte."""
-    if format == "e4m3":
+    if format in ("e4m3", "mxfp8"):
         return e4m3(code)
-    if format == "mxfp4":
+    if format in ("mxfp4", "nvfp4"):
         return -E2M1[code - 8] if code >= 8 else E2M1[code]
     return code if format == "uint4" or code < 128 else code - 256
 
@@ -103,6 +103,12 @@ def with_value(tensor: Tensor, value: float, row: int = 1, column: int = 1) -> T
     return changed
 
 
+NVFP4: dict[str, Any] = {
+    "format": "nvfp4",
+    "group": 16,
+    "codes": BYTES % 16,
+    "scales": torch.ones(2, 16).to(torch.float8_e4m3fn),
+}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"format": "int5"}, r"weight format 'int5': must be one of int4, uint4"),
     ({"codes": [[1]]}, r"codes \[\[1\]\]: must be a tensor"),
@@ -200,6 +206,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"format": "uint4", "zeros": ZEROS[:1]},
         r"zero points torch.uint8 \[1, 2\]: must be integers \[2, 2\]",
     ),
+    ({"global_scale": torch.ones(())}, r"a global scale for format int4: must be None: nvfp4 has"),
+    (
+        {**NVFP4, "global_scale": torch.ones(3)},
+        r"global scale torch.float32 \[3\]: must be float32, \[\] or \[2\]",
+    ),
+    ({**NVFP4, "global_scale": torch.zeros(())}, r"global scale 0: must be finite, and not be 0"),
+    (
+        {**NVFP4, "global_scale": torch.tensor([1.0, float("inf")])},
+        r"global scale inf: must be finite, and not be 0",
+    ),
+    ({**NVFP4, "activations": "e4m3"}, r"activations 'e4m3' of format nvfp4: must be one of 16-b"),
+    ({"format": "ternary", "codes": with_value(CODES, -2)}, r"code -2 of row 1, k 1: must be from"),
 ]
 
 

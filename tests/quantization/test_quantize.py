@@ -34,7 +34,15 @@ UNLIMITED: dict[str, dict[str, Any]] = {
     "int8": {"format": "int8", "group": 32, "activations": "int8"},
     "e4m3": {"format": "e4m3", "group": None},
     "mxfp4": {"format": "mxfp4", "activations": "e4m3"},
+    "mxfp8": {"format": "mxfp8", "activations": "e4m3"},
+    "nvfp4": {"format": "nvfp4"},
+    "int2": {"format": "int2", "group": 32, "activations": "int8"},
+    "ternary": {"format": "ternary", "group": 32, "activations": "int8"},
 }
+
+
+def group_of(format: str) -> int:
+    return 16 if format == "nvfp4" else 32
 
 
 def unpacked(weight: PackedWeight) -> tuple[list[list[int]], Tensor, Tensor | None]:
@@ -48,24 +56,30 @@ def unpacked(weight: PackedWeight) -> tuple[list[list[int]], Tensor, Tensor | No
 @pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_code_is_the_nearest(format: str, scale_dtype: torch.dtype) -> None:
     """Ties and what is off by less than fp32 rounds may go either way."""
-    mx = format == "mxfp4"
+    mx, size = format in ("mxfp4", "mxfp8", "nvfp4"), group_of(format)
     w = drawn(4, 96)
-    made = quantize(w, format, 32, scale_dtype=None if mx else scale_dtype)
+    made = quantize(w, format, size, scale_dtype=None if mx else scale_dtype)
     codes, scales, zeros = unpacked(made)
     assert mx or scales.dtype == scale_dtype
-    factors, points = scales.double().tolist(), None if zeros is None else zeros.tolist()
+    whole = made.global_scale(0, 4)
+    exact_scales = scales.double() * (1 if whole is None else whole.double())
+    factors, points = exact_scales.tolist(), None if zeros is None else zeros.tolist()
     for row, line in enumerate(w.tolist()):
         for k, weight in enumerate(line):
-            zero = 0 if points is None else points[row][k // 32]
-            exact = Fraction(weight) / Fraction(factors[row][k // 32])
-            slack = abs(exact) / 2**23
+            zero = 0 if points is None else points[row][k // size]
+            exact = Fraction(weight) / Fraction(factors[row][k // size])
+            slack = abs(exact) / 2**22
             allowed = nearest(format, exact - slack, zero) | nearest(format, exact + slack, zero)
             code = codes[row][k]
-            positive = 0 if (format, code) in {("mxfp4", 8), ("e4m3", 128)} else code
+            positive = (
+                0
+                if (format, code) in {("mxfp4", 8), ("nvfp4", 8), ("e4m3", 128), ("mxfp8", 128)}
+                else code
+            )
             assert positive in allowed, (row, k)
 
 
-@pytest.mark.parametrize(("format", "lowest"), [("int4", -8), ("int8", -128)])
+@pytest.mark.parametrize(("format", "lowest"), [("int4", -8), ("int8", -128), ("int2", -2)])
 def test_the_scale_is_the_largest_weight_with_its_sign_by_the_lowest_code(
     format: str, lowest: int
 ) -> None:
@@ -79,6 +93,22 @@ def test_the_scale_is_the_largest_weight_with_its_sign_by_the_lowest_code(
     assert scales.tolist() == [[-third, 1], [third, 1], [third, 1], [1, 1 / lowest]]
     assert [codes[0][5], codes[1][7], codes[2][7], codes[3][40]] == [lowest] * 4
     assert codes[2][5] == -lowest - 1
+
+
+def test_ternary_has_the_mean_size_of_the_whole_weight_as_models_of_bitnet_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the formula of b1.58: clip(round(w / mean |w|)), one mean, and a half goes to the even."""
+    w = torch.tensor([[3.0, -3.0, 0.5, 0.0], [1.5, -1.0, 0.25, 2.75]])
+    monkeypatch.setattr(slabs, "RANGE", 1)
+    w = torch.cat((w[:1].expand(64, 4), w[1:].expand(64, 4)))  # two ranges of rows
+    codes, scales, _ = unpacked(quantize(w, "ternary", scale_dtype=torch.float32))
+    assert scales.unique().tolist() == [1.5]
+    assert codes[0] == [1, -1, 0, 0] and codes[64] == [1, -1, 0, 1]
+    codes, scales, _ = unpacked(quantize(drawn(3, 64), "ternary", 32))
+    means = drawn(3, 64).view(3, 2, 32).abs().double().mean(2).float().bfloat16()
+    assert torch.equal(scales, means)
+    assert {code for row in codes for code in row} == {-1, 0, 1}
 
 
 def test_zero_points_put_the_range_of_a_group_and_0_on_the_codes() -> None:
@@ -141,11 +171,13 @@ def test_weights_of_any_size_come_back_about_as_they_were(format: str, size: flo
     w = torch.full((4, 32), size)
     w[2:] *= -1
     w[3] = 0
-    for scale_dtype in [None] if format == "mxfp4" else [torch.bfloat16, torch.float32]:
+    # The scale of ternary is as large as weights, which bf16 rounds up to infinity.
+    types = {"mxfp4": [None], "mxfp8": [None], "nvfp4": [None], "ternary": [torch.float32]}
+    for scale_dtype in types.get(format, [torch.bfloat16, torch.float32]):
         back = quantize(w, scale_dtype=scale_dtype, **UNLIMITED[format]).dequantize(torch.float64)
         assert torch.isfinite(back).all()
         # In mxfp4 what is above 6 becomes 6. The least scales there are have large steps.
-        least = 2.0**-129 if format == "mxfp4" else 448 * 2.0**-149
+        least = 2.0**-129 if format.startswith("mx") else 448 * 2.0**-149
         assert (back - w.double()).abs().max() <= 0.25 * size + least
         assert not back[3].any()
 
@@ -162,10 +194,17 @@ def test_no_finite_weight_comes_back_infinite_or_further_off_than_a_step(
     w = torch.zeros(1, 32)
     w[0, : len(values)] = torch.tensor(values)
     w = w.to(dtype).nan_to_num()
-    back = quantize(w, **UNLIMITED[format]).dequantize(torch.float64)
+    wide = torch.float32 if format == "ternary" else None
+    back = quantize(w, scale_dtype=wide, **UNLIMITED[format]).dequantize(torch.float64)
     largest = w.double().abs().max()
     steps = {"int4": 8, "uint4": 7.5, "int8": 128, "e4m3": 14, "mxfp4": 4}
-    least = 2.0**-127 if format == "mxfp4" else 448 * torch.finfo(torch.bfloat16).tiny / 128
+    steps |= {
+        "int2": 2,
+        "nvfp4": 4,
+        "mxfp8": 8,
+        "ternary": 1,
+    }  # what is larger than the mean becomes that
+    least = 2.0**-127 if format.startswith("mx") else 448 * torch.finfo(torch.bfloat16).tiny / 128
     assert (back - w.double()).abs().max() <= 1.01 * largest / steps[format] + least
 
 
@@ -182,11 +221,11 @@ def test_weights_of_16_bits_and_of_any_strides_are_those_in_fp32(
     format: str, dtype: torch.dtype
 ) -> None:
     w = torch.randn(70, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = quantize(w.float(), format, 32)
+    expected = quantize(w.float(), format, group_of(format))
     wide = torch.zeros(96, 140, dtype=dtype).t()
     wide[::2] = w
     for view in (w, w.t().contiguous().t(), wide[::2], torch.nn.Parameter(w)):
-        made = quantize(view, format, 32)
+        made = quantize(view, format, group_of(format))
         assert same(made.data, expected.data)
         assert not made.data.requires_grad
 
@@ -196,9 +235,9 @@ def test_a_weight_is_quantised_alike_in_one_range_of_rows_and_in_many(
     format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = drawn(200, 160)
-    whole = quantize(w, format, 32)
+    whole = quantize(w, format, group_of(format))
     monkeypatch.setattr(slabs, "RANGE", 1)
-    parts = quantize(w, format, 32)
+    parts = quantize(w, format, group_of(format))
     assert same(parts.data, whole.data)
     assert parts.error(w) == whole.error(w)
     assert torch.equal(parts.dequantize(), whole.dequantize())
@@ -214,6 +253,11 @@ def test_a_weight_is_quantised_alike_in_one_range_of_rows_and_in_many(
         ("int8", 128, 0.66),
         ("e4m3", 128, 2.7),
         ("mxfp4", 32, 11.6),
+        ("nvfp4", 16, 9.6),
+        ("mxfp8", 32, 3.0),
+        ("int2", 32, 36.4),
+        ("int2", 128, 42.7),
+        ("ternary", None, 51.5),
     ],
 )
 def test_the_error_of_gaussian_weights_is_what_the_format_is_worth(
@@ -272,7 +316,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"weight": with_value(16), "format": "mxfp4"},
         r"scale 4.0 of row 2, group 4: must be at most 2 in size in groups of mxfp4 by .*: divide",
     ),
-    ({"format": "nvfp4"}, r"weight format 'nvfp4': must be one of int4, uint4, int8, e4m3, mxfp4"),
+    ({"format": "nvfp5"}, r"weight format 'nvfp5': must be one of int4, uint4, int8, e4m3, mxfp4"),
     ({"group": 16}, r"group 16 of format int4: must be one of 128, 64, 32, None"),
     ({"group": "none"}, r"group 'none' of format int4: must be one of"),
     (

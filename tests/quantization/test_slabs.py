@@ -128,7 +128,7 @@ def test_codes_may_lie_in_any_order_in_memory() -> None:
 def test_codes_may_be_integers_of_any_type() -> None:
     for format, group, scale, activations in KINDS:
         codes, scales, zeros = drawn(format, group, scale, 3, 128)
-        wide = codes.view(torch.uint8) if format == "e4m3" else codes
+        wide = codes.view(torch.uint8) if format in ("e4m3", "mxfp8") else codes
         if zeros is not None:
             zeros = zeros.long()
         made = PackedWeight.from_codes(
@@ -149,7 +149,7 @@ ORDERS = [(row, activations) for row in FORMATS.values() for activations in row.
 def test_words_of_a_step_hold_every_bit_once(row: WeightFormat, activations: str) -> None:
     places = Places(row.name, None, row.scales[0], activations, 1)
     order, elements = row.orders[activations], STEPS[activations] // 8
-    each = [*product(range(REGISTERS), range(elements), range(row.bits))]
+    each = [*product(range(REGISTERS), range(elements), range(row.bits), range(order.steps))]
     assert [order.place(*one) for one in each] == [places.in_step(*one) for one in each]
     assert sorted(order.place(*one) for one in each) == [*range(32 * order.words)]
 

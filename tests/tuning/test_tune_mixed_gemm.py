@@ -140,6 +140,6 @@ def test_layers_of_a_model_are_tuned_by_its_name(space: Path) -> None:
 
 def test_shipped_spaces_have_many_legal_points() -> None:
     root = Path(__file__).parents[2] / "configs" / "mixed_gemm"
-    for name in ("space", "space_8bit"):
+    for name in ("space", "space_8bit", "space_2bit"):
         listed = problems(root / f"{name}.yaml", ["16x4096x4096", "4096x4096x4096"])
         assert len(listed) == 2 and min(len(one.space) for one in listed) > 50

@@ -22,7 +22,12 @@ _WEIGHTS: dict[str, dict[str, Any]] = {
     "uint4": {"dtype": "uint4", "has_zero_point": True},
     "e4m3": {"dtype": "float8e4m3"},
     "mxfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e8m0"},
+    "mxfp8": {"dtype": "float8e4m3", "scale_dtype": "float8e8m0"},
+    "nvfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e4m3", "scale_2_type": "tensor"},
+    "int2": {"dtype": "int2"},
+    "ternary": {"dtype": "int2"},
 }
+_ACTIVATIONS = {"e4m3": "float8e4m3", "int8": "int8"}
 _ROWS = 128  # its tiles take multiples of so many rows of the weight
 
 
@@ -39,7 +44,7 @@ class Humming(Weight):
         weight = dict(_WEIGHTS[codes.format])
         if codes.group != codes.k:
             weight["group_size"] = codes.group
-        eight = {"dtype": "float8e4m3"} if given.kind.bits == 8 else None
+        eight = {"dtype": _ACTIVATIONS[given.kind.activations]} if given.kind.bits == 8 else None
         layer = module.HummingLayer(
             shape_n=codes.n,
             shape_k=codes.k,
@@ -78,10 +83,12 @@ class Humming(Weight):
 def humming_tensors(found: Codes) -> dict[str, torch.Tensor]:
     """What a layer of humming loads: codes along k, zero points along n, scales as they are."""
     scales = found.scales
-    if found.format == "mxfp4":
+    if found.format in ("mxfp4", "mxfp8"):
         scales = scales.view(torch.float8_e8m0fnu)
     tensors = {"weight": words(found.codes, found.bits), "weight_scale": scales.contiguous()}
     if found.zeros is not None:
         zeros = four_bits("humming", found.zeros)
         tensors["zero_point"] = words(zeros.t().contiguous(), 4).t().contiguous()
+    if found.global_scale is not None:
+        tensors["weight_scale_2"] = found.global_scale.reshape(1)
     return tensors

@@ -15,11 +15,12 @@ import torch
 
 from benchmarks.peers._mixed_codes import Codes, four_bits, words
 from benchmarks.peers._mixed_problem import Activations, Quantised
-from benchmarks.peers._mixed_weights import Weight
+from benchmarks.peers._mixed_weights import Weight, only
 from benchmarks.peers.libraries import shared_library
 
 # Where a word's numbers are taken from so that a mask and a shift give pairs: of 4 and of 8 bits.
 _PAIRS = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
+_KINDS = {"int4": 0, "uint4": 1, "e4m3": 3, "mxfp4": 4}  # as libmarlin_c.so counts them
 _EXPONENT = 120  # what Marlin leaves out of e4m3's exponents in bf16: 127 - 7
 
 
@@ -35,7 +36,7 @@ class Marlin(Weight):
     def of(cls, given: Quantised) -> Marlin:
         """In tiles."""
         _marlin()
-        codes = given.codes
+        codes = only("marlin", given.codes, *_KINDS)
         tensors = marlin_words(codes), marlin_scales(codes)
         group = -1 if codes.group == codes.k else codes.group
         return cls((*tensors, marlin_zeros(codes)), codes.format, codes.n, group)
@@ -49,7 +50,7 @@ class Marlin(Weight):
         count, locks, sums = _marlin_memory()
         addresses = [_address(one) for one in (a.values, words, out, sums, factors, None)]
         addresses += [_address(one) for one in (zeros, locks)]
-        kind = {"int4": 0, "uint4": 1, "e4m3": 3, "mxfp4": 4}[self.format]
+        kind = _KINDS[self.format]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         numbers = (m, self.n, k, k, kind, self.group, 0, count, stream, 1)
         if function(*addresses, *numbers):

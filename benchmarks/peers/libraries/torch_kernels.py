@@ -16,7 +16,7 @@ from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._decode_problem import Call, Make
 from benchmarks.peers._decode_problem import Given as Decoding
 from benchmarks.peers._gradients import Backward, Step
-from benchmarks.peers._mixed_codes import OFFSET, Codes
+from benchmarks.peers._mixed_codes import OFFSETS, Codes
 from benchmarks.peers._mixed_problem import Activations, Quantised
 from benchmarks.peers._mixed_weights import Weight, only
 from benchmarks.peers._options_given import Given, Tensors
@@ -306,4 +306,4 @@ def offsets_of(found: Codes) -> torch.Tensor:
     """What torch adds to scale (code - 8), [n, k / group], in the type of the scales."""
     if found.zeros is None:
         return torch.zeros_like(found.scales)
-    return ((OFFSET - found.zeros.float()) * found.scales.float()).to(found.scales.dtype)
+    return ((OFFSETS["int4"] - found.zeros.float()) * found.scales.float()).to(found.scales.dtype)

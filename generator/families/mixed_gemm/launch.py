@@ -172,10 +172,11 @@ def parameters(spec: MixedGemmSpec) -> ParameterBlock[AtLaunch]:
 
 
 def _channels(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:
-    """Scales and zero points of rows, where they have one for all k."""
-    if operation.group:
+    """Scales and zero points of rows, where they have one for all k, or beside those of groups."""
+    twice = operation.weight.scaled_twice
+    if operation.group and not twice:
         return []
-    cpp = element(operation.scale).cpp
+    cpp = element("fp32" if twice else operation.scale).cpp
     fields: list[Field[AtLaunch]] = [pointer("channel_scales", f"const {cpp}", "of rows of W")]
     if operation.weight.has_zeros:
         fields.append(pointer("channel_zeros", "const uint8_t", "likewise"))

@@ -139,7 +139,9 @@ def _decoding(
         several = schedule.slabs > schedule.warp_split_k  # of a stage: the next is read meanwhile
         more = blocks * (SCALES + 2 * WORDS * several) + PART_RANGES * schedule.stream_k
         return sums + 3 * rows + more - UNUSED
-    words = (operation.weight.bits // 4 - 1) * WORDS  # of a slab's codes, beyond those of 4 bits
+    words = (
+        max(0, operation.weight.bits // 4 - 1) * WORDS
+    )  # of a slab's codes, beyond those of 4 bits
     steps = blocks * _group_steps(operation, schedule, blocks)
     if schedule.lookahead:  # one bank, and the weights of two groups, or of more that are smaller
         ahead = 2 * max(steps, GROUP_STEPS) * 4 + blocks * words

@@ -22,9 +22,9 @@ from warploom.generator.knob import frozen, knob
 from warploom.generator.slabs import DEPTH, SlabLayout
 
 Input = Literal["fp16", "bf16", "e4m3", "int8"]
-Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4"]
+Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "mxfp8", "nvfp4", "int2", "ternary"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
-Scales = Literal["fp16", "bf16", "fp32", "e8m0"]
+Scales = Literal["fp16", "bf16", "fp32", "e8m0", "e4m3"]
 
 
 @frozen
@@ -39,14 +39,16 @@ class MixedGemmOperation(ProductOperation):
     a: Input = knob(name="{}_{}_{}", doc="element type of A [M, K]")
     b: Format = knob(
         name="",
-        doc="format of W [N, K]; e4m3 takes all but int8, int8 takes int4, uint4 and int8, whose "
-        "codes it has exactly",
+        doc="format of W [N, K]; e4m3 takes int4, uint4, e4m3, mxfp4 and mxfp8, int8 takes int4, "
+        "uint4, int8, int2 and ternary, whose codes it has exactly",
     )
     d: Output = knob(name="", doc="element type of D [M, N]")
-    group: Literal[0, 32, 64, 128] = knob(
+    group: Literal[0, 16, 32, 64, 128] = knob(
         name="g{}_{}", doc="of k that share a scale and a zero point; 0: all of it, per channel"
     )
-    scale: Scales = knob(name="", doc="element type of the scales; e8m0 is mxfp4's")
+    scale: Scales = knob(
+        name="", doc="element type of the scales; e8m0 is of mxfp4 and mxfp8, e4m3 of nvfp4"
+    )
     epilogue: tuple[EpilogueStep, ...] = knob(
         default=(), doc="up to 8 steps between the accumulators and D, in order"
     )

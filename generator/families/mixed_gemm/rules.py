@@ -60,8 +60,8 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
 
 def scaled(operation: MixedGemmOperation, schedule: MixedGemmSchedule) -> rules.Reason:
     """Scales are applied to sums or to weights, where these may be rounded at all."""
-    if operation.scale == "e8m0" and element(operation.a).bits == 16:
-        return rules.one_of("scales e8m0 in", schedule.scaled, ("weights",))
+    if operation.scale in ("e8m0", "e4m3") and element(operation.a).bits == 16:
+        return rules.one_of(f"scales {operation.scale} in", schedule.scaled, ("weights",))
     if element(operation.a).bits == 8 or operation.group == 0:
         what = f"scales of a {operation.a}, group {operation.group}, in"
         return rules.one_of(what, schedule.scaled, ("sums",))

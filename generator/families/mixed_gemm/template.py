@@ -18,11 +18,12 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     a = element(operation.a)
+    decoded = operation.weight.decoded_as or operation.b
     by_wgmma = schedule.multiply == "wgmma"
     return {
         **template.context(operation, schedule, mixed_gemm_layout(operation, schedule)),
         "a": a,
-        "decode": f"{operation.b}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
+        "decode": f"{decoded}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
         "wgmma": wgmma(a, a, schedule.columns // max(1, schedule.lookahead), a_in_registers=True)
         if by_wgmma
         else "",

@@ -39,11 +39,12 @@ def mixed_gemm(
     rounding_state: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
 ) -> torch.Tensor:
-    """Return scale_d (activation(scale_a (a W') + bias) + beta residual), W of 4 or 8 bits.
+    """Return scale_d (activation(scale_a (a W') + bias) + beta residual), W of 2, 4 or 8 bits.
 
     a is [.., M, K] of fp16, bf16, e4m3 or int8; W is a PackedWeight [N, K] that is packed for
-    such `activations`. 16 bits multiply all formats, e4m3 all but int8, and int8 int4, uint4 and
-    int8. The result [.., M, N] has `out_dtype`: by default that of 16-bit activations, else bf16.
+    such `activations`. 16 bits multiply all formats, e4m3 int4, uint4, e4m3 and mxfp4, and int8
+    int4, uint4, int8, int2 and ternary. The result [.., M, N] has `out_dtype`: by default that of
+    16-bit activations, else bf16.
 
     W is scale * (code - zero) exactly, and sums are fp32; but kernels for many rows of 16 bits may
     round weights, and scales of another type before, to the type of a.

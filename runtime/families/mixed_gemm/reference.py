@@ -60,7 +60,9 @@ def _rows(weight: PackedWeight, dtype: torch.dtype | None) -> Iterator[torch.Ten
             values = values * scales.double()[..., None]
         else:
             values = (values * scales.double().to(dtype).double()[..., None]).to(dtype).double()
-        yield values.reshape(end - first, weight.metadata.k)
+        values = values.reshape(end - first, weight.metadata.k)
+        whole = weight.global_scale(first, end)
+        yield values if whole is None else values * whole.double()
 
 
 def ways(a: torch.dtype, weight: PackedWeight) -> tuple[Scaled, ...]:

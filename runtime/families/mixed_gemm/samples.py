@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from warploom.generator.epilogue import columns
@@ -56,7 +58,9 @@ def weight(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -
         zeros = _integers(0, row.highest_zero, extents, draws)
     usual = float(numbers(codes[:1].flatten(), row, torch.float64).square().mean().sqrt())
     if operation.scale == "e8m0":
-        scales = _integers(_BIAS - 3, _BIAS, extents, draws).to(torch.uint8)
+        largest = metadata.slab.largest_scale or 1
+        top = _BIAS + min(0, math.frexp(largest)[1] - 1)
+        scales = _integers(top - 3, top, extents, draws).to(torch.uint8)
     else:
         scales = (draws.scales(*extents) / usual).to(metadata.scale_dtype)
     return PackedWeight.from_codes(
@@ -66,13 +70,14 @@ def weight(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -
         format=operation.b,
         group=group,
         activations=operation.activations,
+        global_scale=draws.scales(shape.n, 1)[:, 0].contiguous() if row.scaled_twice else None,
     )
 
 
 def _codes(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -> torch.Tensor:
     row, extents = operation.weight, (shape.n, shape.k)
     if row.nans:  # of a float: bits at random would be of any size
-        return draws.values(operation.b, extents)
+        return draws.values("e4m3", extents)
     kind = getattr(torch, row.codes)
     return _integers(row.lowest, row.highest, extents, draws).to(kind)
 

@@ -65,12 +65,13 @@ static double value(int code) {  // of a stored code, without its zero point
   if (kFormat == "int4") return code - 8;
   if (kFormat == "uint4") return code;
   if (kFormat == "int8" && kA == "int8") return int8_t(code);
+  if (kFormat == "int2") return kA == "int8" ? (code < 2 ? code : code - 4) : code - 2;
   if (kFormat == "int8") return code - 128;
-  if (kFormat == "mxfp4") return number(code, 2, 1, 1);
+  if (kFormat == "mxfp4" || kFormat == "nvfp4") return number(code, 2, 1, 1);
   return number(code, 4, 3, 7);
 }
 
-static bool is_number(int code) { return kFormat != "e4m3" || (code & 0x7f) != 0x7f; }
+static bool is_number(int code) { return (kFormat != "e4m3" && kFormat != "mxfp8") || (code & 0x7f) != 0x7f; }
 
 static double element(uint32_t bits) {
   if (kA == "int8") return int8_t(bits);
@@ -81,10 +82,14 @@ static double element(uint32_t bits) {
 // A scale as decoding parts are given it, of any size from 2^-10 to the largest there may be, and that too.
 static double scale(uint32_t& bits) {
   const bool largest = random_bits() % 8 == 0;
-  if (kFormat == "mxfp4") {  // e8m0
+  if (kFormat == "mxfp4" || kFormat == "mxfp8") {  // e8m0
     const uint32_t top = 127 + std::ilogb(kLargestScale);
     bits = largest ? top : 104 + random_bits() % (top - 103);
     return std::ldexp(1, int(bits) - 127);
+  }
+  if (kFormat == "nvfp4") {  // e4m3, of either sign
+    bits = random_bits() % 127 | (random_bits() & 1) << 7;
+    return number(bits, 4, 3, 7);
   }
   const double size = std::ldexp(1 + random_bits() % 1024 / 1024.0, int(random_bits() % 21) - 10);
   bits = rounded(largest || size > kLargestScale ? kLargestScale : size) | (random_bits() & 1) << 15;
@@ -92,13 +97,13 @@ static double scale(uint32_t& bits) {
 }
 
 int main() {
-  const int elements = kStep / 8, width = 16 / elements * 2, all = 4 * elements;
+  const int elements = kStep / 8, width = 16 / elements * 2, of_step = 4 * elements, all = kStepsOfWords * of_step;
   const int lasts = kFormat == "uint4" ? 16 : 0;
   long checked = 0;
   for (int round = 0; round < kCodes * all; ++round)  // a code in a place, among any
     for (int beside = 0; beside <= lasts; ++beside) {
       int codes[16];
-      uint32_t words[Decode::kWords] = {}, registers[4];
+      uint32_t words[Decode::kWords] = {}, registers[4 * kStepsOfWords];
       for (int i = 0; i < all; ++i) {
         codes[i] = round / all;
         while (i != round % all || !is_number(codes[i])) {
@@ -106,7 +111,7 @@ int main() {
           if (is_number(codes[i])) break;
         }
         for (int bit = 0; bit < kBits; ++bit) {
-          const int at = place(i / elements, i % elements, bit);
+          const int at = place(i, bit);
           if (words[at / 32] >> at % 32 & 1) return std::printf("two codes have bit %d\n", at), 1;
           words[at / 32] |= uint32_t(codes[i] >> bit & 1) << at % 32;
         }
@@ -117,14 +122,18 @@ int main() {
       double scales[2] = {1, 1};
       if (kScaled)
         for (int row = 0; row < 2; ++row) scales[row] = scale(bits[row]);
-      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" ? 8 : 16), beside | other << 8);
-      decode.step(words, registers);
+      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" || kFormat == "mxfp8" || kFormat == "nvfp4" ? 8 : 16), beside | other << 8);
+      for (int step = 0; step < kStepsOfWords; ++step) {
+        uint32_t own[4];
+        STEP(decode, words, step, own);
+        for (int i = 0; i < 4; ++i) registers[4 * step + i] = own[i];
+      }
       for (int i = 0; i < all; ++i) {
         const int own = i / elements % 2 ? other : beside;
         double wanted = value(codes[i]);
         if (kFormat == "uint4") wanted -= own;
         wanted *= scales[i / elements % 2] / Decode::kUnit;
-        if (kScaled) wanted = as_double(rounded(wanted));
+        if (kScaled && kFormat != "nvfp4") wanted = as_double(rounded(wanted));
         const double found = element(registers[i / elements] >> i % elements * width & ((1ull << width) - 1));
         if (found != wanted)
           return std::printf("code %d beside %d at %d is %g, not %g\n", codes[i], own, i, found, wanted), 1;

@@ -29,6 +29,9 @@ def listed(**asked: Any) -> list[Case]:
         ({"types": ("mxfp4",), "m": (1, 17)}, 6 * 2),  # 17: a number that no list has
         ({"match": "w4a8 16x2112x7168"}, 1),
         ({"cells": ("zeros",)}, 6 * 9),
+        ({"cells": ("mxfp8",), "m": (16,)}, 6 * 2),
+        ({"cells": ("nvfp4",), "m": (16,)}, 6),
+        ({"cells": ("two_bits",), "m": (1, 1024)}, 6 * 2 * 3),
         ({"cells": ("decode",)}, 3 * 2),
         ({"cells": ("decode",), "types": ("w4a16",), "m": (16,)}, 1),
     ],

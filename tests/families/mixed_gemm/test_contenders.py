@@ -44,7 +44,8 @@ def measured(kind: str, shape: tuple[int, int, int], *peers: str, **asked: Any) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_warploom_and_dense_products_are_right(kind: str) -> None:
     cell = measured(kind, (5, 192, 256), "dense")
-    eight = ["warploom.gemm, e4m3"] if kind == "w4a8" else []
+    activations = KINDS[kind].activations
+    eight = [f"warploom.gemm, {activations}"] if activations != "bf16" else []
     assert [entry.contender for entry in cell.entries] == ["warploom", *DENSE, *eight]
     for entry in cell.entries:
         assert entry.absent is None and 0 < (entry.error_share or 0) <= 1, entry

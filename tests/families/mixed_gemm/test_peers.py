@@ -153,7 +153,7 @@ def test_humming_loads_and_multiplies(kind: str, monkeypatch: pytest.MonkeyPatch
         assert named["weight_scale"].dtype == expected["weight_scale"].dtype
         assert (named["zero_point"] is None) == (codes.zeros is None)
         x = named["inputs"].double() @ codes.weight().t()
-        if kind == "w4a8":
+        if KINDS[kind].bits == 8:
             assert named["input_scale"].shape == (M, 1)
             x = x * named["input_scale"].double()
         out: torch.Tensor = named["outputs"]
@@ -174,5 +174,5 @@ def test_humming_loads_and_multiplies(kind: str, monkeypatch: pytest.MonkeyPatch
     weight = layer.given["weight_config"]
     assert weight.get("group_size", K) == codes.group
     assert (layer.given["shape_n"], layer.given["shape_k"]) == (N, K)
-    assert (layer.given["input_config"] is None) == (kind != "w4a8")
+    assert (layer.given["input_config"] is None) == (KINDS[kind].bits != 8)
     assert weight.get("has_zero_point", False) == (codes.zeros is not None)

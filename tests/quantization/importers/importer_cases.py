@@ -306,6 +306,26 @@ def fp8(seed: int) -> Iterator[Case]:
     yield Case("blocks", config, tensors, Fp8Dequantize(None)._dequantize_one(weight, scales))
 
 
+def bitnet(seed: int) -> Iterator[Case]:
+    """Both classes of layers: the scale of one divides, that of the other multiplies."""
+    from transformers.integrations.bitnet import pack_weights, unpack_weights
+
+    draw = torch.Generator().manual_seed(seed)
+    for kind in ("bitlinear", "autobitlinear", None):
+        codes = torch.randint(-1, 2, (24, 96), generator=draw)
+        scale = (torch.rand(1, generator=draw) + 0.5).bfloat16()
+        packed = pack_weights(codes.clone())
+        config: dict[str, object] = {"quant_method": "bitnet", "quantization_mode": "offline"}
+        if kind is not None:
+            config["linear_class"] = kind
+        tensors = {f"{NAME}.weight": packed, f"{NAME}.weight_scale": scale}
+        with torch.compiler.set_stance("force_eager"):
+            weight = unpack_weights(packed, torch.float32)
+        factor = scale.float()
+        weight = weight * factor if kind == "autobitlinear" else weight / factor
+        yield Case(kind or "by default", config, tensors, weight)
+
+
 SOURCES: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "compressed-tensors": ("compressed_tensors", compressed_tensors),
     "torchao": ("torchao", torchao),
@@ -313,4 +333,5 @@ SOURCES: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "gptq": ("gptqmodel", gptq),
     "mxfp4": ("transformers", mxfp4),
     "fp8": ("transformers", fp8),
+    "bitnet": ("transformers", bitnet),
 }

@@ -93,6 +93,7 @@ def first(value: float) -> Callable[[Tensor], Tensor]:
 CT, AO = "compressed-tensors: ", "torchao: "
 PACKED, INTX = CT + "int4 g128", AO + "int4 g64"
 V1, AWQ = "gptq: v1 g64 zeros", "awq: g128"
+BITNET = "bitnet: bitlinear"
 ROW = torch.arange(256)
 # What is done to a case, and what is said of it.
 REFUSED: dict[str, tuple[str, str, *tuple[Change, ...]]] = {
@@ -125,7 +126,7 @@ REFUSED: dict[str, tuple[str, str, *tuple[Change, ...]]] = {
     "gptq words": (V1, "pack_dtype 'int64'", configured(pack_dtype="int64")),
     "awq gemv": (AWQ, "layout 'GEMV': must be 'gemm'", configured(version="GEMV")),
     "marlin-24": (PACKED, "format 'marlin-24'", configured(format="marlin-24")),
-    "nvfp4": (CT + "mxfp4", "format 'nvfp4-pack", configured(format="nvfp4-pack-quantized")),
+    "nvfp4": (CT + "mxfp4", "no tensor weight_glob", configured(format="nvfp4-pack-quantized")),
     "strategy": (PACKED, "strategy 'tensor_group'", of_weights(strategy="tensor_group")),
     "sparse": (PACKED, "sparsity_config", configured(sparsity_config={"format": "sparse-24"})),
     "another kind": (
@@ -190,6 +191,22 @@ REFUSED: dict[str, tuple[str, str, *tuple[Change, ...]]] = {
     "nan": (AWQ, "scale nan of row 0, group 0: must be fi", changed("scales", first(math.nan))),
     "mxfp4 nan": (CT + "mxfp4", "scale 255 of row 0", changed("weight_scale", first(255))),
     "e4m3 nan": (CT + "e4m3 channel", "is NaN as e4m3", changed("weight", first(math.nan))),
+    "ternary 3": (
+        BITNET,
+        "bitnet: code 3 of row 12, k 0: must be 0, 1 or 2",
+        changed("weight", first(0x30)),
+    ),
+    "ternary nan": (BITNET, "weight_scale nan: must be", changed("weight_scale", first(math.nan))),
+    "ternary 0": (BITNET, "weight_scale 0: must be fin", changed("weight_scale", first(0))),
+    "ternary class": (BITNET, "linear_class 'bitlin': must be", configured(linear_class="bitlin")),
+    "ternary online": (BITNET, "'online': must be 'off", configured(quantization_mode="online")),
+    "ternary norm": (BITNET, "normalised first: warploom", configured(use_rms_norm=True)),
+    "ternary scales": (
+        BITNET,
+        r"weight_scale is \[2\]: must be one number",
+        changed("weight_scale", lambda one: one.repeat(2)),
+    ),
+    "ternary by itself": (BITNET, "linear_class must be known", lambda made: made[1].clear()),
     "codes": (INTX, "code 8 of row 0", changed("_weight_qdata", first(8))),
 }
 

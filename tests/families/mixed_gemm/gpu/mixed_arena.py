@@ -84,7 +84,8 @@ def draw(metadata: Metadata, generator: torch.Generator) -> PackedWeight:
         codes = codes.view(torch.float8_e4m3fn)
     zeros = None if row.highest_zero is None else integers(0, row.highest_zero, *extents)
     if metadata.scale == "e8m0":
-        scales = integers(124, 128, *extents).to(torch.uint8)
+        top = 128 if metadata.format == "mxfp4" else 126  # the largest that kernels take
+        scales = integers(top - 4, top, *extents).to(torch.uint8)
     else:
         values = numbers(codes.flatten()[-4096:], row, torch.float64)
         usual = float(values.square().mean().sqrt()) or 1.0
@@ -97,6 +98,9 @@ def draw(metadata: Metadata, generator: torch.Generator) -> PackedWeight:
         format=metadata.format,
         group=metadata.group,
         activations=metadata.activations,
+        global_scale=torch.rand(metadata.n, generator=generator, device=device) + 0.5
+        if row.scaled_twice
+        else None,
     )
 
 

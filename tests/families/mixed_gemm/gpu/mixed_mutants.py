@@ -19,6 +19,19 @@ ZEROS = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(b="uint4", 
 AHEAD = cases.spec(
     (32, 128, 128), "wgmma", "sums", of=cases.operation(a="e4m3", group=32), stages=2, lookahead=2
 )
+TERNARY = cases.spec(
+    (16, 128, 256), "wgmma", "sums", of=cases.operation(a="int8", b="ternary"), stages=2
+)
+TWO_STEPS = cases.spec(
+    (16, 128, 128), "mma", "sums", of=cases.operation(b="int2", group=32), stages=2
+)
+NVFP4 = cases.spec(
+    (16, 128, 128),
+    "mma",
+    "weights",
+    of=cases.operation(b="nvfp4", group=16, scale="e4m3"),
+    stages=2,
+)
 SHARED = cases.spec((16, 64, 256), "mma", "sums", warp_split_k=2)
 SPLIT = cases.spec((16, 64, 128), "mma", "sums", consumers=1, cluster_split_k=4)
 STREAMED = cases.spec((16, 128, 128), "mma", "sums", stream_k=True)
@@ -149,6 +162,24 @@ MUTANTS = {
     ),
     "what is decoded ahead is never multiplied": Mutant(
         wrong=(("weights[i % 2][block][j]", "weights[0][block][j]"),), shape=LONG, kernel=AHEAD
+    ),
+    "codes of 2 bits are those of the row 8 further": Mutant(
+        wrong=(("(words[0] << (6 - 2 * i))", "(words[0] << (6 - 2 * (i ^ 1)))"),),
+        shape=LONG,
+        kernel=TERNARY,
+    ),
+    "the second of two steps has the codes of the first": Mutant(
+        wrong=(("second ? words[0] >> 8 : words[0]", "words[0]"),), shape=LONG, kernel=TWO_STEPS
+    ),
+    "scales of 16 of k are those of the next": Mutant(
+        wrong=(("(slab, step / kGroupSteps)", "(slab, (step / kGroupSteps + 1) % 8)"),),
+        shape=LONG,
+        kernel=NVFP4,
+    ),
+    "scales of rows are those of the row 8 before": Mutant(
+        wrong=(("high = p.channel_scales[row + 8]", "high = p.channel_scales[row]"),),
+        shape=LONG,
+        kernel=NVFP4,
     ),
     "zero points are those of other rows": Mutant(
         wrong=(

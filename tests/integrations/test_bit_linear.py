@@ -1,0 +1,164 @@
+"""`warploom.nn.BitLinear`: transformers' layers of BitNet, and a model of them that generates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.integrations.bitnet import (
+    AutoBitLinear,
+    BitLinear,
+    pack_weights,
+    replace_with_bitnet_linear,
+)
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.nn import BitLinear as Ours
+from warploom.nn import Linear
+
+KINDS = ("bitlinear", "autobitlinear")
+
+
+@pytest.fixture(autouse=True)
+def eager() -> Iterator[None]:
+    """transformers compiles what its layers do to activations: a minute, for the same numbers."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def filled(layer: Any, seed: int = 0) -> Any:  # noqa: ANN401
+    """A layer with ternary weights and a scale, as a checkpoint fills it."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-1, 2, (layer.out_features, layer.in_features), generator=draw)
+    scale = torch.rand(1, generator=draw) / 4 + 0.1
+    with torch.no_grad():
+        if type(layer) is BitLinear:
+            layer.weight = pack_weights(codes)
+            layer.weight_scale = (1 / scale).to(layer.dtype)
+        else:
+            layer.weight.copy_(codes)
+            layer.weight_scale = scale.to(layer.weight.dtype)
+        if layer.bias is not None:
+            layer.bias.copy_(torch.randn(layer.bias.shape, generator=draw))
+    return layer.requires_grad_(False)
+
+
+def layer(kind: str, n: int = 72, k: int = 96, **options: Any) -> Any:  # noqa: ANN401
+    made = (BitLinear if kind == "bitlinear" else AutoBitLinear)(
+        k, n, **{"bias": True, "dtype": torch.float32, **options}
+    )
+    return filled(made)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"use_rms_norm": True}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_gives_what_transformers_gives(kind: str, options: dict[str, Any]) -> None:
+    """In fp32, where its sums of integers are exact: the classes differ in what a scale does."""
+    source = layer(kind, **options)
+    made = Ours.from_bitnet(source)
+    assert (made.metadata.format, made.metadata.activations) == ("ternary", "int8")
+    for x in (torch.randn(5, 96), torch.randn(2, 3, 96), torch.zeros(1, 96)):
+        assert torch.allclose(made(x), source(x), rtol=1e-5, atol=1e-5)
+        assert torch.allclose(made(x[0]), source(x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_reach_the_input_as_if_it_were_not_rounded() -> None:
+    source = layer("autobitlinear")
+    made, x = Ours.from_bitnet(source), torch.randn(4, 96, requires_grad=True)
+    y = made(x)
+    y.sum().backward()
+    assert x.grad is not None
+    wanted = (source.weight * source.weight_scale).sum(0).expand(4, -1)
+    assert torch.allclose(x.grad, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_loads_and_kernels_are_named() -> None:
+    made, other = (Ours.from_bitnet(filled(layer("autobitlinear"), seed)) for seed in (1, 2))
+    x = torch.randn(3, 96)
+    assert not torch.equal(made(x), other(x))
+    other.load_state_dict(made.state_dict())
+    assert torch.equal(made(x), other(x))
+    wide = Ours.from_bitnet(layer("autobitlinear", dtype=torch.bfloat16))
+    told = warploom.explain(wide, x.bfloat16(), gpu="NVIDIA H200")
+    assert "int8_ternary_bf16" in told.kernel
+    assert torch.equal(copy.deepcopy(made)(x), made(x))
+
+
+def bitnet(kind: str, **options: Any) -> Any:  # noqa: ANN401
+    """A tiny BitNet with random ternary weights, as transformers loads one."""
+    torch.manual_seed(0)
+    config = transformers.BitNetConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = transformers.BitNetForCausalLM(config)
+    how = transformers.BitNetQuantConfig(
+        linear_class=kind, **{"quantization_mode": "offline", **options}
+    )
+    model = replace_with_bitnet_linear(model, ["lm_head"], quantization_config=how)
+    for seed, module in enumerate(model.modules()):
+        if isinstance(module, BitLinear | AutoBitLinear):
+            module.to_empty(device="cpu")
+            filled(module, seed)
+    model.is_quantized = True
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_is_patched_generates_what_it_did(kind: str) -> None:
+    model = bitnet(kind)
+    tokens = torch.tensor([[1, 7, 23, 5], [1, 9, 3, 60]])
+    asked: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    before, logits = model.generate(tokens, **asked), model(tokens).logits
+    patch = warploom.patch(model, attention=False)
+    name = "BitLinear" if kind == "bitlinear" else "AutoBitLinear"
+    assert f"14 x {name}" in str(patch) and "warploom.nn.BitLinear" in str(patch)
+    assert type(model.lm_head) is Linear
+    assert torch.allclose(model(tokens).logits, logits, rtol=1e-3, atol=1e-3)
+    assert torch.equal(model.generate(tokens, **asked), before)
+    with pytest.raises(ProblemError, match="cannot be undone"):
+        patch.undo()
+
+
+def test_layers_that_quantize_in_each_call_stay_and_the_report_says_why() -> None:
+    other = AutoBitLinear(96, 72, online_quant=True)
+    with pytest.raises(ProblemError, match=r"quantized in each call.*: load the model with"):
+        Ours.from_bitnet(other)
+    (row,) = warploom.patch(torch.nn.Sequential(other), attention=False).rows
+    assert row.now == "as it was"
+    assert "quantized in each call" in row.because
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(2.0, "weight 2 of row 3, k 5: must be -1, 0 or 1"), (float("nan"), "weight nan of row 3")],
+)
+def test_a_weight_that_is_not_ternary_is_named_and_the_model_stays(
+    value: float, message: str
+) -> None:
+    model = torch.nn.Sequential(layer("autobitlinear"), layer("autobitlinear", 64, 72))
+    with torch.no_grad():
+        model[1].weight[3, 5] = value
+    before = list(model)
+    with pytest.raises(ProblemError, match=message):
+        warploom.patch(model, attention=False)
+    assert list(model) == before
+
+
+def test_other_layers_are_refused() -> None:
+    with pytest.raises(ProblemError, match=r"a Linear: must be a BitLinear or.*from_linear"):
+        Ours.from_bitnet(torch.nn.Linear(8, 8))
+    with pytest.raises(ProblemError, match="residual of a BitLinear: must be None"):
+        Ours.from_bitnet(layer("bitlinear"))(torch.ones(1, 96), torch.ones(1, 72))
