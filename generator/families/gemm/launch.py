@@ -22,7 +22,12 @@ from warploom.generator.families._product.launch import (
 )
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
+from warploom.generator.families.gemm.schedule import (
+    SPARSE_BLOCK,
+    GemmOperation,
+    GemmSchedule,
+    GemmSpec,
+)
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import (
     Field,
@@ -101,6 +106,7 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *(_batches(operation) if operation.batched else ()),
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
+        *(_lists(operation) if operation.sparse != "none" else ()),
     ]
     return block(fields)
 
@@ -131,6 +137,19 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
     return fields
 
 
+def _lists(operation: GemmOperation) -> list[Field[AtLaunch]]:
+    """What tells which blocks of the sparse matrix count; kernels clamp all that they read of it."""
+    if operation.sparse == "d":
+        return [
+            pointer("tiles", "const int", "blocks of D in order: those of zeros as -1 - number")
+        ]
+    side, operand = ("n", "B") if operation.sparse == "b" else ("m", "A")
+    return [
+        pointer("lists", "const int", f"[{side} / 128][4]: block along {side}, first entry, count"),
+        pointer("entries", "const int", f"blocks along k of {operand}, list by list"),
+    ]
+
+
 def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
     steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
     served = "batches of D in a row that one of"
@@ -142,6 +161,14 @@ def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
         int32("b_batches", "of B", lambda at: at.problem.batches_b.count),
         int32("b_repeat", f"{served} B serves", lambda at: at.problem.batches_b.repeat),
     ]
+
+
+def _blocks(operation: GemmOperation, problem: GemmProblem) -> dict[str, int]:
+    """The blocks of the sparse matrix, which its lists number."""
+    sides = {"a": ("m", "k"), "b": ("n", "k"), "d": ("m", "n")}[operation.sparse]
+    m, n = (getattr(problem, side) for side in sides)
+    blocks = -(-m // SPARSE_BLOCK) * -(-n // SPARSE_BLOCK)
+    return {f"{sides[0]} {m}, {sides[1]} {n}: blocks of sparse {operation.sparse}": blocks}
 
 
 def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
@@ -165,6 +192,8 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
         limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
+    if spec.operation.sparse != "none":
+        limits.refuse_beyond(_blocks(spec.operation, problem))
     n = f"n {problem.n}, batches {problem.batches}"
     limits.refuse_beyond({f"{n}: blocks of sums": grid for grid in partial_grids(at).values()})
     values = parameters(spec).values(at)

@@ -1,0 +1,457 @@
+"""GEMMs of which one matrix is sparse by blocks of 128x128: `warploom.block_sparse_gemm`.
+
+The kernels are gemm's: tiles take their k tiles from lists (block_pattern.py), or are blocks of D.
+Gradients are such products again, with the same pattern: of a sparse A those of A are wanted in its
+blocks alone, which is a sparse D, and those of B are a product of the transposed A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+
+from warploom.arguments import require_dtype
+from warploom.errors import ProblemError
+from warploom.generator.families.gemm import (
+    GemmOperation,
+    GemmProblem,
+    GemmShape,
+    Sparse,
+)
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import dispatch
+from warploom.runtime.arguments import (
+    Arguments,
+    declared,
+    dtype,
+    named_spec,
+    number,
+    option,
+    result,
+    tensor,
+)
+from warploom.runtime.call import Draft
+from warploom.runtime.elements import NAMES
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.operands import (
+    Operand,
+    check_out,
+    result_type,
+    storing,
+)
+from warploom.runtime.families._product.reference import apply, rounded
+from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families.gemm.block_pattern import (
+    BlockPattern,
+    blocks_of,
+    masks_of,
+)
+from warploom.runtime.families.gemm.call import extents, layouts
+from warploom.runtime.function import Function
+from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.tensors import lowered, require_memory, require_one_device, shown
+
+SPARSE: Mapping[str, Sparse] = {"a": "a", "b": "b", "out": "d"}
+"""What a call says is sparse, and how kernels are named by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What calls of a kind have in common."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    operands: Mapping[str, Operand]
+    copies: tuple[str, ...]
+
+
+@declared
+class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
+    """The arguments of one product, with the lists of the matrix that is sparse.
+
+    lists, entries  of the rows of blocks of A, or of the columns of those of B
+    tiles           of D
+    """
+
+    function = "warploom.block_sparse_gemm"
+    outputs = ("d",)
+    no_gradient = (
+        "a tensor that requires grad with out",
+        "results that are written to `out` are not differentiable",
+        "leave out=None, or call it under torch.no_grad()",
+    )
+
+    a: torch.Tensor = tensor()
+    b: torch.Tensor = tensor()
+    lists: torch.Tensor | None = tensor(default=None, aligned=False)
+    entries: torch.Tensor | None = tensor(default=None, aligned=False)
+    tiles: torch.Tensor | None = tensor(default=None, aligned=False)
+    bias: torch.Tensor | None = tensor(default=None, kernel="bias_1")
+    sparse: str = option(default="a", schema="str")
+    alpha: float = number(default=1.0)
+    out: torch.Tensor | None = result(default=None)
+    out_dtype: torch.dtype | None = dtype(default=None)
+    spec: KernelSpec | str | None = named_spec(default=None)
+
+    @property
+    def items(self) -> list[Item]:
+        """The epilogue."""
+        scale: Item = ("scale", self.alpha)
+        return [scale] if self.bias is None else [scale, ("bias", self.bias)]
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        Arguments.require(self)
+        if self.out_dtype is not None:
+            require_dtype("out_dtype", self.out_dtype, NAMES)
+        if self.sparse not in SPARSE.values():
+            raise ProblemError(
+                f"sparse {shown(self.sparse)}",
+                rule=f"must be one of {', '.join(SPARSE)}",
+                fix='name the matrix that the pattern is of: "a", "b" or "out"',
+            )
+        if not isinstance(self.alpha, int | float) or isinstance(self.alpha, bool):
+            raise ProblemError(
+                f"alpha {shown(self.alpha)}", rule="must be a number", fix="use float(alpha)"
+            )
+
+    def draft(self, target: DeviceLimits) -> Draft[Details]:
+        """Check the call and choose its kernel."""
+        self.require()
+        a, b = self.a, self.b
+        if a.dim() != 2 or b.dim() != 2:
+            raise ProblemError(
+                f"a {list(a.shape)} by b {list(b.shape)}",
+                rule="must be matrices, [M, K] and [K, N], where one is sparse",
+                fix="use a.flatten(0, -2); call for each batch",
+            )
+        spec = self.kernel
+        shape, _ = extents(a, b, spec)
+        (m, n), k, device = shape, a.shape[1], a.get_device()
+        self._check_lists(m, n, k)
+        bound = epilogue.bind(self.items, (), m, n, device, batched=False)
+        epilogue.check_finite(self.items)
+        d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
+        pitch_d, _ = check_out(self.out, shape, d_type, device, None)
+        allowed_a, allowed_b = layouts(a, spec)
+        left, right = Operand.of(a, allowed_a, None), Operand.of(b, allowed_b, None)
+        operation = GemmOperation(
+            a=left.element.name,  # type: ignore[arg-type]
+            b=right.element.name,  # type: ignore[arg-type]
+            d=NAMES[d_type],  # type: ignore[arg-type]
+            layout_a=left.matrix.layout,  # type: ignore[arg-type]
+            layout_b=right.matrix.layout,  # type: ignore[arg-type]
+            epilogue=bound.steps,
+            sparse=self.sparse,  # type: ignore[arg-type]
+        )
+        choice = dispatch.choose(
+            operation,
+            GemmShape(m, n, k),
+            spec=spec,
+            device=target,
+            requires=storing(self.out, n, (pitch_d, m * n), d_type, paired=bound.paired),
+        )
+        problem = GemmProblem(m, n, k, left.matrix.pitch, right.matrix.pitch, pitch_d)
+        operands = {"a": left, "b": right}
+        copies = tuple(name for name, one in operands.items() if one.copy is not None)
+        return Draft(
+            choice,
+            problem if m and n and k else None,
+            self.addressed(),
+            bound.scalars,
+            copies,
+            Details((m, n), d_type, operands, copies),
+        )
+
+    def _check_lists(self, m: int, n: int, k: int) -> None:
+        require_one_device([(name, one) for name, one in self.named() if one is not None])
+        if self.sparse == "d":
+            if self.bias is not None:
+                raise ProblemError(
+                    "bias with a sparse result",
+                    rule="must be left out, as blocks that are left out are zeros",
+                    fix="add it to the result",
+                )
+            expected = {"tiles": (blocks_of(m) * blocks_of(n),)}
+        else:
+            rows = blocks_of(m if self.sparse == "a" else n)
+            expected = {"lists": (rows, 4), "entries": (rows * blocks_of(k),)}
+        for name in ("lists", "entries", "tiles"):
+            one, wanted = getattr(self, name), expected.get(name)
+            shape = None if one is None else (*one.shape,)
+            if shape != wanted or (
+                one is not None and (one.dtype != torch.int32 or not one.is_contiguous())
+            ):
+                raise ProblemError(
+                    f"{name} {shape} with sparse {self.sparse}, of [{m}, {k}] by [{k}, {n}]",
+                    rule=f"must be {wanted}, contiguous, of int32, by blocks of 128x128",
+                    fix="take the lists of warploom.block_pattern",
+                )
+
+    def results(self, details: Details) -> tuple[torch.Tensor]:
+        """D, as it was given, or new."""
+        if self.out is not None:
+            return (self.out,)
+        return (self.a.new_empty(details.shape, dtype=details.dtype),)
+
+    def copied(self, details: Details) -> Self:
+        """The same call, with what TMA cannot read copied to where it can."""
+        copies: dict[str, Any] = {
+            name: one.copy(getattr(self, name))
+            for name, one in details.operands.items()
+            if one.copy is not None
+        }
+        return replace(self, **copies)
+
+    def scalars(self, details: Details) -> tuple[float, ...]:
+        """The number that products are multiplied by."""
+        return (self.alpha,)
+
+    def numbered(self, draft: Draft[Details]) -> tuple[str, ...]:
+        """The argument that is the kernel's number."""
+        return ("alpha",)
+
+    def fake(self) -> tuple[torch.Tensor]:
+        """D of an unchecked call, without contents."""
+        kind = result_type(self.a, self.out, self.out_dtype, has_epilogue=True)
+        return (self.a.new_empty((self.a.shape[0], self.b.shape[1]), dtype=kind),)
+
+    def check(self, details: Details, results: tuple[torch.Tensor]) -> None:
+        """Raise ProblemError for memory that is missing or shared."""
+        require_memory([*self.named(), ("out", results[0])])
+        epilogue.check_finite(self.items)
+        refuse_overlap(results[0], self.read(), "do not overlap")
+
+    def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
+        """Compute D by plain torch operations, in fp32; int8 in float64."""
+        wide = torch.float64 if self.a.dtype == torch.int8 else torch.float32
+        with torch.no_grad(), torch.autocast(self.a.device.type, enabled=False):
+            x = apply(self.products(wide).to(torch.float32), self.items)
+            if self.sparse == "d":
+                x = torch.where(self.blocks(), x, 0.0)
+            results[0].copy_(rounded(x, details.dtype, self.items))
+
+    def blocks(self) -> torch.Tensor:
+        """Which elements of the sparse matrix count, by the lists: bool, of its shape.
+
+        Raises ProblemError for lists on the CPU that kernels would clamp.
+        """
+        (m, k), n = self.a.shape, self.b.shape[1]
+        if self.sparse == "d":
+            assert self.tiles is not None  # noqa: S101 (for type checkers)
+            mask = _tiles_of(self.tiles.cpu(), blocks_of(m), blocks_of(n))
+            rows, columns = m, n
+        else:
+            assert self.lists is not None  # noqa: S101
+            assert self.entries is not None  # noqa: S101
+            mask = masks_of(self.lists.cpu(), self.entries.cpu(), blocks_of(k))
+            rows, columns = (m, k) if self.sparse == "a" else (n, k)
+        each = mask.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
+        return (each.t() if self.sparse == "b" else each).to(self.a.device)
+
+    def products(self, dtype: torch.dtype, *, magnitudes: bool = False) -> torch.Tensor:
+        """The sums of products of blocks that count, in a type; of absolute values if asked for.
+
+        What lies opposite of blocks that do not count is not read: it may be NaN.
+        """
+        a, b = self.a.to(dtype), self.b.to(dtype)
+        if magnitudes:
+            a, b = a.abs(), b.abs()
+        if self.sparse == "d":
+            return a @ b
+        mask = self.blocks()
+        sums = a.new_zeros(a.shape[0], b.shape[1])
+        if self.sparse == "a":
+            for first in range(0, a.shape[0], 128):
+                own = mask[first].nonzero().flatten()
+                sums[first : first + 128] = a[first : first + 128, own] @ b[own]
+        else:
+            for first in range(0, b.shape[1], 128):
+                own = mask[:, first].nonzero().flatten()
+                sums[:, first : first + 128] = a[:, own] @ b[own, first : first + 128]
+        return sums
+
+
+def _tiles_of(tiles: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    numbers = torch.where(tiles >= 0, tiles, -1 - tiles)
+    if sorted(numbers.tolist()) != list(range(rows * columns)):
+        raise ProblemError(
+            f"tiles {shown(tiles.tolist())}",
+            rule="must be each number of a block once, or -1 minus it",
+            fix="take the tiles of warploom.block_pattern",
+        )
+    mask = torch.zeros(rows * columns, dtype=torch.bool)
+    mask[numbers.long()] = tiles >= 0
+    return mask.view(rows, columns)
+
+
+_block_sparse = Function("block_sparse_gemm", BlockSparseCall)
+
+
+class _Lists(NamedTuple):
+    """The tensors of a pattern, as autograd is handed them."""
+
+    row_lists: torch.Tensor
+    row_entries: torch.Tensor
+    column_lists: torch.Tensor
+    column_entries: torch.Tensor
+    tiles: torch.Tensor
+
+
+def _run(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    lists: _Lists,
+    sparse: Sparse,
+    which: Literal["rows", "columns", "tiles"],
+    alpha: float,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """A product by some of a pattern's lists: those of `rows`, of `columns`, or its tiles."""
+    own: tuple[torch.Tensor | None, ...] = (None, None, lists.tiles)
+    if which != "tiles":
+        own = (*(lists[:2] if which == "rows" else lists[2:4]), None)
+    return _block_sparse(a, b, *own, bias, sparse, alpha, out, out_dtype, spec)[0]
+
+
+_FIRST: Mapping[Sparse, Literal["rows", "columns", "tiles"]] = {
+    "none": "rows",
+    "a": "rows",
+    "b": "columns",
+    "d": "tiles",
+}
+
+
+class _BlockSparse(torch.autograd.Function):
+    """D, differentiable in a, b and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        sparse: Sparse,
+        alpha: float,
+        out_dtype: torch.dtype | None,
+        spec: KernelSpec | str | None,
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        lists = _Lists(*tensors)
+        needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
+        ctx.save_for_backward(b if needs_a else None, a if needs_b else None, *tensors)
+        ctx.set_materialize_grads(False)
+        ctx.options = sparse, alpha, a.dtype, b.stride(0) == 1 and b.shape[1] > 1
+        ctx.bias_type = bias.dtype if needs_bias and bias is not None else None
+        return _run(a, b, lists, sparse, _FIRST[sparse], alpha, bias, None, out_dtype, spec)
+
+    @staticmethod
+    def backward(ctx: Any, dd: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        """Return the gradients that are wanted."""
+        others = (None,) * (len(ctx.needs_input_grad) - 3)
+        if dd is None:
+            return None, None, None, *others
+        b, a, *tensors = ctx.saved_tensors
+        sparse, alpha, kind, by_column = ctx.options
+        lists, da, db, dbias = _Lists(*tensors), None, None, None
+        if ctx.bias_type is not None:
+            dbias = dd.sum(0, dtype=torch.float32).to(ctx.bias_type)
+        dd = dd.to(kind)
+        if b is not None:
+            way: dict[Sparse, Any] = {"a": ("d", "tiles"), "b": ("b", "rows"), "d": ("a", "rows")}
+            da = _run(dd, b.t(), lists, *way[sparse], alpha)
+        if a is not None:
+            if sparse == "b":  # only blocks of B have a gradient
+                db = _run(a.t(), dd, lists, "d", "tiles", alpha)
+            elif by_column:  # as a weight's transpose is laid out
+                db = _run(dd.t(), a, lists, "b" if sparse == "a" else "a", "columns", alpha).t()
+            else:
+                db = _run(a.t(), dd, lists, "a" if sparse == "a" else "b", "columns", alpha)
+        return da, db, dbias, *others
+
+
+def block_sparse_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    pattern: BlockPattern,
+    *,
+    sparse: str = "a",
+    alpha: float = 1.0,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """Return alpha (a b) + bias, where only some blocks of 128x128 of one matrix count.
+
+    Blocks that do not count are zeros: of a and b they are not read, and may hold anything; of the
+    result they are not computed. Time is about the share of blocks that count.
+
+    Args:
+        a: [M, K], fp16, bf16, e4m3, e5m2 or int8. Matrices are dense in memory.
+        b: [K, N], of the same type; a torch weight [N, K] is b after .t().
+        pattern: What `warploom.block_pattern` returns, on the device of a: of a [M, K], of b
+            [K, N], or of the result [M, N]. Its last blocks may be short.
+        sparse: The matrix that the pattern is of: "a", "b" or "out".
+        alpha: A number that products are multiplied by.
+        bias: [N], fp16, bf16 or fp32; not with sparse="out".
+        out: Where the result is written; None: it is made.
+        out_dtype: Of the result; by default that of 16-bit operands, else bf16.
+        spec: The kernel to run, or its name.
+
+    Returns:
+        The result [M, N]. It is differentiable, once, in a, b of 16 bits and bias: gradients of the
+        sparse operand are zeros outside of its pattern.
+
+    Runs on the current stream without waiting. On CPU tensors the reference computes the same, and
+    looks at the lists.
+
+    Raises:
+        ProblemError: Before anything is launched.
+    """
+    if not isinstance(pattern, BlockPattern):
+        raise ProblemError(
+            f"pattern {shown(pattern)} of type {type(pattern).__name__}",
+            rule="must be what warploom.block_pattern returns",
+            fix="pass warploom.block_pattern(mask)",
+        )
+    if sparse not in SPARSE:
+        raise ProblemError(
+            f"sparse {shown(sparse)}",
+            rule=f"must be one of {', '.join(SPARSE)}",
+            fix="name the matrix that the pattern is of",
+        )
+    if torch._C._is_any_autocast_enabled():
+        a, b = lowered(a), lowered(b)
+    _check_pattern(a, b, pattern, sparse)
+    lists = _Lists(*pattern.rows, *pattern.columns, pattern.tiles)
+    kind = SPARSE[sparse]
+    if torch.is_grad_enabled() and out is None:
+        read = (a, b) if bias is None else (a, b, bias)
+        if any(one.requires_grad for one in read):
+            return _BlockSparse.apply(a, b, bias, kind, alpha, out_dtype, spec, *lists)  # type: ignore[no-any-return]
+    return _run(a, b, lists, kind, _FIRST[kind], alpha, bias, out, out_dtype, spec)
+
+
+def _check_pattern(
+    a: torch.Tensor, b: torch.Tensor, pattern: BlockPattern, sparse: str
+) -> None:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2):
+        return  # the call says so
+    (m, k), n = a.shape, b.shape[1]
+    rows, columns = {"a": (m, k), "b": (k, n), "out": (m, n)}[sparse]
+    wanted = blocks_of(rows), blocks_of(columns)
+    if pattern.shape != wanted and m and n and k:
+        raise ProblemError(
+            f"pattern of {pattern.shape[0]}x{pattern.shape[1]} blocks, for {sparse} "
+            f"[{rows}, {columns}]",
+            rule=f"must have {wanted[0]}x{wanted[1]} blocks of 128x128",
+            fix="make it of a mask [ceil(rows / 128), ceil(columns / 128)]",
+        )
