@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from warploom.arguments import shown
 from warploom.errors import ProblemError
 from warploom.integrations.linear_rules import refusal
-from warploom.runtime.families.gemm.block_pattern import blocks_of, dropout_pattern
+from warploom.runtime.families.gemm.block_pattern import dropout_pattern
+from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
 from warploom.runtime.operator import is_distributed
 from warploom.runtime.tensors import lowered
@@ -47,8 +48,8 @@ def block_dropout_linear(
         training: Whether anything is dropped.
 
     Returns:
-        [.., N]. It is differentiable in input, weight and bias. Masks are drawn by torch's generator
-        of the device: checkpoints that keep its state compute the same again.
+        [.., N], differentiable in input, weight and bias. Masks are drawn by torch's generator of
+        the device: checkpoints that keep its state compute the same again.
 
     bf16 and fp16 on a GPU with kernels run on these, in about 1 - p of the time; all else is
     computed by torch, with the same meaning.

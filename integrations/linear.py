@@ -47,7 +47,7 @@ class Linear(torch.nn.Linear):
     accumulate_into_main_grad  the weight's gradient is added to weight.main_grad, an fp32 tensor of
                      its shape, and weight.grad is left alone
     dropout_blocks   in training, each block of 128 rows by 128 columns of the input is dropped with
-                     this probability and not multiplied (`warploom.functional.block_dropout_linear`)
+                     this probability, and skipped: see `warploom.functional.block_dropout_linear`
 
     Kernels take bf16 and fp16 (also by autocast, as torch's layer does) on the GPUs that there are
     some for. Everything else is computed by torch's own operators, with the same meaning;

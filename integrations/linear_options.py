@@ -81,7 +81,6 @@ def check(options: Options) -> None:
             fix='leave it out, or ask for fp8, as recipe="rowwise"',
         )
 
-
     if dropped and (options["recipe"] is not None or options["accumulate_into_main_grad"]):
         raise ProblemError(
             f"dropout_blocks {dropped} with recipe {options['recipe']!r}, "

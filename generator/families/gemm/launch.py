@@ -138,7 +138,7 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
 
 
 def _lists(operation: GemmOperation) -> list[Field[AtLaunch]]:
-    """What tells which blocks of the sparse matrix count; kernels clamp all that they read of it."""
+    """Which blocks of the sparse matrix count; kernels clamp all that they read of these lists."""
     if operation.sparse == "d":
         return [
             pointer("tiles", "const int", "blocks of D in order: those of zeros as -1 - number")

@@ -103,9 +103,9 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
 
 def _sparse_operation(operation: GemmOperation) -> list[rules.Reason]:
     """What an operation on blocks of a sparse matrix cannot have."""
-    sparse = f"sparse {operation.sparse}"
-    steps = (Scale,) if operation.sparse == "d" else (Scale, Bias)
-    others = [step.token for step in operation.epilogue if not isinstance(step, steps)]
+    sparse, steps = f"sparse {operation.sparse}", operation.epilogue
+    tokens = ", ".join(step.token for step in steps) or "nothing"
+    biased = operation.sparse != "d" and len(steps) == 2 and isinstance(steps[1], Bias)
     return [
         f"batched with {sparse}: must be false, as lists are of one matrix"
         if operation.batched
@@ -113,9 +113,13 @@ def _sparse_operation(operation: GemmOperation) -> list[rules.Reason]:
         f"accumulation {operation.accumulation} with {sparse}: must be fast"
         if operation.accumulation != "fast"
         else None,
-        f"epilogue of {', '.join(others)} with {sparse}: must be of scales, which leave blocks of "
-        "zeros as they are" + ("" if operation.sparse == "d" else ", and a bias")
-        if others
+        f"epilogue of {tokens} with {sparse}: must be a scale by host"
+        + (
+            ", and leave blocks of zeros as they are"
+            if operation.sparse == "d"
+            else ", or a bias behind it"
+        )
+        if steps[:1] != (Scale("host"),) or (len(steps) > 1 and not biased)
         else None,
     ]
 

@@ -5,6 +5,7 @@ All of it is computed on the mask's device without waiting for it: lists have ro
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,11 +77,6 @@ class BlockPattern:
         return each[:rows, :columns]
 
 
-def blocks_of(extent: int) -> int:
-    """How many blocks an extent has, the last of which may be short."""
-    return -(-extent // SPARSE_BLOCK)
-
-
 def block_pattern(
     mask: torch.Tensor | None = None,
     *,
@@ -130,9 +126,7 @@ def block_pattern(
     return _of_mask(_mask_of(offsets, indices, columns))
 
 
-def dropout_pattern(
-    rows: int, columns: int, p: float, device: torch.device | str
-) -> BlockPattern:
+def dropout_pattern(rows: int, columns: int, p: float, device: torch.device | str) -> BlockPattern:
     """Return a pattern in which each block is left out with probability p.
 
     It is drawn on the device by torch's generator there, so that checkpoints which restore its
@@ -192,7 +186,7 @@ def _check_lists(offsets: torch.Tensor, indices: torch.Tensor, columns: int) -> 
             fix="use crow_indices() of a torch BSR tensor with blocks of 128x128",
         )
     entries = indices.tolist()
-    for row, (first, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for row, (first, end) in enumerate(itertools.pairwise(ends)):
         listed = entries[first:end]
         if listed and not 0 <= min(listed) <= max(listed) < columns:
             raise ProblemError(
@@ -200,7 +194,7 @@ def _check_lists(offsets: torch.Tensor, indices: torch.Tensor, columns: int) -> 
                 rule=f"must be columns of blocks, of which there are {columns}",
                 fix="number blocks of 128 columns, not columns",
             )
-        if any(one >= following for one, following in zip(listed, listed[1:], strict=False)):
+        if any(one >= following for one, following in itertools.pairwise(listed)):
             raise ProblemError(
                 f"indices {shown(listed)} of row {row}",
                 rule="must ascend: each block counts once",
@@ -223,9 +217,7 @@ def _of_mask(mask: torch.Tensor) -> BlockPattern:
         tiles = torch.where(counting.values, -1 - number, number)
         across = mask.t()
         down = (~across).reshape(-1).sort(stable=True).indices.int()
-        return BlockPattern(
-            (rows, columns), _lists(mask, number), _lists(across, down), tiles
-        )
+        return BlockPattern((rows, columns), _lists(mask, number), _lists(across, down), tiles)
 
 
 def _lists(mask: torch.Tensor, order: torch.Tensor) -> Lists:
@@ -259,7 +251,7 @@ def masks_of(lists: torch.Tensor, entries: torch.Tensor, columns: int) -> torch.
                 rule=f"must lie within the entries, and have at most {columns}",
                 fix="take the lists of warploom.block_pattern",
             )
-        ascending = all(one < following for one, following in zip(own, own[1:], strict=False))
+        ascending = all(one < following for one, following in itertools.pairwise(own))
         if own and not (ascending and own[0] >= 0 and own[-1] < columns):
             raise ProblemError(
                 f"a list of blocks {shown(own)}",

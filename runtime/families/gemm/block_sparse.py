@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
@@ -24,6 +24,7 @@ from warploom.generator.families.gemm import (
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
+from warploom.runtime.accumulation import accumulated
 from warploom.runtime.arguments import (
     Arguments,
     declared,
@@ -43,13 +44,10 @@ from warploom.runtime.families._product.operands import (
     result_type,
     storing,
 )
-from warploom.runtime.families._product.reference import apply, rounded
+from warploom.runtime.families._product.reference import apply, bound, rounded
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm.block_pattern import (
-    BlockPattern,
-    blocks_of,
-    masks_of,
-)
+from warploom.runtime.families.gemm.block_pattern import BlockPattern, masks_of
+from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.call import extents, layouts
 from warploom.runtime.function import Function
 from warploom.runtime.operands import refuse_overlap
@@ -235,6 +233,16 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
                 x = torch.where(self.blocks(), x, 0.0)
             results[0].copy_(rounded(x, details.dtype, self.items))
 
+    def bound(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """D in float64, and how far a kernel's may be from each element."""
+        x, magnitude = self.products(torch.float64), self.products(torch.float64, magnitudes=True)
+        error = accumulated(self.a.dtype, self.a.shape[1], "fast") * magnitude
+        x, error = bound(x, error, self.items, self.fake()[0].dtype)
+        if self.sparse == "d":
+            counts = self.blocks()
+            x, error = torch.where(counts, x, 0.0), torch.where(counts, error, 0.0)
+        return x, error
+
     def blocks(self) -> torch.Tensor:
         """Which elements of the sparse matrix count, by the lists: bool, of its shape.
 
@@ -292,41 +300,14 @@ def _tiles_of(tiles: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 _block_sparse = Function("block_sparse_gemm", BlockSparseCall)
 
 
-class _Lists(NamedTuple):
-    """The tensors of a pattern, as autograd is handed them."""
-
-    row_lists: torch.Tensor
-    row_entries: torch.Tensor
-    column_lists: torch.Tensor
-    column_entries: torch.Tensor
-    tiles: torch.Tensor
+Taken = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-def _run(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    lists: _Lists,
-    sparse: Sparse,
-    which: Literal["rows", "columns", "tiles"],
-    alpha: float,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    spec: KernelSpec | str | None = None,
-) -> torch.Tensor:
-    """A product by some of a pattern's lists: those of `rows`, of `columns`, or its tiles."""
-    own: tuple[torch.Tensor | None, ...] = (None, None, lists.tiles)
-    if which != "tiles":
-        own = (*(lists[:2] if which == "rows" else lists[2:4]), None)
-    return _block_sparse(a, b, *own, bias, sparse, alpha, out, out_dtype, spec)[0]
-
-
-_FIRST: Mapping[Sparse, Literal["rows", "columns", "tiles"]] = {
-    "none": "rows",
-    "a": "rows",
-    "b": "columns",
-    "d": "tiles",
-}
+def lists_of(pattern: BlockPattern, sparse: Sparse) -> Taken:
+    """The lists, entries and tiles that a call takes of the pattern of its sparse matrix."""
+    if sparse == "d":
+        return None, None, pattern.tiles
+    return *(pattern.rows if sparse == "a" else pattern.columns), None
 
 
 class _BlockSparse(torch.autograd.Function):
@@ -342,15 +323,16 @@ class _BlockSparse(torch.autograd.Function):
         alpha: float,
         out_dtype: torch.dtype | None,
         spec: KernelSpec | str | None,
-        *tensors: torch.Tensor,
+        *lists: torch.Tensor,
     ) -> torch.Tensor:
-        lists = _Lists(*tensors)
         needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
-        ctx.save_for_backward(b if needs_a else None, a if needs_b else None, *tensors)
+        ctx.save_for_backward(b if needs_a else None, a if needs_b else None, *lists)
         ctx.set_materialize_grads(False)
         ctx.options = sparse, alpha, a.dtype, b.stride(0) == 1 and b.shape[1] > 1
         ctx.bias_type = bias.dtype if needs_bias and bias is not None else None
-        return _run(a, b, lists, sparse, _FIRST[sparse], alpha, bias, None, out_dtype, spec)
+        rows, columns, tiles = (*lists[:2], None), (*lists[2:4], None), (None, None, lists[4])
+        own = {"a": rows, "b": columns, "d": tiles}[sparse]
+        return _block_sparse(a, b, *own, bias, sparse, alpha, None, out_dtype, spec)[0]
 
     @staticmethod
     def backward(ctx: Any, dd: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
@@ -358,22 +340,31 @@ class _BlockSparse(torch.autograd.Function):
         others = (None,) * (len(ctx.needs_input_grad) - 3)
         if dd is None:
             return None, None, None, *others
-        b, a, *tensors = ctx.saved_tensors
+        b, a, *lists = ctx.saved_tensors
+        rows, columns, tiles = (*lists[:2], None), (*lists[2:4], None), (None, None, lists[4])
         sparse, alpha, kind, by_column = ctx.options
-        lists, da, db, dbias = _Lists(*tensors), None, None, None
+        da, db, dbias = None, None, None
         if ctx.bias_type is not None:
             dbias = dd.sum(0, dtype=torch.float32).to(ctx.bias_type)
         dd = dd.to(kind)
+
+        def multiplied(
+            left: torch.Tensor, right: torch.Tensor, which: Sparse, own: Taken
+        ) -> torch.Tensor:
+            result = _block_sparse(left, right, *own, None, which, alpha, None, None, None)
+            return result[0]
+
         if b is not None:
-            way: dict[Sparse, Any] = {"a": ("d", "tiles"), "b": ("b", "rows"), "d": ("a", "rows")}
-            da = _run(dd, b.t(), lists, *way[sparse], alpha)
+            da = multiplied(
+                dd, b.t(), *{"a": ("d", tiles), "b": ("b", rows), "d": ("a", rows)}[sparse]
+            )
         if a is not None:
             if sparse == "b":  # only blocks of B have a gradient
-                db = _run(a.t(), dd, lists, "d", "tiles", alpha)
+                db = multiplied(a.t(), dd, "d", tiles)
             elif by_column:  # as a weight's transpose is laid out
-                db = _run(dd.t(), a, lists, "b" if sparse == "a" else "a", "columns", alpha).t()
+                db = multiplied(dd.t(), a, "b" if sparse == "a" else "a", columns).t()
             else:
-                db = _run(a.t(), dd, lists, "a" if sparse == "a" else "b", "columns", alpha)
+                db = multiplied(a.t(), dd, "a" if sparse == "a" else "b", columns)
         return da, db, dbias, *others
 
 
@@ -431,19 +422,21 @@ def block_sparse_gemm(
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
     _check_pattern(a, b, pattern, sparse)
-    lists = _Lists(*pattern.rows, *pattern.columns, pattern.tiles)
     kind = SPARSE[sparse]
     if torch.is_grad_enabled() and out is None:
         read = (a, b) if bias is None else (a, b, bias)
         if any(one.requires_grad for one in read):
-            return _BlockSparse.apply(a, b, bias, kind, alpha, out_dtype, spec, *lists)  # type: ignore[no-any-return]
-    return _run(a, b, lists, kind, _FIRST[kind], alpha, bias, out, out_dtype, spec)
+            lists = *pattern.rows, *pattern.columns, pattern.tiles
+            d: torch.Tensor = _BlockSparse.apply(a, b, bias, kind, alpha, out_dtype, spec, *lists)
+            return d
+    own = lists_of(pattern, kind)
+    return _block_sparse(a, b, *own, bias, kind, alpha, out, out_dtype, spec)[0]
 
 
-def _check_pattern(
-    a: torch.Tensor, b: torch.Tensor, pattern: BlockPattern, sparse: str
-) -> None:
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2):
+def _check_pattern(a: torch.Tensor, b: torch.Tensor, pattern: BlockPattern, sparse: str) -> None:
+    if not (
+        isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2
+    ):
         return  # the call says so
     (m, k), n = a.shape, b.shape[1]
     rows, columns = {"a": (m, k), "b": (k, n), "out": (m, n)}[sparse]

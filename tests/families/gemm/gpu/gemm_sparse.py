@@ -20,11 +20,9 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import Bias, Scale
 from warploom.generator.families.gemm import GemmOperation, complete
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families._product.reference import bound
-from warploom.runtime.families.gemm.block_pattern import blocks_of
-from warploom.runtime.families.gemm.block_sparse import SPARSE, BlockSparseCall
+from warploom.runtime.families.gemm.block_scales import blocks_of
+from warploom.runtime.families.gemm.block_sparse import SPARSE, BlockSparseCall, lists_of
 
 NAMES = {kind: name for name, kind in SPARSE.items()}  # of calls
 
@@ -135,23 +133,12 @@ def call(kernel: KernelSpec, m: int, n: int, k: int, density: float, *, seed: in
 
 def exact(made: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """D in float64, and how far a kernel's may be off."""
-    operation = cast("GemmOperation", made.kernel.operation)
-    lists: dict[str, Any] = {
-        "a": {"lists": made.pattern.rows.lists, "entries": made.pattern.rows.entries},
-        "b": {"lists": made.pattern.columns.lists, "entries": made.pattern.columns.entries},
-        "d": {"tiles": made.pattern.tiles},
-    }[operation.sparse]
+    sparse = cast("GemmOperation", made.kernel.operation).sparse
     bias = None if made.bias is None else made.bias.view[0]
-    one = BlockSparseCall(
-        made.a.view, made.b.view, bias=bias, sparse=operation.sparse, alpha=made.alpha, **lists
-    )
-    x, magnitude = one.products(torch.float64), one.products(torch.float64, magnitudes=True)
-    error = accumulated(made.a.view.dtype, made.a.view.shape[1], "fast") * magnitude
-    x, error = bound(x, error, one.items, made.d.view.dtype)
-    if operation.sparse == "d":
-        counts = one.blocks()
-        x, error = torch.where(counts, x, 0.0), torch.where(counts, error, 0.0)
-    return x, error
+    lists = lists_of(made.pattern, sparse)
+    return BlockSparseCall(
+        made.a.view, made.b.view, *lists, bias, sparse, made.alpha, made.d.view
+    ).bound()
 
 
 def verify(made: Call) -> None:
