@@ -49,6 +49,4 @@ def _order(operation: GemmOperation, schedule: GemmSchedule) -> str:
     # Scales take less time between MMAs than waiting for a turn would.
     scaled = operation.block_scales != "none"
     shared = schedule.sharing == 2 and operation.accumulation == "promoted" and not scaled
-    if operation.sparse != "none" and schedule.kernel_schedule == "pingpong":
-        return "pingpong_listed"
     return "staggered" if shared else schedule.kernel_schedule

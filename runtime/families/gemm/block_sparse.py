@@ -7,7 +7,7 @@ blocks alone, which is a sparse D, and those of B are a product of the transpose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -78,8 +78,8 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
     function = "warploom.block_sparse_gemm"
     outputs = ("d",)
     no_gradient = (
-        "a tensor that requires grad with out",
-        "results that are written to `out` are not differentiable",
+        "a tensor that requires grad, with out or for a second derivative",
+        "must be differentiated once, without out",
         "leave out=None, or call it under torch.no_grad()",
     )
 
@@ -167,6 +167,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
 
     def _check_lists(self, m: int, n: int, k: int) -> None:
         require_one_device([(name, one) for name, one in self.named() if one is not None])
+        expected: dict[str, tuple[int, ...]] = {}
         if self.sparse == "d":
             if self.bias is not None:
                 raise ProblemError(
@@ -174,10 +175,10 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
                     rule="must be left out, as blocks that are left out are zeros",
                     fix="add it to the result",
                 )
-            expected = {"tiles": (blocks_of(m) * blocks_of(n),)}
+            expected["tiles"] = (blocks_of(m) * blocks_of(n),)
         else:
             rows = blocks_of(m if self.sparse == "a" else n)
-            expected = {"lists": (rows, 4), "entries": (rows * blocks_of(k),)}
+            expected |= {"lists": (rows, 4), "entries": (rows * blocks_of(k),)}
         for name in ("lists", "entries", "tiles"):
             one, wanted = getattr(self, name), expected.get(name)
             shape = None if one is None else (*one.shape,)
@@ -355,9 +356,10 @@ class _BlockSparse(torch.autograd.Function):
             return result[0]
 
         if b is not None:
-            da = multiplied(
-                dd, b.t(), *{"a": ("d", tiles), "b": ("b", rows), "d": ("a", rows)}[sparse]
-            )
+            which: tuple[Sparse, Taken] = ("d", tiles)  # only blocks of A have a gradient
+            if sparse != "a":
+                which = ("b" if sparse == "b" else "a"), rows
+            da = multiplied(dd, b.t(), *which)
         if a is not None:
             if sparse == "b":  # only blocks of B have a gradient
                 db = multiplied(a.t(), dd, "d", tiles)
@@ -366,6 +368,9 @@ class _BlockSparse(torch.autograd.Function):
             else:
                 db = multiplied(a.t(), dd, "a" if sparse == "a" else "b", columns)
         return da, db, dbias, *others
+
+
+_apply: Callable[..., torch.Tensor] = _BlockSparse.apply
 
 
 def block_sparse_gemm(
@@ -427,8 +432,7 @@ def block_sparse_gemm(
         read = (a, b) if bias is None else (a, b, bias)
         if any(one.requires_grad for one in read):
             lists = *pattern.rows, *pattern.columns, pattern.tiles
-            d: torch.Tensor = _BlockSparse.apply(a, b, bias, kind, alpha, out_dtype, spec, *lists)
-            return d
+            return _apply(a, b, bias, kind, alpha, out_dtype, spec, *lists)
     own = lists_of(pattern, kind)
     return _block_sparse(a, b, *own, bias, kind, alpha, out, out_dtype, spec)[0]
 

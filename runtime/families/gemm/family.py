@@ -60,14 +60,15 @@ def _sparse_baselines(operation: GemmOperation, sets: Sequence[Operands]) -> lis
         for one in sets:
             assert one.pattern is not None  # noqa: S101 (for type checkers)
             counting = torch.where(one.pattern.dense(*one.a.shape), one.a, 0.0)
-            by_blocks.append(partial(_by_bsr, counting.to_sparse_bsr(size), one))
+            by_blocks.append(partial(by_bsr, counting.to_sparse_bsr(size), one))
         found.append(Baseline("torch BSR (Triton)", by_blocks))
     return found
 
 
-def _by_bsr(a: torch.Tensor, one: Operands) -> torch.Tensor:
-    values = dict(item[:2] for item in one.listed)
-    x = (a @ one.b) * values["scale"]
+def by_bsr(a: torch.Tensor, one: Operands) -> torch.Tensor:
+    """D of a sparse A in torch's block format."""
+    values: dict[str, Any] = dict(item[:2] for item in one.listed)
+    x: torch.Tensor = (a @ one.b) * values["scale"]
     return x if values.get("bias") is None else x + values["bias"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -150,7 +150,7 @@ class GemmTrial(GemmData):
 def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -> BlockSparseCall:
     """The call of a product of which one matrix is sparse by blocks."""
     assert one.pattern is not None  # noqa: S101 (for type checkers)
-    values = dict(item[:2] for item in one.listed)
+    values: dict[str, Any] = dict(item[:2] for item in one.listed)
     return BlockSparseCall(
         one.a,
         one.b,
