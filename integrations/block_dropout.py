@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from warploom.arguments import shown
 from warploom.errors import ProblemError
 from warploom.integrations.linear_rules import refusal
-from warploom.runtime.families.gemm.block_pattern import dropout_pattern
-from warploom.runtime.families.gemm.block_scales import blocks_of
+from warploom.runtime.families.gemm.block_masks import dropout_mask, expanded
 from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
 from warploom.runtime.operator import is_distributed
 from warploom.runtime.tensors import lowered
@@ -70,11 +69,11 @@ def block_dropout_linear(
             rule="must be of tensors of one process, whose blocks one mask has",
             fix="use fully_shard or DDP, whose layers compute on such tensors",
         )
-    pattern = dropout_pattern(blocks_of(rows), blocks_of(columns), p, input.device)
+    mask = dropout_mask(rows, columns, p, input.device)
     scale = 1 / (1 - p)
     if refusal(input, weight, None):
-        mask = pattern.dense(rows, columns).view(input.shape)
-        return F.linear(torch.where(mask, input * scale, 0.0), weight, bias)
+        counts = expanded(mask, rows, columns).view(input.shape)
+        return F.linear(torch.where(counts, input * scale, 0.0), weight, bias)
     x, w = lowered(input), lowered(weight)
-    d = block_sparse_gemm(x.reshape(rows, columns), w.t(), pattern, alpha=scale, bias=bias)
+    d = block_sparse_gemm(x.reshape(rows, columns), w.t(), mask, alpha=scale, bias=bias)
     return d.view(*input.shape[:-1], weight.shape[0])

@@ -19,7 +19,7 @@ from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Scale
 from warploom.generator.families.gemm import SPARSE_BLOCK, GemmOperation, Layout, Sparse
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families.gemm.block_pattern import block_pattern
+from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.family import by_bsr
 from warploom.runtime.families.gemm.samples import Operands, sparse_call
 from warploom.runtime.measure import largest_share
@@ -63,9 +63,7 @@ def _contenders(sparse: Sparse, density: float, shape: Shape, asked: Asked) -> l
     given = [
         replace(
             one,
-            pattern=block_pattern(
-                torch.rand(blocks, generator=draws, device=asked.device) < density
-            ),
+            mask=torch.rand(blocks, generator=draws, device=asked.device) < density,
         )
         for one in sets(replace(plain, sparse=sparse), shape, asked.device)
     ]
@@ -92,8 +90,8 @@ def _contender(
 def _bsr(plain: GemmOperation, given: list[Operands]) -> Contender:
     calls = []
     for one in given:
-        assert one.pattern is not None  # noqa: S101 (for type checkers)
-        counting = torch.where(one.pattern.dense(*one.a.shape), one.a, 0.0)
+        assert one.mask is not None  # noqa: S101 (for type checkers)
+        counting = torch.where(expanded(one.mask, *one.a.shape), one.a, 0.0)
         calls.append(partial(by_bsr, counting.to_sparse_bsr((SPARSE_BLOCK, SPARSE_BLOCK)), one))
     return Contender("torch BSR (Triton)", calls, peer=True)
 

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     )
     from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.gemm.api import gemm, plan
-    from warploom.runtime.families.gemm.block_pattern import BlockPattern, block_pattern
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.tuning.autotune.api import autotune
@@ -61,7 +60,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockMask",
-    "BlockPattern",
     "CompilationError",
     "ConfigurationError",
     "DeviceError",
@@ -87,7 +85,6 @@ __all__ = [
     "attention_quantize",
     "autotune",
     "block_mask",
-    "block_pattern",
     "block_sparse_gemm",
     "cast",
     "counters",
@@ -115,7 +112,6 @@ __all__ = [
 # is its module's stands for the module.
 _LAZY = {
     "BlockMask": "warploom.runtime.families._attention.block_mask",
-    "BlockPattern": "warploom.runtime.families.gemm.block_pattern",
     "Explanation": "warploom.runtime.api",
     "KernelSpec": "warploom.generator.specification",
     "PackedWeight": "warploom.quantization.packed_weight",
@@ -129,7 +125,6 @@ _LAZY = {
     "merge_state": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "block_mask": "warploom.runtime.families._attention.given_blocks",
-    "block_pattern": "warploom.runtime.families.gemm.block_pattern",
     "block_sparse_gemm": "warploom.runtime.families.gemm.block_sparse",
     "cast": "warploom.runtime.families.cast.api",
     "counters": "warploom.runtime.api",

@@ -6,6 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
+from warploom.generator.families.gemm.launch import LIST_THREADS
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
 from warploom.generator.families.gemm.schedule import (
@@ -29,6 +30,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "scaled": scaled,
         "listed": listed,
         "sparse_block": SPARSE_BLOCK,
+        "list_threads": LIST_THREADS,
         "products": "ahead" if layout.ahead else "scaled" if scaled else operation.accumulation,
         "row_scales": row_scales(operation, schedule),
         "column_scales": column_scales(operation, schedule),

@@ -1,8 +1,9 @@
 """GEMMs of which one matrix is sparse by blocks of 128x128: `warploom.block_sparse_gemm`.
 
-The kernels are gemm's: tiles take their k tiles from lists (block_pattern.py), or are blocks of D.
-Gradients are such products again, with the same pattern: of a sparse A those of A are wanted in its
-blocks alone, which is a sparse D, and those of B are a product of the transposed A.
+The kernels are gemm's: a first launch makes lists of the mask, and tiles take their k tiles from
+these, or are blocks of D. Gradients are such products again, with the same mask: of a sparse A
+those of A are wanted in its blocks alone, which is a sparse D, and those of B are a product of the
+transposed A.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from warploom.runtime.families._product.operands import (
 )
 from warploom.runtime.families._product.reference import apply, bound, rounded
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm.block_pattern import BlockPattern, masks_of
+from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.call import extents, layouts
 from warploom.runtime.function import Function
@@ -55,6 +56,7 @@ from warploom.runtime.tensors import lowered, require_memory, require_one_device
 
 SPARSE: Mapping[str, Sparse] = {"a": "a", "b": "b", "out": "d"}
 """What a call says is sparse, and how kernels are named by it."""
+NAME = {kind: name for name, kind in SPARSE.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,7 @@ class Details:
 
 @declared
 class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
-    """The arguments of one product, with the lists of the matrix that is sparse.
-
-    lists, entries  of the rows of blocks of A, or of the columns of those of B
-    tiles           of D
-    """
+    """The arguments of one product; the mask is of the matrix that is sparse."""
 
     function = "warploom.block_sparse_gemm"
     outputs = ("d",)
@@ -85,9 +83,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
 
     a: torch.Tensor = tensor()
     b: torch.Tensor = tensor()
-    lists: torch.Tensor | None = tensor(default=None, aligned=False)
-    entries: torch.Tensor | None = tensor(default=None, aligned=False)
-    tiles: torch.Tensor | None = tensor(default=None, aligned=False)
+    mask: torch.Tensor = tensor(aligned=False)
     bias: torch.Tensor | None = tensor(default=None, kernel="bias_1")
     sparse: str = option(default="a", schema="str")
     alpha: float = number(default=1.0)
@@ -110,7 +106,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
             raise ProblemError(
                 f"sparse {shown(self.sparse)}",
                 rule=f"must be one of {', '.join(SPARSE)}",
-                fix='name the matrix that the pattern is of: "a", "b" or "out"',
+                fix='name the matrix that the mask is of: "a", "b" or "out"',
             )
         if not isinstance(self.alpha, int | float) or isinstance(self.alpha, bool):
             raise ProblemError(
@@ -130,7 +126,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         spec = self.kernel
         shape, _ = extents(a, b, spec)
         (m, n), k, device = shape, a.shape[1], a.get_device()
-        self._check_lists(m, n, k)
+        self._check_mask(m, n, k)
         bound = epilogue.bind(self.items, (), m, n, device, batched=False)
         epilogue.check_finite(self.items)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
@@ -153,7 +149,11 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
             device=target,
             requires=storing(self.out, n, (pitch_d, m * n), d_type, paired=bound.paired),
         )
-        problem = GemmProblem(m, n, k, left.matrix.pitch, right.matrix.pitch, pitch_d)
+        down, across = self.mask.stride()
+        problem = GemmProblem(
+            *(m, n, k, left.matrix.pitch, right.matrix.pitch, pitch_d),
+            mask_strides=(across, down) if self.sparse == "b" else (down, across),
+        )
         operands = {"a": left, "b": right}
         copies = tuple(name for name, one in operands.items() if one.copy is not None)
         return Draft(
@@ -165,31 +165,22 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
             Details((m, n), d_type, operands, copies),
         )
 
-    def _check_lists(self, m: int, n: int, k: int) -> None:
+    def _check_mask(self, m: int, n: int, k: int) -> None:
         require_one_device([(name, one) for name, one in self.named() if one is not None])
-        expected: dict[str, tuple[int, ...]] = {}
-        if self.sparse == "d":
-            if self.bias is not None:
-                raise ProblemError(
-                    "bias with a sparse result",
-                    rule="must be left out, as blocks that are left out are zeros",
-                    fix="add it to the result",
-                )
-            expected["tiles"] = (blocks_of(m) * blocks_of(n),)
-        else:
-            rows = blocks_of(m if self.sparse == "a" else n)
-            expected |= {"lists": (rows, 4), "entries": (rows * blocks_of(k),)}
-        for name in ("lists", "entries", "tiles"):
-            one, wanted = getattr(self, name), expected.get(name)
-            shape = None if one is None else (*one.shape,)
-            if shape != wanted or (
-                one is not None and (one.dtype != torch.int32 or not one.is_contiguous())
-            ):
-                raise ProblemError(
-                    f"{name} {shape} with sparse {self.sparse}, of [{m}, {k}] by [{k}, {n}]",
-                    rule=f"must be {wanted}, contiguous, of int32, by blocks of 128x128",
-                    fix="take the lists of warploom.block_pattern",
-                )
+        if self.sparse == "d" and self.bias is not None:
+            raise ProblemError(
+                "bias with a sparse result",
+                rule="must be left out, as blocks that are left out are zeros",
+                fix="add it to the result",
+            )
+        rows, columns = {"a": (m, k), "b": (k, n), "d": (m, n)}[self.sparse]
+        wanted, mask = (blocks_of(rows), blocks_of(columns)), self.mask
+        if mask.dtype != torch.bool or mask.shape != wanted:
+            raise ProblemError(
+                f"mask {list(mask.shape)} {mask.dtype} of {NAME[self.sparse]} [{rows}, {columns}]",
+                rule=f"must be bool {list(wanted)}, for each block of 128x128 whether it counts",
+                fix="use mask != 0, of ceil(rows / 128) by ceil(columns / 128)",
+            )
 
     def results(self, details: Details) -> tuple[torch.Tensor]:
         """D, as it was given, or new."""
@@ -245,22 +236,10 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         return x, error
 
     def blocks(self) -> torch.Tensor:
-        """Which elements of the sparse matrix count, by the lists: bool, of its shape.
-
-        Raises ProblemError for lists on the CPU that kernels would clamp.
-        """
+        """Which elements of the sparse matrix count: bool, of its shape."""
         (m, k), n = self.a.shape, self.b.shape[1]
-        if self.sparse == "d":
-            assert self.tiles is not None  # noqa: S101 (for type checkers)
-            mask = _tiles_of(self.tiles.cpu(), blocks_of(m), blocks_of(n))
-            rows, columns = m, n
-        else:
-            assert self.lists is not None  # noqa: S101
-            assert self.entries is not None  # noqa: S101
-            mask = masks_of(self.lists.cpu(), self.entries.cpu(), blocks_of(k))
-            rows, columns = (m, k) if self.sparse == "a" else (n, k)
-        each = mask.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
-        return (each.t() if self.sparse == "b" else each).to(self.a.device)
+        rows, columns = {"a": (m, k), "b": (k, n), "d": (m, n)}[self.sparse]
+        return expanded(self.mask, rows, columns)
 
     def products(self, dtype: torch.dtype, *, magnitudes: bool = False) -> torch.Tensor:
         """The sums of products of blocks that count, in a type; of absolute values if asked for.
@@ -285,30 +264,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         return sums
 
 
-def _tiles_of(tiles: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    numbers = torch.where(tiles >= 0, tiles, -1 - tiles)
-    if sorted(numbers.tolist()) != list(range(rows * columns)):
-        raise ProblemError(
-            f"tiles {shown(tiles.tolist())}",
-            rule="must be each number of a block once, or -1 minus it",
-            fix="take the tiles of warploom.block_pattern",
-        )
-    mask = torch.zeros(rows * columns, dtype=torch.bool)
-    mask[numbers.long()] = tiles >= 0
-    return mask.view(rows, columns)
-
-
 _block_sparse = Function("block_sparse_gemm", BlockSparseCall)
-
-
-Taken = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
-
-def lists_of(pattern: BlockPattern, sparse: Sparse) -> Taken:
-    """The lists, entries and tiles that a call takes of the pattern of its sparse matrix."""
-    if sparse == "d":
-        return None, None, pattern.tiles
-    return *(pattern.rows if sparse == "a" else pattern.columns), None
 
 
 class _BlockSparse(torch.autograd.Function):
@@ -324,16 +280,14 @@ class _BlockSparse(torch.autograd.Function):
         alpha: float,
         out_dtype: torch.dtype | None,
         spec: KernelSpec | str | None,
-        *lists: torch.Tensor,
+        mask: torch.Tensor,
     ) -> torch.Tensor:
         needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
-        ctx.save_for_backward(b if needs_a else None, a if needs_b else None, *lists)
+        ctx.save_for_backward(b if needs_a else None, a if needs_b else None, mask)
         ctx.set_materialize_grads(False)
         ctx.options = sparse, alpha, a.dtype, b.stride(0) == 1 and b.shape[1] > 1
         ctx.bias_type = bias.dtype if needs_bias and bias is not None else None
-        rows, columns, tiles = (*lists[:2], None), (*lists[2:4], None), (None, None, lists[4])
-        own = {"a": rows, "b": columns, "d": tiles}[sparse]
-        return _block_sparse(a, b, *own, bias, sparse, alpha, None, out_dtype, spec)[0]
+        return _block_sparse(a, b, mask, bias, sparse, alpha, None, out_dtype, spec)[0]
 
     @staticmethod
     def backward(ctx: Any, dd: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
@@ -341,8 +295,7 @@ class _BlockSparse(torch.autograd.Function):
         others = (None,) * (len(ctx.needs_input_grad) - 3)
         if dd is None:
             return None, None, None, *others
-        b, a, *lists = ctx.saved_tensors
-        rows, columns, tiles = (*lists[:2], None), (*lists[2:4], None), (None, None, lists[4])
+        b, a, mask = ctx.saved_tensors
         sparse, alpha, kind, by_column = ctx.options
         da, db, dbias = None, None, None
         if ctx.bias_type is not None:
@@ -350,23 +303,28 @@ class _BlockSparse(torch.autograd.Function):
         dd = dd.to(kind)
 
         def multiplied(
-            left: torch.Tensor, right: torch.Tensor, which: Sparse, own: Taken
+            left: torch.Tensor, right: torch.Tensor, own: torch.Tensor, which: Sparse
         ) -> torch.Tensor:
-            result = _block_sparse(left, right, *own, None, which, alpha, None, None, None)
-            return result[0]
+            return _block_sparse(left, right, own, None, which, alpha, None, None, None)[0]
 
         if b is not None:
-            which: tuple[Sparse, Taken] = ("d", tiles)  # only blocks of A have a gradient
-            if sparse != "a":
-                which = ("b" if sparse == "b" else "a"), rows
-            da = multiplied(dd, b.t(), *which)
+            if sparse == "a":  # only blocks of A have a gradient
+                da = multiplied(dd, b.t(), mask, "d")
+            elif sparse == "b":
+                da = multiplied(dd, b.t(), mask.t(), "b")
+            else:
+                da = multiplied(dd, b.t(), mask, "a")
         if a is not None:
             if sparse == "b":  # only blocks of B have a gradient
-                db = multiplied(a.t(), dd, "d", tiles)
-            elif by_column:  # as a weight's transpose is laid out
-                db = multiplied(dd.t(), a, "b" if sparse == "a" else "a", columns).t()
+                db = multiplied(a.t(), dd, mask, "d")
+            elif by_column and sparse == "a":  # as a weight's transpose is laid out
+                db = multiplied(dd.t(), a, mask, "b").t()
+            elif by_column:
+                db = multiplied(dd.t(), a, mask.t(), "a").t()
+            elif sparse == "a":
+                db = multiplied(a.t(), dd, mask.t(), "a")
             else:
-                db = multiplied(a.t(), dd, "a" if sparse == "a" else "b", columns)
+                db = multiplied(a.t(), dd, mask, "b")
         return da, db, dbias, *others
 
 
@@ -376,7 +334,7 @@ _apply: Callable[..., torch.Tensor] = _BlockSparse.apply
 def block_sparse_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
-    pattern: BlockPattern,
+    mask: torch.Tensor,
     *,
     sparse: str = "a",
     alpha: float = 1.0,
@@ -393,9 +351,11 @@ def block_sparse_gemm(
     Args:
         a: [M, K], fp16, bf16, e4m3, e5m2 or int8. Matrices are dense in memory.
         b: [K, N], of the same type; a torch weight [N, K] is b after .t().
-        pattern: What `warploom.block_pattern` returns, on the device of a: of a [M, K], of b
-            [K, N], or of the result [M, N]. Its last blocks may be short.
-        sparse: The matrix that the pattern is of: "a", "b" or "out".
+        mask: bool, on the device of a, of any strides: whether each block counts, of a
+            [ceil(M / 128), ceil(K / 128)], of b [ceil(K / 128), ceil(N / 128)], or of the result
+            [ceil(M / 128), ceil(N / 128)]. The last blocks may be short.
+            `warploom.functional.csr_block_mask` makes one of the lists of a BSR tensor.
+        sparse: The matrix that the mask is of: "a", "b" or "out".
         alpha: A number that products are multiplied by.
         bias: [N], fp16, bf16 or fp32; not with sparse="out".
         out: Where the result is written; None: it is made.
@@ -404,51 +364,25 @@ def block_sparse_gemm(
 
     Returns:
         The result [M, N]. It is differentiable, once, in a, b of 16 bits and bias: gradients of the
-        sparse operand are zeros outside of its pattern.
+        sparse operand are zeros in blocks that do not count.
 
-    Runs on the current stream without waiting. On CPU tensors the reference computes the same, and
-    looks at the lists.
+    Runs on the current stream without waiting: the mask is read on the device. On CPU tensors the
+    reference computes the same.
 
     Raises:
         ProblemError: Before anything is launched.
     """
-    if not isinstance(pattern, BlockPattern):
-        raise ProblemError(
-            f"pattern {shown(pattern)} of type {type(pattern).__name__}",
-            rule="must be what warploom.block_pattern returns",
-            fix="pass warploom.block_pattern(mask)",
-        )
     if sparse not in SPARSE:
         raise ProblemError(
             f"sparse {shown(sparse)}",
             rule=f"must be one of {', '.join(SPARSE)}",
-            fix="name the matrix that the pattern is of",
+            fix="name the matrix that the mask is of",
         )
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
-    _check_pattern(a, b, pattern, sparse)
     kind = SPARSE[sparse]
     if torch.is_grad_enabled() and out is None:
         read = (a, b) if bias is None else (a, b, bias)
-        if any(one.requires_grad for one in read):
-            lists = *pattern.rows, *pattern.columns, pattern.tiles
-            return _apply(a, b, bias, kind, alpha, out_dtype, spec, *lists)
-    own = lists_of(pattern, kind)
-    return _block_sparse(a, b, *own, bias, kind, alpha, out, out_dtype, spec)[0]
-
-
-def _check_pattern(a: torch.Tensor, b: torch.Tensor, pattern: BlockPattern, sparse: str) -> None:
-    if not (
-        isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2
-    ):
-        return  # the call says so
-    (m, k), n = a.shape, b.shape[1]
-    rows, columns = {"a": (m, k), "b": (k, n), "out": (m, n)}[sparse]
-    wanted = blocks_of(rows), blocks_of(columns)
-    if pattern.shape != wanted and m and n and k:
-        raise ProblemError(
-            f"pattern of {pattern.shape[0]}x{pattern.shape[1]} blocks, for {sparse} "
-            f"[{rows}, {columns}]",
-            rule=f"must have {wanted[0]}x{wanted[1]} blocks of 128x128",
-            fix="make it of a mask [ceil(rows / 128), ceil(columns / 128)]",
-        )
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in read):
+            return _apply(a, b, bias, kind, alpha, out_dtype, spec, mask)
+    return _block_sparse(a, b, mask, bias, kind, alpha, out, out_dtype, spec)[0]

@@ -18,6 +18,7 @@ from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import api
 from warploom.runtime.families.gemm.api import GemmPlan
+from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands, sparse_call
 from warploom.runtime.family import RuntimeFamily
@@ -58,8 +59,8 @@ def _sparse_baselines(operation: GemmOperation, sets: Sequence[Operands]) -> lis
         size = (SPARSE_BLOCK, SPARSE_BLOCK)
         by_blocks = []
         for one in sets:
-            assert one.pattern is not None  # noqa: S101 (for type checkers)
-            counting = torch.where(one.pattern.dense(*one.a.shape), one.a, 0.0)
+            assert one.mask is not None  # noqa: S101 (for type checkers)
+            counting = torch.where(expanded(one.mask, *one.a.shape), one.a, 0.0)
             by_blocks.append(partial(by_bsr, counting.to_sparse_bsr(size), one))
         found.append(Baseline("torch BSR (Triton)", by_blocks))
     return found

@@ -17,9 +17,8 @@ from warploom.runtime.families._product import steps
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Item
 from warploom.runtime.families.gemm import api, reference
-from warploom.runtime.families.gemm.block_pattern import BlockPattern, block_pattern
 from warploom.runtime.families.gemm.block_scales import blocks_of
-from warploom.runtime.families.gemm.block_sparse import BlockSparseCall, lists_of
+from warploom.runtime.families.gemm.block_sparse import BlockSparseCall
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.plan import run
 from warploom.runtime.trial import generator, sets_for, wrong
@@ -29,14 +28,14 @@ from warploom.runtime.trial import generator, sets_for, wrong
 class Operands:
     """One set of buffers: a, b, the items of the epilogue, and the output.
 
-    pattern   of the matrix that is sparse by blocks, if one is
+    mask   of the blocks that count of the matrix that is sparse, if one is
     """
 
     a: torch.Tensor
     b: torch.Tensor
     listed: tuple[Item, ...]
     out: torch.Tensor
-    pattern: BlockPattern | None = None
+    mask: torch.Tensor | None = None
 
 
 class GemmData:
@@ -56,17 +55,16 @@ class GemmData:
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
         items = steps.samples(operation.epilogue, self._draws, at)
-        return Operands(a, b, (*self._block_scales(), *items), wrong(out), self._pattern())
+        return Operands(a, b, (*self._block_scales(), *items), wrong(out), self._mask())
 
-    def _pattern(self) -> BlockPattern | None:
-        """A pattern of the sparse matrix, if there is one, of which half of the blocks count."""
+    def _mask(self) -> torch.Tensor | None:
+        """A mask of the sparse matrix, if there is one, of which half of the blocks count."""
         shape, sparse = self.shape, self.operation.sparse
         if sparse == "none":
             return None
         extents = {"a": (shape.m, shape.k), "b": (shape.k, shape.n), "d": (shape.m, shape.n)}
         rows, columns = map(blocks_of, extents[sparse])
-        drawn = self._draws.scales(rows, columns)  # in [0.5, 1.5)
-        return block_pattern(drawn < 1)
+        return self._draws.scales(rows, columns) < 1  # of [0.5, 1.5)
 
     def _block_scales(self) -> Iterator[Item]:
         """The block scales of A and B, if any: those of rows as `warploom.cast` lays them out, one
@@ -140,7 +138,7 @@ class GemmTrial(GemmData):
     @cached_property
     def _expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         one = self.sets[0]
-        if one.pattern is not None:
+        if one.mask is not None:
             return sparse_call(self.operation.sparse, one).bound()
         return reference.gemm_bound(
             one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
@@ -149,12 +147,12 @@ class GemmTrial(GemmData):
 
 def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -> BlockSparseCall:
     """The call of a product of which one matrix is sparse by blocks."""
-    assert one.pattern is not None  # noqa: S101 (for type checkers)
+    assert one.mask is not None  # noqa: S101 (for type checkers)
     values: dict[str, Any] = dict(item[:2] for item in one.listed)
     return BlockSparseCall(
         one.a,
         one.b,
-        *lists_of(one.pattern, sparse),
+        one.mask,
         values.get("bias"),
         sparse,
         values["scale"],

@@ -17,9 +17,8 @@ from warploom.generator.specification import KernelSpec
 from warploom.integrations import block_dropout
 from warploom.nn import Linear
 from warploom.runtime.dispatch import choose
-from warploom.runtime.families.gemm.block_sparse import SPARSE, BlockSparseCall, lists_of
+from warploom.runtime.families.gemm.block_sparse import SPARSE
 from warploom.runtime.families.gemm.family import FAMILY
-from warploom.runtime.plan import run
 
 BF16 = torch.bfloat16
 SHAPES = [(128, 128, 128), (200, 333, 520), (384, 256, 640)]
@@ -40,32 +39,13 @@ def drawn(sparse: str, shape: tuple[int, int, int], p: float = 0.5) -> torch.Ten
     return torch.rand(-(-rows // 128), -(-columns // 128)) < p
 
 
-def test_a_pattern_is_that_of_its_mask_and_so_is_its_transpose() -> None:
+def test_the_mask_of_the_lists_of_a_bsr_tensor_is_that_of_its_blocks() -> None:
     torch.manual_seed(0)
-    for p in (0.0, 0.4, 1.0):
-        mask = torch.rand(5, 7) < p
-        pattern = warploom.block_pattern(mask)
-        assert torch.equal(pattern.mask(), mask)
-        assert torch.equal(pattern.t().mask(), mask.t())
-        assert torch.equal(pattern.t().t().tiles, pattern.tiles)
-        counts = pattern.rows.lists[:, 2].tolist()
-        assert counts == sorted(counts, reverse=True)  # longest first
-        for row, first, count, _ in pattern.rows.lists.tolist():
-            entries = pattern.rows.entries[first : first + count]
-            assert torch.equal(entries.long(), mask[row].nonzero().flatten())
-        for column, first, count, _ in pattern.columns.lists.tolist():
-            entries = pattern.columns.entries[first : first + count]
-            assert torch.equal(entries.long(), mask[:, column].nonzero().flatten())
-
-
-def test_a_pattern_of_the_lists_of_a_bsr_tensor_is_that_of_its_mask() -> None:
-    torch.manual_seed(0)
-    mask = torch.rand(4, 6) < 0.5
-    bsr = masked(torch.ones(512, 768), mask).to_sparse_bsr((128, 128))
-    pattern = warploom.block_pattern(
-        offsets=bsr.crow_indices(), indices=bsr.col_indices(), columns=6
-    )
-    assert torch.equal(pattern.mask(), mask)
+    for p in (0.0, 0.5, 1.0):
+        mask = torch.rand(4, 6) < p
+        bsr = masked(torch.ones(512, 768), mask).to_sparse_bsr((128, 128))
+        found = warploom.functional.csr_block_mask(bsr.crow_indices(), bsr.col_indices(), 6)
+        assert torch.equal(found, mask)
 
 
 @pytest.mark.parametrize("column", [False, True], ids=["b row", "b col"])
@@ -81,9 +61,7 @@ def test_blocks_that_count_are_multiplied_and_differentiated(
     b.requires_grad_()
     bias = None if sparse == "out" else torch.randn(n, dtype=BF16, requires_grad=True)
     read = [one for one in (a, b, bias) if one is not None]
-    d = warploom.block_sparse_gemm(
-        a, b, warploom.block_pattern(mask), sparse=sparse, alpha=2.0, bias=bias
-    )
+    d = warploom.block_sparse_gemm(a, b, mask, sparse=sparse, alpha=2.0, bias=bias)
     wide = [one.detach().double().requires_grad_() for one in read]
     left = masked(wide[0], mask) if sparse == "a" else wide[0]
     right = masked(wide[1], mask) if sparse == "b" else wide[1]
@@ -105,27 +83,28 @@ def test_blocks_that_do_not_count_may_hold_anything(sparse: str) -> None:
     a, b = torch.ones(256, 256, dtype=BF16), torch.ones(256, 256, dtype=BF16)
     nan = torch.where(masked(torch.ones(256, 256), mask) > 0, 1.0, float("nan")).to(BF16)
     a, b = (nan, b) if sparse == "a" else (a, nan)
-    d = warploom.block_sparse_gemm(a, b, warploom.block_pattern(mask), sparse=sparse)
+    d = warploom.block_sparse_gemm(a, b, mask, sparse=sparse)
     d = d if sparse == "a" else d.t()
     assert (d[:128] == 128).all() and (d[128:] == 0).all()
 
 
 def test_results_go_where_they_are_asked_for_in_their_type() -> None:
     a, b = torch.ones(128, 128, dtype=BF16), torch.ones(128, 64, dtype=BF16)
-    pattern = warploom.block_pattern(torch.ones(1, 1, dtype=torch.bool))
+    mask = torch.ones(1, 1, dtype=torch.bool)
     out = torch.empty(128, 64)
     for _ in range(3):  # the second and third are recognised
-        assert warploom.block_sparse_gemm(a, b, pattern, out=out, alpha=0.5) is out
+        assert warploom.block_sparse_gemm(a, b, mask, out=out, alpha=0.5) is out
         assert (out == 64).all()
-    assert warploom.block_sparse_gemm(a, b, pattern, out_dtype=torch.float16).dtype == torch.float16
+    assert warploom.block_sparse_gemm(a, b, mask, out_dtype=torch.float16).dtype == torch.float16
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"pattern": torch.ones(2, 2)}, "must be what warploom.block_pattern returns"),
+        ({"mask": torch.ones(2, 2)}, r"must be bool \[2, 2\]"),
+        ({"mask": torch.ones(2, 3) > 0}, r"mask \[2, 3\] torch.bool of a \[200, 256\]"),
+        ({"mask": [[True]]}, "mask"),
         ({"sparse": "c"}, "must be one of a, b, out"),
-        ({"pattern": warploom.block_pattern(torch.ones(2, 3) > 0)}, "must have 2x2 blocks"),
         ({"alpha": float("nan")}, "nan"),
         ({"alpha": "x"}, "must be a number"),
         ({"sparse": "out", "bias": torch.ones(200)}, "bias with a sparse result"),
@@ -139,62 +118,41 @@ def test_bad_calls_are_refused(change: dict[str, Any], told: str) -> None:
     call = {
         "a": torch.ones(200, 256, dtype=BF16),
         "b": torch.ones(256, 200, dtype=BF16),
-        "pattern": warploom.block_pattern(torch.ones(2, 2) > 0),
+        "mask": torch.ones(2, 2) > 0,
         **change,
     }
     with pytest.raises(warploom.WarploomError, match=told):
-        warploom.block_sparse_gemm(call.pop("a"), call.pop("b"), call.pop("pattern"), **call)
+        warploom.block_sparse_gemm(call.pop("a"), call.pop("b"), call.pop("mask"), **call)
 
 
 @pytest.mark.parametrize(
-    ("keywords", "told"),
+    ("offsets", "indices", "columns", "told"),
     [
-        ({}, "no mask, and not both"),
-        ({"mask": torch.ones(2, 2)}, "must be a bool tensor"),
-        ({"mask": torch.ones(0, 2) > 0}, "must have a block"),
-        ({"mask": torch.ones(2, 2) > 0, "columns": 2}, "must be one or the other"),
-        ({"offsets": [0, 1, 2], "indices": [0, 1]}, "without columns"),
-        ({"offsets": [0, 3, 2], "indices": [0, 1], "columns": 2}, "must ascend, from 0"),
-        ({"offsets": [0, 1, 3], "indices": [0, 1], "columns": 2}, "must ascend, from 0"),
-        ({"offsets": [0, 1, 2], "indices": [0, 2], "columns": 2}, "of which there are 2"),
-        ({"offsets": [0, 0, 2], "indices": [1, 0], "columns": 2}, "each block counts once"),
-        ({"offsets": [0, 0, 2], "indices": [1, 1], "columns": 2}, "each block counts once"),
+        ([0], [], 2, "must have a row of blocks"),
+        ([0, 1], [0], 0, "must have a row of blocks"),
+        ([0, 1, 2], [0, 1], "2", "must be an int"),
+        ([0, 3, 2], [0, 1], 2, "must ascend, from 0"),
+        ([-1, 1, 2], [0, 1], 2, "must ascend, from 0"),
+        ([0, 1, 3], [0, 1], 2, "must ascend, from 0"),
+        ([0, 1, 2], [0, 2], 2, "of which there are 2"),
+        ([0, 1, 2], [0, -1], 2, "of which there are 2"),
+        ([0, 0, 2], [1, 0], 2, "each block counts once"),
+        ([0, 0, 2], [1, 1], 2, "each block counts once"),
     ],
     ids=str,
 )
-def test_bad_masks_and_lists_are_refused(keywords: dict[str, Any], told: str) -> None:
-    given = {
-        name: torch.tensor(one, dtype=torch.int32) if isinstance(one, list) else one
-        for name, one in keywords.items()
-    }
-    with pytest.raises(ProblemError, match=told):
-        warploom.block_pattern(**given)
-
-
-@pytest.mark.parametrize(
-    ("name", "place", "value", "told"),
-    [
-        ("lists", (0, 0), 7, "one for each row"),
-        ("lists", (0, 1), -1, "must lie within"),
-        ("lists", (0, 2), 9, "must lie within"),
-        ("entries", (0,), 5, "must ascend"),
-        ("tiles", (0,), 9, "each number of a block once"),
-    ],
-)
-def test_lists_that_kernels_would_clamp_are_refused_on_the_cpu(
-    name: str, place: tuple[int, ...], value: int, told: str
+def test_bad_lists_are_refused(
+    offsets: list[int], indices: list[int], columns: int, told: str
 ) -> None:
-    pattern = warploom.block_pattern(torch.ones(2, 2) > 0)
-    sparse = "d" if name == "tiles" else "a"
-    names = ("lists", "entries", "tiles")
-    lists = dict(zip(names, lists_of(pattern, sparse), strict=True))
-    changed = lists[name]
-    assert changed is not None
-    lists[name] = changed = changed.clone()
-    changed[place] = value
-    a = torch.ones(256, 256, dtype=BF16)
+    lists = [torch.tensor(one, dtype=torch.int32) for one in (offsets, indices)]
     with pytest.raises(ProblemError, match=told):
-        run(BlockSparseCall(a, a, sparse=sparse, **lists))
+        warploom.functional.csr_block_mask(*lists, columns)
+
+
+def test_lists_of_other_types_are_refused() -> None:
+    for wrong in (torch.ones(2), torch.ones(2, 2, dtype=torch.int32), [0, 1]):
+        with pytest.raises(ProblemError, match="must be an int32 or int64 tensor"):
+            warploom.functional.csr_block_mask(wrong, torch.ones(1).int(), 2)  # type: ignore[arg-type]
 
 
 # ---- Kernels -------------------------------------------------------------------------------------

@@ -21,10 +21,9 @@ from warploom.generator.epilogue import Bias, Scale
 from warploom.generator.families.gemm import GemmOperation, complete
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.block_scales import blocks_of
-from warploom.runtime.families.gemm.block_sparse import SPARSE, BlockSparseCall, lists_of
-
-NAMES = {kind: name for name, kind in SPARSE.items()}  # of calls
+from warploom.runtime.families.gemm.block_sparse import NAME, BlockSparseCall
 
 
 def spec(
@@ -89,7 +88,7 @@ class Call:
     b: Guarded
     d: Guarded
     bias: Guarded | None
-    pattern: warploom.BlockPattern
+    mask: torch.Tensor
     alpha: float = 0.37
 
     def run(self) -> torch.Tensor:
@@ -98,8 +97,8 @@ class Call:
         return warploom.block_sparse_gemm(
             self.a.view,
             self.b.view,
-            self.pattern,
-            sparse=NAMES[operation.sparse],
+            self.mask,
+            sparse=NAME[operation.sparse],
             alpha=self.alpha,
             bias=None if self.bias is None else self.bias.view[0],
             out=self.d.view,
@@ -124,20 +123,20 @@ def call(kernel: KernelSpec, m: int, n: int, k: int, density: float, *, seed: in
     mask = torch.rand(shape, device="cuda", generator=generator) < density
     if shape[0] > 2:
         mask[1] = False  # a list without an entry among others
-    pattern = warploom.block_pattern(mask)
+    if seed % 2:  # masks may be views
+        mask = mask.t().contiguous().t()
     if operation.sparse != "d":
         own = (a if operation.sparse == "a" else b).view
-        own[~pattern.dense(rows, columns)] = -1 if own.dtype == torch.int8 else float("nan")
-    return Call(kernel, a, b, d, bias, pattern)
+        own[~expanded(mask, rows, columns)] = -1 if own.dtype == torch.int8 else float("nan")
+    return Call(kernel, a, b, d, bias, mask)
 
 
 def exact(made: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """D in float64, and how far a kernel's may be off."""
     sparse = cast("GemmOperation", made.kernel.operation).sparse
     bias = None if made.bias is None else made.bias.view[0]
-    lists = lists_of(made.pattern, sparse)
     return BlockSparseCall(
-        made.a.view, made.b.view, *lists, bias, sparse, made.alpha, made.d.view
+        made.a.view, made.b.view, made.mask, bias, sparse, made.alpha, made.d.view
     ).bound()
 
 
@@ -159,12 +158,12 @@ class Mutant(gemm_mutants.Mutant):
 MUTANTS = {
     "a tile has the list of the row before": Mutant(
         KERNELS[0],
-        r"lists \+ place\.m / kBlock \* 4",
+        r"lists \+ place\.m / kBlock \* 2",
         (520, 512, 1024),
-        "lists + max(place.m / kBlock - 1, 0) * 4",
+        "lists + max(place.m / kBlock - 1, 0) * 2",
     ),
     "a list begins an entry too early": Mutant(
-        KERNELS[0], r"max\(list\[1\], 0\)", (520, 512, 1024), "max(list[1] - 1, 0)"
+        KERNELS[0], r"block \* k_blocks : -1", (520, 512, 1024), "max(block * k_blocks - 1, 0) : -1"
     ),
     "the last k tile of a list is left out": Mutant(
         KERNELS[0],
@@ -176,22 +175,31 @@ MUTANTS = {
         KERNELS[3], r"block \* kOfBlock \+ k_tile % kOfBlock", (520, 512, 1024), "block * kOfBlock"
     ),
     "an empty list has the first block": Mutant(
-        KERNELS[0], r"at\.first < 0 \? k_blocks", (520, 512, 1024), "at.first < 0 ? 0"
+        KERNELS[0],
+        r"at\.first < 0 \? \(p\.k \+ kBlock - 1\) / kBlock",
+        (520, 512, 1024),
+        "at.first < 0 ? 0",
     ),
     "a column has the list of the next one": Mutant(
         KERNELS[10],
-        r"lists \+ place\.n / kBlock \* 4",
+        r"lists \+ place\.n / kBlock \* 2",
         (520, 512, 1024),
-        "lists + min(place.n / kBlock + 1, blocks - 1) * 4",
+        "lists + (place.n / kBlock + 1) % 4 * 2",
+    ),
+    "blocks of a list are those of the row above in the mask": Mutant(
+        KERNELS[0], r"p\.mask\[block \*", (520, 512, 1024), "p.mask[max(block - 1, 0) *"
     ),
     "a block of D that does not count is computed": Mutant(
         KERNELS[15],
-        r"computed \? 0 : all_k_tiles, computed \? all_k_tiles : 1",
+        r"computed \? 0 : all_k_tiles, k_tiles = computed \? all_k_tiles : 1",
         (520, 512, 1024),
-        "0, all_k_tiles",
+        "0, k_tiles = all_k_tiles",
     ),
     "a block of D that counts lacks its last k tile": Mutant(
         KERNELS[15], r"computed \? all_k_tiles : 1", (520, 512, 1024), "max(all_k_tiles - 1, 1)"
+    ),
+    "blocks of D are counted from 0 in each round": Mutant(
+        KERNELS[15], r"before \+= counted\[i\];", (4224, 4224, 128)
     ),
 }
 
