@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -98,11 +99,11 @@ def _bsr(plain: GemmOperation, given: list[Operands]) -> Contender:
 
 def _layers(shape: Shape, asked: Asked) -> list[Contender]:
     m, n, k = shape
-    like = {"device": asked.device, "dtype": torch.bfloat16}
-    x, dy = torch.randn(m, k, **like, requires_grad=True), torch.randn(m, n, **like)  # type: ignore[arg-type]
+    like: Any = {"device": asked.device, "dtype": torch.bfloat16}
+    x, dy = torch.randn(m, k, **like, requires_grad=True), torch.randn(m, n, **like)
 
     def passes(p: float) -> Callable[[], object]:
-        layer = warploom.nn.Linear(k, n, bias=False, dropout_blocks=p, **like)  # type: ignore[arg-type]
+        layer = warploom.nn.Linear(k, n, bias=False, dropout_blocks=p, **like)
         return lambda: torch.autograd.grad(layer(x), (x, layer.weight), dy)
 
     return [

@@ -2,7 +2,7 @@
 //
 // D[m, n] = epilogue(A[m, k] B[k, n]): scale_host
 //   A bf16 col, B bf16 row, accumulated in fp32, D bf16 row
-//   blocks of 128x128 of B count where lists say so, the others are zeros
+//   blocks of 128x128 of B count where a mask says so, the others are zeros
 //   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_n, group 8, store tma
 // Digest df0dd6788bd2840a16ec3e88dc701b398d80bf31b9b71bad87500885e5f9cddc; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
@@ -51,8 +51,11 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  const int* lists;  // [n / 128][4]: block along n, first entry, count
-  const int* entries;  // blocks along k of B, list by list
+  const uint8_t* mask;  // not 0 for each block of 128x128 that counts
+  int* lists;  // [n / 128][2]: block along n, number of entries
+  int* entries;  // [n / 128][k / 128]: blocks along k that count
+  int64_t mask_row;  // elements of it between blocks along n
+  int64_t mask_column;  // elements of it between blocks along k
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
@@ -60,10 +63,11 @@ struct alignas(128) Parameters {
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
-static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, lists) == 384);
-static_assert(OFFSET(Parameters, entries) == 392 && OFFSET(Parameters, m) == 400);
-static_assert(OFFSET(Parameters, n) == 404 && OFFSET(Parameters, k) == 408);
-static_assert(OFFSET(Parameters, scale_0) == 412);
+static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, mask) == 384);
+static_assert(OFFSET(Parameters, lists) == 392 && OFFSET(Parameters, entries) == 400);
+static_assert(OFFSET(Parameters, mask_row) == 408 && OFFSET(Parameters, mask_column) == 416);
+static_assert(OFFSET(Parameters, m) == 424 && OFFSET(Parameters, n) == 428);
+static_assert(OFFSET(Parameters, k) == 432 && OFFSET(Parameters, scale_0) == 436);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -203,20 +207,17 @@ struct Tiles {
 
 constexpr int kBlock = 128;  // rows and columns of a block of the sparse matrix
 
-// The tiles of D, each with a list of the blocks of B along k that count. Of an empty list one k tile
-// is multiplied that lies past the end of k, where TMA loads zeros.
+// The tiles of D, each with a list of the blocks of B along k that count. Of an empty list one
+// k tile is multiplied that lies past the end of k, where TMA loads zeros.
 struct ListedTiles : Tiles {
-  const int* const lists;  // of four numbers: the block along n, the first entry, how many entries, none
-  const int blocks, k_blocks;
+  const int* const lists;  // of two numbers: the block along n, and how many entries it has
+  const int k_blocks;
 
   __device__ __forceinline__ explicit ListedTiles(const Parameters& p)
-      : Tiles(p),
-        lists(p.lists),
-        blocks((p.n + kBlock - 1) / kBlock),
-        k_blocks((p.k + kBlock - 1) / kBlock) {}
+      : Tiles(p), lists(p.lists), k_blocks((p.k + kBlock - 1) / kBlock) {}
 
-  // Where a tile starts, and its k tiles: see KTiles. Lists are in the order of their lengths, so that clusters
-  // which take tiles in turn, one round forward and the next one backward, have as much to multiply.
+  // Where a tile starts, and its k tiles: see KTiles. Lists are in the order of their lengths, so that
+  // clusters that take tiles in turn, one round forward and the next backward, have as much to multiply.
   __device__ __forceinline__ Place at(int index, int rank) const {
     const int clusters = gridDim.x / kClusterSize, round = index / clusters;
     if (round % 2 == 1) {
@@ -224,12 +225,10 @@ struct ListedTiles : Tiles {
       index = start + min(start + clusters, Tiles::count()) - 1 - index;
     }
     Place place = Tiles::at(index, rank);
-    const int* const list = lists + place.n / kBlock * 4;
-    // Nothing is read or written out of place, whatever the lists have.
-    const int first = min(max(list[1], 0), blocks * k_blocks);
-    const int entries = min(max(list[2], 0), min(k_blocks, blocks * k_blocks - first));
-    place.n = min(max(list[0], 0), blocks - 1) * kBlock;
-    place.first = entries > 0 ? first : -1;
+    const int* const list = lists + place.n / kBlock * 2;
+    const int block = list[0], entries = list[1];
+    place.n = block * kBlock;
+    place.first = entries > 0 ? block * k_blocks : -1;
     place.k_tiles = max(entries * (kBlock / kTileK), 1);
     return place;
   }
@@ -244,24 +243,20 @@ struct ListedTiles : Tiles {
 struct KTiles {
   static constexpr int kOfBlock = kBlock / kTileK;
   const int* const entries;
-  const int k_blocks;
   int place;             // of the next entry
   int block, following;  // along k; the latter is read early
 
   __device__ __forceinline__ KTiles(const Parameters& p, const Place& at)
       : entries(p.entries),
-        k_blocks((p.k + kBlock - 1) / kBlock),
         place(at.first),
         block(0),
-        following(at.first < 0 ? k_blocks : entry()) {}
-
-  __device__ __forceinline__ int entry() { return min(max(entries[place++], 0), k_blocks - 1); }
+        following(at.first < 0 ? (p.k + kBlock - 1) / kBlock : entries[place++]) {}
 
   // The number of the next k tile of A and B, which is the tile's k_tile-th.
   __device__ __forceinline__ int next(int k_tile, int k_tiles) {
     if (k_tile % kOfBlock == 0) {
       block = following;
-      if (k_tile + kOfBlock < k_tiles) following = entry();
+      if (k_tile + kOfBlock < k_tiles) following = entries[place++];
     }
     return block * kOfBlock + k_tile % kOfBlock;
   }
@@ -586,5 +581,36 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (kClusterSize > 1) {  // nor after it has gone
     cute::cluster_arrive();
     cute::cluster_wait();
+  }
+}
+
+// ---- Lists: what the tiles take of the mask, in a launch of one block before that of the tiles ------------
+extern "C" __global__ void __launch_bounds__(1024)
+    gemm_sm90a_bf16_col_row_scale_host_sparse_b_pingpong_128x128x64_cluster2x1_stages6_along_n_df0dd678_lists(const __grid_constant__ Parameters p) {
+  constexpr int kThreads = 1024, kWarps = kThreads / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t lower = (1u << lane) - 1;  // the lanes before this one
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  const int blocks = (p.n + kBlock - 1) / kBlock, k_blocks = (p.k + kBlock - 1) / kBlock;
+  int* const counted = p.lists + 2 * blocks;  // entries of each block's list
+  for (int block = warp; block < blocks; block += kWarps) {
+    int entries = 0;
+    for (int first = 0; first < k_blocks; first += 32) {
+      const int along = first + lane;
+      const bool counts = along < k_blocks && p.mask[block * p.mask_row + along * p.mask_column] != 0;
+      const uint32_t all = __ballot_sync(~0u, counts);
+      if (counts) p.entries[block * k_blocks + entries + __popc(all & lower)] = along;
+      entries += __popc(all);
+    }
+    if (lane == 0) counted[block] = entries;
+  }
+  __syncthreads();
+  for (int block = threadIdx.x; block < blocks; block += kThreads) {  // longest lists first
+    const int entries = counted[block];
+    int place = 0;
+    for (int other = 0; other < blocks; ++other)
+      place += counted[other] > entries || (counted[other] == entries && other < block);
+    p.lists[2 * place] = block;
+    p.lists[2 * place + 1] = entries;
   }
 }
