@@ -217,7 +217,7 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
         limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
-    if spec.operation.sparse != "none":
+    if spec.operation.sparse in ("a", "b"):  # of D they are tiles
         rows, columns = _blocks(spec.operation, problem)
         told = f"sparse {spec.operation.sparse}: {rows}x{columns} blocks"
         limits.refuse_beyond({told: rows * columns})

@@ -56,7 +56,7 @@ from warploom.runtime.tensors import lowered, require_memory, require_one_device
 
 SPARSE: Mapping[str, Sparse] = {"a": "a", "b": "b", "out": "d"}
 """What a call says is sparse, and how kernels are named by it."""
-NAME = {kind: name for name, kind in SPARSE.items()}
+NAME: Mapping[str, str] = {kind: name for name, kind in SPARSE.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from host import build, needs_compiler
 from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.epilogue import Bias, Scale
-from warploom.generator.families.gemm import GemmOperation, GemmShape, complete
-from warploom.generator.launches import NO_GPU
+from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmShape, complete
+from warploom.generator.families.gemm.launch import launches, workspaces
+from warploom.generator.launches import NO_GPU, DeviceLimits
+from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.integrations import block_dropout
 from warploom.nn import Linear
@@ -208,6 +215,98 @@ def test_operations_that_lists_are_not_for_are_refused() -> None:
     ):
         with pytest.raises(SpecificationError, match=told):
             KernelSpec("sm_90a", GemmOperation(**{**plain, **change}), schedule)
+
+
+_STUBS = """
+using std::max, std::min;
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __launch_bounds__(threads)
+#define __grid_constant__
+#define __shared__ static
+struct Threads { int x; };
+static thread_local Threads threadIdx;
+static Threads gridDim;
+void __syncthreads();
+uint32_t __ballot_sync(uint32_t, bool);
+int __popc(uint32_t);
+"""
+_HARNESS = Path(__file__).with_name("lists.cpp")
+_WALKED: list[tuple[str, dict[str, Any]]] = [
+    ("a", {"tile": (128, 256, 64), "cluster": (1, 2)}),
+    ("a", {"tile": (128, 96, 64), "kernel_schedule": "pingpong", "raster": "along_n"}),
+    ("b", {"tile": (256, 128, 64), "swizzle_size": 3}),
+    ("b", {"tile": (128, 128, 64), "cluster": (2, 1), "raster": "along_n"}),
+    ("d", {"tile": (128, 128, 64)}),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("sparse", "fields"), _WALKED, ids=str)
+def test_tiles_take_the_blocks_that_count_each_once(
+    sparse: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    operation = GemmOperation("bf16", "bf16", "bf16", epilogue=(Scale("host"),), sparse=sparse)  # type: ignore[arg-type]
+    spec = KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
+    source = render(spec)
+    parts = re.findall(
+        r"^struct (?:Place|Tiles|ListedTiles : Tiles|KTiles) \{.*?^\};", source, re.M | re.S
+    )
+    (making,) = re.findall(r'^extern "C"[^\n]*\n    \w+_lists\(.*?^\}', source, re.M | re.S)
+    assert len(parts) == 4
+    making = re.sub(r"  asm volatile[^\n]*\n", "", making)
+    making = making.replace(f"{spec.name}_lists", "make_lists")
+    m, n, k = fields["tile"]
+    cluster_m, cluster_n = fields.get("cluster", (1, 1))
+    pointers = "int* tiles;" if sparse == "d" else "int *lists, *entries;"
+    setting = "p.tiles = entries;" if sparse == "d" else "p.lists = lists; p.entries = entries;"
+    constants = f"""
+constexpr int kTileM = {m}, kTileN = {n}, kTileK = {k}, kListThreads = 1024, kBlock = 128;
+constexpr int kClusterM = {cluster_m}, kClusterN = {cluster_n};
+constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kGroup = {fields.get("swizzle_size", 8)};
+constexpr char kSparse = '{sparse}';
+struct Parameters {{
+  int m, n, k;
+  const uint8_t* mask;
+  int64_t mask_row, mask_column;
+  {pointers}
+}};
+static void set(Parameters& p, int* lists, int* entries) {{ {setting} }}
+"""
+    text = (_STUBS, constants, *parts, making, f'#line 1 "{_HARNESS}"', _HARNESS.read_text())
+    program = build("\n".join(text), tmp_path)
+    shapes = [(8, 8, 8), (128, 128, 128), (300, 392, 520), (4224, 2100, 136), (1000, 5000, 4200)]
+    cases = [
+        f"{' '.join(map(str, shape))} {clusters} {percent} {transposed}"
+        for shape in shapes
+        for clusters, percent, transposed in ((1, 50, 0), (7, 30, 1), (132, 60, 0), (5, 0, 1))
+    ]
+    done = subprocess.run(
+        [program], input="\n".join(cases), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout or "a sum beyond 32 bits"
+
+
+def test_a_call_makes_its_lists_and_then_walks_them() -> None:
+    for sparse, sides, sizes in (
+        ("a", "mk", {"lists": 4 * 3 * 3, "entries": 4 * 3 * 5}),
+        ("b", "nk", {"lists": 4 * 3 * 4, "entries": 4 * 4 * 5}),
+        ("d", "mn", {"tiles": 4 * 3 * 4}),
+    ):
+        operation = GemmOperation("bf16", "bf16", "bf16", epilogue=(Scale("host"),), sparse=sparse)  # type: ignore[arg-type]
+        spec = KernelSpec(
+            "sm_90a", operation, complete("sm_90a", operation, {"tile": (128, 128, 64)})
+        )
+        problem = GemmProblem(300, 400, 520, 520, 520, 400, mask_strides=(5, 1))
+        first, second = launches(spec, problem, DeviceLimits(132))
+        assert (first.entry, first.grid) == (f"{spec.name}_lists", 1)
+        assert (second.entry, second.grid) == (spec.name, 12)
+        assert {one.tensor: one.bytes for one in workspaces(spec, problem)} == sizes
+        huge = replace(problem, **{side: 2**30 for side in sides})
+        with pytest.raises(ProblemError, match="blocks" if sparse != "d" else "tiles"):
+            launches(spec, huge, DeviceLimits(132))
 
 
 # ---- Structured dropout --------------------------------------------------------------------------
