@@ -304,7 +304,7 @@ def test_a_call_makes_its_lists_and_then_walks_them() -> None:
         assert (first.entry, first.grid) == (f"{spec.name}_lists", 1)
         assert (second.entry, second.grid) == (spec.name, 12)
         assert {one.tensor: one.bytes for one in workspaces(spec, problem)} == sizes
-        huge = replace(problem, **{side: 2**30 for side in sides})
+        huge = replace(problem, **dict.fromkeys(sides, 2**30))
         with pytest.raises(ProblemError, match="blocks" if sparse != "d" else "tiles"):
             launches(spec, huge, DeviceLimits(132))
 
