@@ -12,10 +12,14 @@ import torch.nn.functional as F
 
 from warploom.arguments import shown
 from warploom.errors import ProblemError
+from warploom.generator.targets import target
 from warploom.integrations.linear_rules import refusal
+from warploom.runtime.explanation import Explanation
 from warploom.runtime.families.gemm.block_masks import dropout_mask, expanded
-from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
+from warploom.runtime.families.gemm.block_scales import blocks_of
+from warploom.runtime.families.gemm.block_sparse import BlockSparseCall, block_sparse_gemm
 from warploom.runtime.operator import is_distributed
+from warploom.runtime.plan import draft, planned
 from warploom.runtime.tensors import lowered
 
 
@@ -77,3 +81,28 @@ def block_dropout_linear(
     x, w = lowered(input), lowered(weight)
     d = block_sparse_gemm(x.reshape(rows, columns), w.t(), mask, alpha=scale, bias=bias)
     return d.view(*input.shape[:-1], weight.shape[0])
+
+
+def explanation(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    p: float,
+    gpu: str | None = None,
+) -> Explanation:
+    """Return which kernel a layer that drops blocks runs; of a GPU that is named, which it would.
+
+    Args:
+        input: [.., K], of the type of the weight.
+        weight: [N, K].
+        bias: [N].
+        p: The probability of a block to be dropped.
+        gpu: The name of a GPU.
+    """
+    x = input.reshape(-1, input.shape[-1])
+    mask = x.new_empty((blocks_of(x.shape[0]), blocks_of(x.shape[1])), dtype=torch.bool)
+    call = BlockSparseCall(x, weight.t(), mask, bias, "a", 1 / (1 - p))
+    if gpu is None:
+        return Explanation.of(planned(call))
+    found = target(gpu)
+    return Explanation.on(found, draft(call, found), None)

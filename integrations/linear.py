@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
-from warploom.integrations import float8, fp4
-from warploom.integrations.block_dropout import block_dropout_linear
+from warploom.integrations import block_dropout, float8, fp4
 from warploom.integrations.linear_options import (
     ACTIVATIONS,
     Options,
@@ -160,6 +159,9 @@ class Linear(torch.nn.Linear):
         if reason:
             return Explanation.by_torch(reason, "" if gpu is None else target(gpu).gpu)
         kind = product_type(input.dtype, input.device.type)  # that of autocast, where it is on
+        if self.dropout_blocks and self.training:
+            x, w = input.to(kind), weight.to(kind)
+            return block_dropout.explanation(x, w, self.bias, self.dropout_blocks, gpu)
         return explain(input.to(kind), weight.to(kind).t(), **keywords)
 
     def extra_repr(self) -> str:
@@ -201,7 +203,8 @@ class Linear(torch.nn.Linear):
     def _dropping(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         if residual is not None:
             check_residual(input, residual, self.out_features)
-        result = block_dropout_linear(input, self.weight, self.bias, self.dropout_blocks)
+        dropped = block_dropout.block_dropout_linear
+        result = dropped(input, self.weight, self.bias, self.dropout_blocks)
         result = ACTIVATIONS[self.activation](result)
         return result if residual is None else result + residual
 

@@ -362,6 +362,14 @@ def test_a_compiled_layer_drops_blocks() -> None:
     assert 0 < blocks.float().mean() < 1
 
 
+def test_an_explanation_is_of_the_kernel_that_drops_blocks() -> None:
+    layer = Linear(512, 128, dropout_blocks=0.5, dtype=BF16)
+    x = torch.empty(4, 512, 512, dtype=BF16)
+    assert "sparse_a" in warploom.explain(layer, x, gpu="NVIDIA H200").kernel
+    assert "sparse" not in warploom.explain(layer.eval(), x, gpu="NVIDIA H200").kernel
+    assert warploom.explain(layer.train(), x).torch  # on the CPU
+
+
 def test_evaluation_and_a_probability_of_0_drop_nothing() -> None:
     layer = Linear(300, 200, dropout_blocks=0.5)
     x = torch.randn(4, 300)
