@@ -127,7 +127,9 @@ def call(kernel: KernelSpec, m: int, n: int, k: int, density: float, *, seed: in
         mask = mask.t().contiguous().t()
     if operation.sparse != "d":
         own = (a if operation.sparse == "a" else b).view
-        own[~expanded(mask, rows, columns)] = -1 if own.dtype == torch.int8 else float("nan")
+        # Bytes of 0xff are NaN, of int8 -1.
+        bits = own.view({1: torch.int8, 2: torch.int16}[own.dtype.itemsize])
+        bits.masked_fill_(~expanded(mask, rows, columns), -1)
     return Call(kernel, a, b, d, bias, mask)
 
 
@@ -180,11 +182,11 @@ MUTANTS = {
         (520, 512, 1024),
         "at.first < 0 ? 0",
     ),
-    "a column has the list of the next one": Mutant(
+    "a column has the list of the one before": Mutant(
         KERNELS[10],
         r"lists \+ place\.n / kBlock \* 2",
         (520, 512, 1024),
-        "lists + (place.n / kBlock + 1) % 4 * 2",
+        "lists + max(place.n / kBlock - 1, 0) * 2",
     ),
     "blocks of a list are those of the row above in the mask": Mutant(
         KERNELS[0], r"p\.mask\[block \*", (520, 512, 1024), "p.mask[max(block - 1, 0) *"
