@@ -42,18 +42,34 @@ def linear(
     recipe: Recipe | None = None,
     *,
     gelu: bool = False,
+    dropout_blocks: float = 0.0,
 ) -> nn.Linear:
-    """A linear layer with a bias, and a GELU if asked for; with a recipe it trains in fp8."""
+    """A linear layer with a bias, and a GELU if asked for; with a recipe it trains in fp8.
+
+    `dropout_blocks` is the probability with which blocks of its input are dropped in training.
+    """
     if implementation == "torch":
         return (TorchLinearGelu if gelu else nn.Linear)(in_features, out_features)
     activation = "gelu" if gelu else None
-    return warploom.nn.Linear(in_features, out_features, activation=activation, recipe=recipe)
+    return warploom.nn.Linear(
+        in_features,
+        out_features,
+        activation=activation,
+        recipe=recipe,
+        dropout_blocks=dropout_blocks,
+    )
 
 
 class Block(nn.Module):
     """Causal attention and an MLP, each of what LayerNorm gives it, added to what came in."""
 
-    def __init__(self, size: Size, implementation: Implementation, recipe: Recipe | None) -> None:
+    def __init__(
+        self,
+        size: Size,
+        implementation: Implementation,
+        recipe: Recipe | None,
+        dropout_blocks: float,
+    ) -> None:
         super().__init__()
         width = size.width
         self.heads = size.heads
@@ -67,7 +83,7 @@ class Block(nn.Module):
         self.out = linear(width, width, implementation, recipe)
         self.mlp_norm = nn.LayerNorm(width)
         self.up = linear(width, 4 * width, implementation, recipe, gelu=True)
-        self.down = linear(4 * width, width, implementation, recipe)
+        self.down = linear(4 * width, width, implementation, recipe, dropout_blocks=dropout_blocks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, width] -> the same."""
@@ -83,16 +99,24 @@ class Gpt(nn.Module):
     """A GPT over bytes, with learnt positions and LayerNorm before each part of a block.
 
     `seed` decides the weights, whatever the implementation. With a recipe, warploom's layers of the
-    blocks train in fp8; the head does not.
+    blocks train in fp8; the head does not. With dropout_blocks, the last layer of each MLP drops
+    blocks of 128 rows by 128 columns of its input.
     """
 
     def __init__(
-        self, size: Size, implementation: Implementation, seed: int, recipe: Recipe | None = None
+        self,
+        size: Size,
+        implementation: Implementation,
+        seed: int,
+        recipe: Recipe | None = None,
+        dropout_blocks: float = 0.0,
     ) -> None:
         super().__init__()
         self.bytes = nn.Embedding(BYTES, size.width)
         self.positions = nn.Parameter(torch.empty(size.context, size.width))
-        self.blocks = nn.ModuleList(Block(size, implementation, recipe) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(
+            Block(size, implementation, recipe, dropout_blocks) for _ in range(size.layers)
+        )
         self.norm = nn.LayerNorm(size.width)
         self.head = linear(size.width, BYTES, implementation)
         self._draw(torch.Generator().manual_seed(seed), 0.02, (2 * size.layers) ** -0.5)

@@ -47,6 +47,12 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     help="Whose kernels compute; the model is the same.",
 )
 @click.option("--recipe", type=click.Choice(RECIPES), help="Train in fp8: of warploom alone.")
+@click.option(
+    "--dropout-blocks",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    help="Drop blocks of the input of MLPs' last layers with this probability: of warploom alone.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="Run the model through torch.compile.")
 @click.option("--device", help="Such as cpu or cuda: by default the GPU, where there is one.")
 @click.option("--checkpoint", type=FILE, help="Where the run is kept, as npz.")
@@ -64,6 +70,7 @@ def main(
     batch: int | None,
     implementation: Implementation,
     recipe: Recipe | None,
+    dropout_blocks: float,
     compiled: bool,
     device: str | None,
     checkpoint: Path | None,
@@ -79,6 +86,11 @@ def main(
         raise click.UsageError("--resume: must have a run to go on with: add --checkpoint FILE")
     if recipe and implementation == "torch":
         raise click.UsageError("--recipe: is of warploom's layers: leave --implementation out")
+    if dropout_blocks and (recipe or implementation == "torch"):
+        raise click.UsageError(
+            "--dropout-blocks: is of warploom's 16-bit layers: leave --recipe and --implementation "
+            "out"
+        )
     if picture is not None:
         loss_picture.require()
     texts = python_texts.load(docstrings=not tiny)
@@ -91,6 +103,7 @@ def main(
         batch=batch,
         compiled=compiled,
         recipe=recipe,
+        dropout_blocks=dropout_blocks,
     )
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with deterministic():
@@ -102,6 +115,7 @@ def main(
         result = {
             "implementation": implementation,
             "recipe": recipe,
+            "dropout blocks": dropout_blocks,
             "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
             "torch": torch.__version__,
             "steps": trainer.step,
@@ -127,6 +141,7 @@ def chosen(
     batch: int | None,
     compiled: bool = False,
     recipe: Recipe | None = None,
+    dropout_blocks: float = 0.0,
 ) -> Settings:
     """The settings of a run; None: as many as the size is made for."""
     return Settings(
@@ -139,6 +154,7 @@ def chosen(
         learning_rate=3e-3 if tiny else 1e-3,
         texts=texts.digest,
         recipe=recipe,
+        dropout_blocks=dropout_blocks,
     )
 
 

@@ -36,6 +36,7 @@ class Settings:
     learning_rate: float  # the highest of the run
     texts: str  # the digest of the texts
     recipe: Recipe | None = None  # of fp8
+    dropout_blocks: float = 0.0  # the probability of a block to be dropped
 
 
 class Trainer:
@@ -49,9 +50,13 @@ class Trainer:
         self.settings = settings
         self._training = texts.training.to(device)
         self._validation = texts.validation.to(device)
-        self.model = Gpt(settings.size, settings.implementation, settings.seed, settings.recipe).to(
-            device
-        )
+        self.model = Gpt(
+            settings.size,
+            settings.implementation,
+            settings.seed,
+            settings.recipe,
+            settings.dropout_blocks,
+        ).to(device)
         self.masters = {
             name: weight.detach().clone() for name, weight in self.model.named_parameters()
         }
@@ -79,6 +84,9 @@ class Trainer:
     def advance(self) -> None:
         """Do one step; the host does not wait for the GPU."""
         text = self._draw(self._training, self.settings.seed, self.step)
+        if self.settings.dropout_blocks:  # a run that goes on drops what it would have dropped
+            torch.manual_seed((self.settings.seed << 32) + self.step)
+        self.model.train()
         loss = next_byte_loss(self._compute(text[:, :-1]), text[:, 1:])
         torch.autograd.backward(loss)
         for name, parameter in self.model.named_parameters():
@@ -96,6 +104,7 @@ class Trainer:
     def validate(self) -> float:
         """The loss over batches of the validation text that are the same for every run."""
         losses = []
+        self.model.eval()
         for index in range(VALIDATION_BATCHES):
             text = self._draw(self._validation, 0, index)
             losses.append(next_byte_loss(self._compute(text[:, :-1]), text[:, 1:]))
@@ -108,6 +117,7 @@ class Trainer:
         The row is always as long as the context: each length would be a shape of its own. The
         bytes after the one that is asked for are not seen.
         """
+        self.model.eval()
         generator = torch.Generator().manual_seed(self.settings.seed)
         row = torch.zeros(1, self.settings.size.context, dtype=torch.int64)
         row[0, 0] = ord("\n")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
-from warploom.integrations import float8, fp4
+from warploom.integrations import block_dropout, float8, fp4
 from warploom.integrations.linear_options import (
     ACTIVATIONS,
     Options,
@@ -45,6 +45,8 @@ class Linear(torch.nn.Linear):
                      of the forward product: bf16, or float8_e5m2; None: as the recipe says
     accumulate_into_main_grad  the weight's gradient is added to weight.main_grad, an fp32 tensor of
                      its shape, and weight.grad is left alone
+    dropout_blocks   in training, each block of 128 rows by 128 columns of the input is dropped with
+                     this probability, and skipped: see `warploom.functional.block_dropout_linear`
 
     Kernels take bf16 and fp16 (also by autocast, as torch's layer does) on the GPUs that there are
     some for. Everything else is computed by torch's own operators, with the same meaning;
@@ -64,6 +66,7 @@ class Linear(torch.nn.Linear):
         recipe: Recipe | None = None,
         gradient_dtype: torch.dtype | None = None,
         accumulate_into_main_grad: bool = False,
+        dropout_blocks: float = 0.0,
     ) -> None:
         options: Options = {
             "activation": activation,
@@ -71,6 +74,7 @@ class Linear(torch.nn.Linear):
             "recipe": recipe,
             "gradient_dtype": gradient_dtype,
             "accumulate_into_main_grad": accumulate_into_main_grad,
+            "dropout_blocks": dropout_blocks,
         }
         check(options)
         check_torchs(bias, dtype)
@@ -85,6 +89,7 @@ class Linear(torch.nn.Linear):
     recipe: Recipe | None
     gradient_dtype: torch.dtype | None
     accumulate_into_main_grad: bool
+    dropout_blocks: float
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return activation(input W^T + bias) + residual [.., out_features].
@@ -92,6 +97,8 @@ class Linear(torch.nn.Linear):
         `input` is [.., in_features]. `residual` has the shape of the result, whose type is that of
         the sum in torch. Raises ProblemError for a residual of another shape.
         """
+        if self.dropout_blocks and self.training:
+            return self._dropping(input, residual)
         plain = residual is None and self.recipe is None and not self.accumulate_into_main_grad
         if plain and not torch.compiler.is_dynamo_compiling():
             found = self._calls.again(input, *_own(self), self.activation, self.preactivation)
@@ -152,6 +159,9 @@ class Linear(torch.nn.Linear):
         if reason:
             return Explanation.by_torch(reason, "" if gpu is None else target(gpu).gpu)
         kind = product_type(input.dtype, input.device.type)  # that of autocast, where it is on
+        if self.dropout_blocks and self.training:
+            x, w = input.to(kind), weight.to(kind)
+            return block_dropout.explanation(x, w, self.bias, self.dropout_blocks, gpu)
         return explain(input.to(kind), weight.to(kind).t(), **keywords)
 
     def extra_repr(self) -> str:
@@ -188,6 +198,14 @@ class Linear(torch.nn.Linear):
         into = main_grad(weight) if self.accumulate_into_main_grad else None
         weight = weight if into is None else accumulating(weight, into)
         result = ACTIVATIONS[self.activation](F.linear(input, weight, self.bias))
+        return result if residual is None else result + residual
+
+    def _dropping(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        if residual is not None:
+            check_residual(input, residual, self.out_features)
+        dropped = block_dropout.block_dropout_linear
+        result = dropped(input, self.weight, self.bias, self.dropout_blocks)
+        result = ACTIVATIONS[self.activation](result)
         return result if residual is None else result + residual
 
     def _in_float8(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations.block_dropout import check_probability
 from warploom.integrations.float8 import GRADIENT_TYPES
 from warploom.integrations.recipes import RECIPES, Recipe
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
@@ -32,6 +33,7 @@ class Options(TypedDict, total=False):
     recipe: Recipe | None
     gradient_dtype: torch.dtype | None
     accumulate_into_main_grad: bool
+    dropout_blocks: float
 
 
 DEFAULTS: Options = {
@@ -40,6 +42,7 @@ DEFAULTS: Options = {
     "recipe": None,
     "gradient_dtype": None,
     "accumulate_into_main_grad": False,
+    "dropout_blocks": 0.0,
 }
 FIXED = ("blockwise", "delayed", "fp4_qat")  # recipes that say what gradients are multiplied in
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -53,8 +56,12 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 
 def check(options: Options) -> None:
     """Raise ProblemError for an option that there is not, or that means nothing beside others."""
+    dropped = options["dropout_blocks"]
+    check_probability("dropout_blocks", dropped)
     for name, value in options.items():
-        choices = _CHOICES[name]
+        choices = _CHOICES.get(name)
+        if choices is None:
+            continue
         if not any(type(value) is type(one) and value == one for one in choices):
             raise ProblemError(
                 f"{name} {shown(value)}",
@@ -72,6 +79,15 @@ def check(options: Options) -> None:
             f"gradient_dtype {options['gradient_dtype']} without a recipe",
             rule="gradients are multiplied in the type of 16-bit operands",
             fix='leave it out, or ask for fp8, as recipe="rowwise"',
+        )
+
+    if dropped and (options["recipe"] is not None or options["accumulate_into_main_grad"]):
+        raise ProblemError(
+            f"dropout_blocks {dropped} with recipe {options['recipe']!r}, "
+            f"accumulate_into_main_grad {options['accumulate_into_main_grad']}",
+            rule="must be without both: layers that drop blocks multiply 16-bit operands, and have "
+            "their gradients in .grad",
+            fix="leave dropout_blocks out, or the others",
         )
 
 

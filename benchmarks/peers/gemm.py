@@ -13,6 +13,7 @@ import torch
 import warploom
 from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
 from benchmarks.peers._block_scaled import block_scaled
+from benchmarks.peers._block_sparse import block_sparse
 from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
 from benchmarks.peers._gated import gated
@@ -190,6 +191,7 @@ FAMILY = Products(
         "strassen": Group(
             "GEMM, bf16, by Strassen's algorithm and as one product", strassen, listed=True
         ),
+        "block_sparse": Group("GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True),
         "normed": Group(
             "GEMM, an RMS norm through two epilogues and as a kernel",
             partial(normed, "gemm"),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.gemm.api import gemm, plan
+    from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.tuning.autotune.api import autotune
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
@@ -84,6 +85,7 @@ __all__ = [
     "attention_quantize",
     "autotune",
     "block_mask",
+    "block_sparse_gemm",
     "cast",
     "counters",
     "dropout_mask",
@@ -123,6 +125,7 @@ _LAZY = {
     "merge_state": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "block_mask": "warploom.runtime.families._attention.given_blocks",
+    "block_sparse_gemm": "warploom.runtime.families.gemm.block_sparse",
     "cast": "warploom.runtime.families.cast.api",
     "counters": "warploom.runtime.api",
     "dropout_mask": "warploom.runtime.families._attention.dropout",

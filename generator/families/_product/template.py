@@ -58,6 +58,7 @@ def context(
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
         "split_k": schedule.split_k > 1,
+        "listed": False,
         "reduction_threads": WARPGROUP,
         "parts_at_once": launch.parts_at_once(layout),
     }

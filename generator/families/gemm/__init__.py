@@ -11,6 +11,7 @@ from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
     SCALE_BLOCK,
+    SPARSE_BLOCK,
     Accumulation,
     BlockScale,
     BlockScales,
@@ -18,6 +19,7 @@ from warploom.generator.families.gemm.schedule import (
     GemmSchedule,
     GemmSpec,
     Layout,
+    Sparse,
 )
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.models import Model
@@ -25,6 +27,7 @@ from warploom.generator.models import Model
 __all__ = [
     "FAMILY",
     "SCALE_BLOCK",
+    "SPARSE_BLOCK",
     "Accumulation",
     "BlockScale",
     "BlockScales",
@@ -34,6 +37,7 @@ __all__ = [
     "GemmShape",
     "Layout",
     "ScaleStrides",
+    "Sparse",
     "complete",
     "gemm_layout",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -21,7 +22,12 @@ from warploom.generator.families._product.launch import (
 )
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
+from warploom.generator.families.gemm.schedule import (
+    SPARSE_BLOCK,
+    GemmOperation,
+    GemmSchedule,
+    GemmSpec,
+)
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import (
     Field,
@@ -33,6 +39,8 @@ from warploom.generator.parameters import (
     tensor_map,
 )
 from warploom.generator.tensor_maps import TensorMap, gated_map
+
+LIST_THREADS = 1024  # of the block that makes lists of a mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,8 @@ class GemmProblem:
     reads or stores. Of a gated product n is both halves, and D has half as many columns.
 
     A batched operation has the number of D's batches, how those of A and B lie, and the elements
-    between the batches of D and of each step's operand that has a `batch_field`.
+    between the batches of D and of each step's operand that has a `batch_field`. `mask_strides` are
+    those of the mask of a sparse matrix, along the blocks that have lists, and along these.
     """
 
     m: int
@@ -70,6 +79,7 @@ class GemmProblem:
     batch_pitch_steps: tuple[int, ...] = ()
     scales_a: ScaleStrides = ScaleStrides()
     scales_b: ScaleStrides = ScaleStrides()
+    mask_strides: tuple[int, int] = (0, 0)
 
 
 class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
@@ -100,6 +110,7 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *(_batches(operation) if operation.batched else ()),
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
+        *(_lists(operation) if operation.sparse != "none" else ()),
     ]
     return block(fields)
 
@@ -130,6 +141,28 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
     return fields
 
 
+def _lists(operation: GemmOperation) -> list[Field[AtLaunch]]:
+    """The mask of the sparse matrix, and the lists that the first launch makes of it."""
+    listed = "n" if operation.sparse == "b" else "m"
+    across = "n" if operation.sparse == "d" else "k"
+    fields: list[Field[AtLaunch]] = [
+        pointer("mask", "const uint8_t", "not 0 for each block of 128x128 that counts"),
+        int64("mask_row", f"elements of it between blocks along {listed}", _mask_stride(0)),
+        int64("mask_column", f"elements of it between blocks along {across}", _mask_stride(1)),
+    ]
+    if operation.sparse == "d":
+        return [*fields, pointer("tiles", "int", "blocks of D, those of zeros as -1 - number")]
+    return [
+        *fields,
+        pointer("lists", "int", f"[{listed} / 128][2]: block along {listed}, number of entries"),
+        pointer("entries", "int", f"[{listed} / 128][k / 128]: blocks along k that count"),
+    ]
+
+
+def _mask_stride(side: int) -> Callable[[AtLaunch], int]:
+    return lambda at: at.problem.mask_strides[side]
+
+
 def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
     steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
     served = "batches of D in a row that one of"
@@ -143,15 +176,34 @@ def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
     ]
 
 
+def _blocks(operation: GemmOperation, problem: GemmProblem) -> tuple[int, int]:
+    """Blocks of the sparse matrix that have lists, or rows of these, and along each."""
+    sides = {"a": ("m", "k"), "b": ("n", "k"), "d": ("m", "n")}[operation.sparse]
+    rows, columns = (-(-int(getattr(problem, side)) // SPARSE_BLOCK) for side in sides)
+    return rows, columns
+
+
+def _list_workspaces(operation: GemmOperation, problem: GemmProblem) -> list[Workspace]:
+    """The lists of a call: of its tiles, or the blocks of each and how many these are."""
+    if operation.sparse == "none":
+        return []
+    rows, columns = _blocks(operation, problem)
+    if operation.sparse == "d":
+        return [Workspace("tiles", 4 * rows * columns)]
+    return [Workspace("lists", 4 * 3 * rows), Workspace("entries", 4 * rows * columns)]
+
+
 def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
-    """Partial sums of columns, and of parts of tiles."""
+    """Lists of blocks, partial sums of columns, and of parts of tiles."""
     sums = gemm_layout(spec.operation, spec.schedule).sums_bytes
     parts = part_workspaces(spec.schedule, problem, sums)
-    return partial_workspaces(spec, problem) + parts
+    lists = _list_workspaces(spec.operation, problem)
+    return lists + partial_workspaces(spec, problem) + parts
 
 
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
-    """One persistent launch, one that adds up parts of k, and one for each step with partial sums.
+    """One persistent launch, one that adds up parts of k, and one for each step with partial sums;
+    first of all one that makes lists of a mask, if there is one.
 
     No extent may be 0: no tensor map describes an empty matrix. Tensors are named a, b, d, and as
     the epilogue's fields (`bias_0`, `residual_1`); host scalars are named as theirs (`scale_0`,
@@ -164,8 +216,14 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
         limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
+    if spec.operation.sparse in ("a", "b"):  # of D they are tiles
+        rows, columns = _blocks(spec.operation, problem)
+        told = f"sparse {spec.operation.sparse}: {rows}x{columns} blocks"
+        limits.refuse_beyond({told: rows * columns})
     values = parameters(spec).values(at)
+    listing = [Launch(f"{spec.name}_lists", 1, LIST_THREADS, 1, 0, values, early=True)]
     return [
+        *(listing if spec.operation.sparse != "none" else ()),
         Launch(
             entry=spec.name,
             grid=clusters * schedule.cluster_size,

@@ -12,9 +12,11 @@ from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import (
     BLOCK,
     GROUP,
+    Bias,
     GateGradient,
     MeanSquare,
     RmsScale,
+    Scale,
     factors,
     gate_of,
     legal,
@@ -25,7 +27,11 @@ from warploom.generator.epilogue import (
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import blocks_reason
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
+from warploom.generator.families.gemm.schedule import (
+    SPARSE_BLOCK,
+    GemmOperation,
+    GemmSchedule,
+)
 from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
@@ -86,12 +92,64 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             or (operation.block_scale_a, operation.block_scale_b) == ("fp32", "fp32")
             else f"block_scale_a {operation.block_scale_a}, block_scale_b "
             f"{operation.block_scale_b} without block_scales: must be fp32, where there are none",
+            *(_sparse_operation(operation) if operation.sparse != "none" else ()),
             None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
             "int32 is for int8 operands without epilogue",
         ]
     )
+
+
+def _sparse_operation(operation: GemmOperation) -> list[rules.Reason]:
+    """What an operation on blocks of a sparse matrix cannot have."""
+    sparse, steps = f"sparse {operation.sparse}", operation.epilogue
+    tokens = ", ".join(step.token for step in steps) or "nothing"
+    biased = operation.sparse != "d" and len(steps) == 2 and isinstance(steps[1], Bias)
+    return [
+        f"batched with {sparse}: must be false, as lists are of one matrix"
+        if operation.batched
+        else None,
+        f"accumulation {operation.accumulation} with {sparse}: must be fast"
+        if operation.accumulation != "fast"
+        else None,
+        f"epilogue of {tokens} with {sparse}: must be a scale by host"
+        + (
+            ", and leave blocks of zeros as they are"
+            if operation.sparse == "d"
+            else ", or a bias behind it"
+        )
+        if steps[:1] != (Scale("host"),) or (len(steps) > 1 and not biased)
+        else None,
+    ]
+
+
+def _sparse_schedule(operation: GemmOperation, schedule: GemmSchedule) -> list[rules.Reason]:
+    """What a schedule must be where a tile has the blocks of one list, or is one block."""
+    sparse, (m, n, _) = f"sparse {operation.sparse}", schedule.tile
+    cluster_m, cluster_n = schedule.cluster
+    parts = (schedule.split_k, schedule.cluster_split_k, schedule.stream_k)
+    return [
+        f"tile m {m} with {sparse}: must be {SPARSE_BLOCK}, the rows of a block"
+        if operation.sparse != "b" and m != SPARSE_BLOCK
+        else None,
+        f"tile n {n} with {sparse}: must be {SPARSE_BLOCK}, the columns of a block"
+        if operation.sparse != "a" and n != SPARSE_BLOCK
+        else None,
+        f"cluster {schedule.cluster} with {sparse}: must be 1 along m, as blocks of a cluster have "
+        "one list"
+        if operation.sparse != "b" and cluster_m > 1
+        else None,
+        f"cluster {schedule.cluster} with {sparse}: must be 1 along n, as blocks of a cluster have "
+        "one list"
+        if operation.sparse != "a" and cluster_n > 1
+        else None,
+        f"split_k {schedule.split_k}, cluster_split_k {schedule.cluster_split_k}, stream_k "
+        f"{schedule.stream_k} with {sparse}: must be 1, 1 and false, as lists differ in length"
+        if parts != (1, 1, False)
+        else None,
+        f"swap_ab with {sparse}: must be false" if schedule.swap_ab else None,
+    ]
 
 
 def _quantized(operation: GemmOperation) -> list[rules.Reason]:
@@ -201,6 +259,7 @@ def schedule_reasons(
                 f"tile {columns} with {gate.token}", wgmma_columns, 16 * schedule.cluster_split_k
             ),
             *(_blocks(operation, schedule) if quantizes(operation.epilogue) else ()),
+            *(_sparse_schedule(operation, schedule) if operation.sparse != "none" else ()),
             None
             if schedule.swap_ab or not sums_squares(operation.epilogue)
             else rules.multiple_of(

@@ -26,9 +26,13 @@ Accumulation = Literal["fast", "promoted"]
 Layout = Literal["row", "col"]
 BlockScales = Literal["none", "row_block", "row_row"]
 BlockScale = Literal["fp32", "e8m0"]
+Sparse = Literal["none", "a", "b", "d"]
 
 SCALE_BLOCK = 128
 """Of k, and of the rows of a 128x128 block: what one block scale is of."""
+
+SPARSE_BLOCK = 128
+"""Rows and columns of a block of a matrix that is sparse by blocks."""
 
 
 @frozen
@@ -79,6 +83,14 @@ class GemmOperation(ProductOperation):
     )
     block_scale_b: BlockScale = knob(
         default="fp32", name="sb_{}", later=True, doc="element type of the block scales of B"
+    )
+    sparse: Sparse = knob(
+        default="none",
+        name="sparse_{}",
+        later=True,
+        doc="the matrix of which only some blocks of 128x128 count, the others being zero: of a or "
+        "b, whose k tiles are read from a list, or of d, whose tiles that are not computed are "
+        "written as zeros",
     )
 
     def scale_rows(self, operand: Literal["a", "b"]) -> int:

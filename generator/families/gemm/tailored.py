@@ -35,7 +35,7 @@ def tailored(
 
     Of those that differ in their clusters alone, these are the ones with the fewest waves.
     """
-    if not (shape.m and shape.n and shape.k and shape.batches):
+    if operation.sparse != "none" or not (shape.m and shape.n and shape.k and shape.batches):
         return []
     tried = (
         found

@@ -6,9 +6,15 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
+from warploom.generator.families.gemm.launch import LIST_THREADS
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
+from warploom.generator.families.gemm.schedule import (
+    SPARSE_BLOCK,
+    GemmOperation,
+    GemmSchedule,
+    GemmSpec,
+)
 from warploom.generator.wgmma import wgmma
 
 
@@ -18,10 +24,13 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     layout = gemm_layout(operation, schedule)
     row_side, column_side = ("b", "a") if schedule.swap_ab else ("a", "b")
     majors = {"a": layout.a.k_major, "b": layout.b.k_major}
-    scaled = operation.block_scales != "none"
+    scaled, listed = operation.block_scales != "none", operation.sparse != "none"
     return {
         **template.context(operation, schedule, layout),
         "scaled": scaled,
+        "listed": listed,
+        "sparse_block": SPARSE_BLOCK,
+        "list_threads": LIST_THREADS,
         "products": "ahead" if layout.ahead else "scaled" if scaled else operation.accumulation,
         "row_scales": row_scales(operation, schedule),
         "column_scales": column_scales(operation, schedule),

@@ -111,7 +111,7 @@ def _check_main_grad(b: torch.Tensor, into: torch.Tensor) -> None:
 INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])
 
 
-def _extents(
+def extents(
     a: torch.Tensor, b: torch.Tensor, spec: KernelSpec | None
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """The shape of D, and its batches; None where B has none, and A's are rows of one matrix."""
@@ -234,7 +234,7 @@ class GemmCall(ProductCall):
     def checked(self) -> Checked:
         """Check the tensors and place the operands, in the layouts of a spec if there is one."""
         a, b, listed, out, spec = self.a, self.b, self.listed, self.out, self.spec
-        shape, shared = _extents(a, b, spec)
+        shape, shared = extents(a, b, spec)
         *lead, m, n = shape
         device = a.get_device()
         scaled, scales = None, block_scales.NONE

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.families.gemm import SPARSE_BLOCK, GemmOperation, GemmShape
 from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
@@ -19,8 +19,9 @@ from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import api, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
+from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands
+from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands, sparse_call
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make
 
@@ -32,6 +33,8 @@ def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseli
 
     Of 16 bits without an epilogue, cuBLASLt is another. With one, the bare matmul is shown too.
     """
+    if operation.sparse != "none":
+        return _sparse_baselines(operation, sets)
     name, bare = _product(operation, torch.ones((), device=sets[0].a.device))
     taken = _scales(operation, sets[0].listed)
     whole = partial(_with_epilogue, bare, taken)
@@ -45,6 +48,30 @@ def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseli
         alone = [partial(bare, one, one.listed[:taken]) for one in sets]
         found.append(Baseline(f"{name} (cuBLAS), without the epilogue", alone, peer=False))
     return found
+
+
+def _sparse_baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseline]:
+    """The dense matmul, which computes all blocks; of a sparse A of 16 bits also torch's BSR."""
+    if element(operation.a).bits != 16:
+        return []
+    dense = [partial(torch.matmul, one.a, one.b) for one in sets]
+    found = [Baseline("torch.mm (cuBLAS) of all blocks", dense, peer=False)]
+    if operation.sparse == "a" and all(extent % SPARSE_BLOCK == 0 for extent in sets[0].a.shape):
+        size = (SPARSE_BLOCK, SPARSE_BLOCK)
+        by_blocks = []
+        for one in sets:
+            assert one.mask is not None  # noqa: S101 (for type checkers)
+            counting = torch.where(expanded(one.mask, *one.a.shape), one.a, 0.0)
+            by_blocks.append(partial(by_bsr, counting.to_sparse_bsr(size), one))
+        found.append(Baseline("torch BSR (Triton)", by_blocks))
+    return found
+
+
+def by_bsr(a: torch.Tensor, one: Operands) -> torch.Tensor:
+    """D of a sparse A in torch's block format."""
+    values: dict[str, Any] = dict(item[:2] for item in one.listed)
+    x: torch.Tensor = (a @ one.b) * values["scale"]
+    return x if values.get("bias") is None else x + values["bias"]
 
 
 def _product(
@@ -133,6 +160,8 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         `warploom.gemm` takes that of a keyword for a number, that of an `epilogue` for a vector.
         """
         one = GemmData(operation, shape, "meta", 0).operands()
+        if operation.sparse != "none":
+            return [sparse_call(operation.sparse, one)]
         keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}
         by_keywords = tuple((keywords.get(item[0], item[0]), *item[1:]) for item in one.listed)
         ways = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from warploom.generator.epilogue import columns
-from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.families.gemm import GemmOperation, GemmShape, Sparse
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product import steps
@@ -18,18 +18,24 @@ from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Item
 from warploom.runtime.families.gemm import api, reference
 from warploom.runtime.families.gemm.block_scales import blocks_of
+from warploom.runtime.families.gemm.block_sparse import BlockSparseCall
 from warploom.runtime.measure import Call, largest_share
+from warploom.runtime.plan import run
 from warploom.runtime.trial import generator, sets_for, wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """One set of buffers: a, b, the items of the epilogue, and the output."""
+    """One set of buffers: a, b, the items of the epilogue, and the output.
+
+    mask   of the blocks that count of the matrix that is sparse, if one is
+    """
 
     a: torch.Tensor
     b: torch.Tensor
     listed: tuple[Item, ...]
     out: torch.Tensor
+    mask: torch.Tensor | None = None
 
 
 class GemmData:
@@ -49,7 +55,16 @@ class GemmData:
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
         items = steps.samples(operation.epilogue, self._draws, at)
-        return Operands(a, b, (*self._block_scales(), *items), wrong(out))
+        return Operands(a, b, (*self._block_scales(), *items), wrong(out), self._mask())
+
+    def _mask(self) -> torch.Tensor | None:
+        """A mask of the sparse matrix, if there is one, of which half of the blocks count."""
+        shape, sparse = self.shape, self.operation.sparse
+        if sparse == "none":
+            return None
+        extents = {"a": (shape.m, shape.k), "b": (shape.k, shape.n), "d": (shape.m, shape.n)}
+        rows, columns = map(blocks_of, extents[sparse])
+        return self._draws.scales(rows, columns) < 1  # of [0.5, 1.5)
 
     def _block_scales(self) -> Iterator[Item]:
         """The block scales of A and B, if any: those of rows as `warploom.cast` lays them out, one
@@ -89,6 +104,8 @@ class GemmTrial(GemmData):
 
     def calls(self, spec: KernelSpec) -> list[Call]:
         """One call of `spec` for each set of operands."""
+        if self.operation.sparse != "none":
+            return [partial(_run_sparse, self.operation.sparse, one, spec) for one in self.sets]
         return [
             partial(
                 api.gemm,
@@ -121,9 +138,31 @@ class GemmTrial(GemmData):
     @cached_property
     def _expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         one = self.sets[0]
+        if one.mask is not None:
+            return sparse_call(self.operation.sparse, one).bound()
         return reference.gemm_bound(
             one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
         )
+
+
+def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -> BlockSparseCall:
+    """The call of a product of which one matrix is sparse by blocks."""
+    assert one.mask is not None  # noqa: S101 (for type checkers)
+    values: dict[str, Any] = dict(item[:2] for item in one.listed)
+    return BlockSparseCall(
+        one.a,
+        one.b,
+        one.mask,
+        values.get("bias"),
+        sparse,
+        values["scale"],
+        one.out,
+        spec=spec,
+    )
+
+
+def _run_sparse(sparse: Sparse, one: Operands, spec: KernelSpec) -> torch.Tensor:
+    return run(sparse_call(sparse, one, spec))[0]
 
 
 def _along_rows(scales: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,10 @@
-// gemm_sm90a_bf16_swiglu_oai_gate_gradient_bf16_interleaved_64x64x64_consumers1_stages13_37140f68
+// gemm_sm90a_bf16_col_row_scale_host_sparse_b_pingpong_128x128x64_cluster2x1_stages6_along_n_df0dd678
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): swiglu_oai_gate_gradient_bf16_interleaved
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
-//   tile 64x64x64, cluster 1x1, 1 consumer, 13 stages, along_m, group 8, store tma
-// Digest 37140f68297e832133bf0f54d51fef7f810c45f0f2e085572dece8900dd7a815; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): scale_host
+//   A bf16 col, B bf16 row, accumulated in fp32, D bf16 row
+//   blocks of 128x128 of B count where a mask says so, the others are zeros
+//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_n, group 8, store tma
+// Digest df0dd6788bd2840a16ec3e88dc701b398d80bf31b9b71bad87500885e5f9cddc; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,15 +28,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 64, kTileN = 64, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
+constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 13;
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
-constexpr int kRows = 64, kColumns = 64;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 64;  // a block is finished by chunks
@@ -48,36 +49,39 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
-  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  cutlass::bfloat16_t* gate_gradient_0;  // z[m][pitch]
-  cutlass::bfloat16_t* gate_gradient_0_dz;  // dz[m][pitch]
-  int64_t gate_gradient_0_pitch;  // elements between rows of both
-  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  const uint8_t* mask;  // not 0 for each block of 128x128 that counts
+  int* lists;  // [n / 128][2]: block along n, number of entries
+  int* entries;  // [n / 128][k / 128]: blocks along k that count
+  int64_t mask_row;  // elements of it between blocks along n
+  int64_t mask_column;  // elements of it between blocks along k
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
+  float scale_0;  // scale
 };
-static_assert(sizeof(Parameters) == 640);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, gate_gradient_0) == 512 && OFFSET(Parameters, gate_gradient_0_dz) == 520);
-static_assert(OFFSET(Parameters, gate_gradient_0_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
-static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
-static_assert(OFFSET(Parameters, k) == 548);
+static_assert(sizeof(Parameters) == 512);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
+static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, mask) == 384);
+static_assert(OFFSET(Parameters, lists) == 392 && OFFSET(Parameters, entries) == 400);
+static_assert(OFFSET(Parameters, mask_row) == 408 && OFFSET(Parameters, mask_column) == 416);
+static_assert(OFFSET(Parameters, m) == 424 && OFFSET(Parameters, n) == 428);
+static_assert(OFFSET(Parameters, k) == 432 && OFFSET(Parameters, scale_0) == 436);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -94,31 +98,42 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A is K-major: a row of 128 bytes is tile k of one m.
+// A is m-major: boxes of 64 m side by side, a row of 128 bytes per k.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kStep = 2048 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kBoxes = 2, kBoxColumns = 64;
+  static constexpr int kBoxBytes = 8192;
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int box = 0; box < kBoxes; ++box)
+      Load::copy(&map, barrier, kEvictNormally, tile + box * kBoxBytes, m + box * kBoxColumns, k);
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n.
+// B is n-major: boxes of 64 n side by side, a row of 128 bytes per k.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kRows = 64, kRowBytes = 128;  // of a box
+  static constexpr int kStep = 2048 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kBoxes = 2, kBoxColumns = 64;
+  static constexpr int kBoxBytes = 8192;
+  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile at (n, k).
+  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k) {
+                                              int n, int k, int first) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int box = 0; box < kBoxes; ++box)
+      Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + box * kBoxBytes + first * kRowBytes,
+                 n + box * kBoxColumns, k + first);
   }
 };
 
@@ -135,28 +150,48 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile: there are no turns to take.
+// The two consumers take turns at the products. A barrier's parity tells one lap of the ring from the
+// next but not from the one after: only once the other has waited for all of its stages may this
+// consumer wait for its own. Named barrier 3 opens turn 0, 4 opens turn 1.
 struct Order {
-  __device__ __forceinline__ Order(int, int, Position&) {}
-  __device__ __forceinline__ void begin() const {}
+  int turn;
+
+  // `k_tiles` are those of the first tile, which turn 0 has.
+  __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn) {
+    if (turn == 1) pass(position, k_tiles);  // turn 0 begins
+  }
+
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
+
   __device__ __forceinline__ void multiplied(int, int) const {}
-  __device__ __forceinline__ void pass(Position&) const {}
-  __device__ __forceinline__ void finish(int) const {}
+
+  // Opens the other turn, and steps over the stages of its tile.
+  __device__ __forceinline__ void pass(Position& position, int k_tiles) const {
+    cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
+    position.stage += k_tiles;
+    position.phase ^= position.stage / kStages % 2;
+    position.stage %= kStages;
+  }
+
+  // The last pass opened a turn that has no tile: it must not be left pending.
+  __device__ __forceinline__ void finish(int tiles) const {
+    if (tiles % 2 == turn) begin();
+  }
 };
 
 // Where a tile of D starts.
 struct Place {
-  int m, n;
+  int m, n, first, k_tiles;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
 // the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
 struct Tiles {
   int along, across;  // extents in clusters
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
   // Where this block's tile starts.
@@ -165,8 +200,65 @@ struct Tiles {
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN};
+    return {(j * kClusterM + rank % kClusterM) * kTileM,
+            (i * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+constexpr int kBlock = 128;  // rows and columns of a block of the sparse matrix
+
+// The tiles of D, each with a list of the blocks of B along k that count. Of an empty list one
+// k tile is multiplied that lies past the end of k, where TMA loads zeros.
+struct ListedTiles : Tiles {
+  const int* const lists;  // of two numbers: the block along n, and how many entries it has
+  const int k_blocks;
+
+  __device__ __forceinline__ explicit ListedTiles(const Parameters& p)
+      : Tiles(p), lists(p.lists), k_blocks((p.k + kBlock - 1) / kBlock) {}
+
+  // Where a tile starts, and its k tiles: see KTiles. Lists are in the order of their lengths, so that
+  // clusters that take tiles in turn, one round forward and the next backward, have as much to multiply.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int clusters = gridDim.x / kClusterSize, round = index / clusters;
+    if (round % 2 == 1) {
+      const int start = round * clusters;
+      index = start + min(start + clusters, Tiles::count()) - 1 - index;
+    }
+    Place place = Tiles::at(index, rank);
+    const int* const list = lists + place.n / kBlock * 2;
+    const int block = list[0], entries = list[1];
+    place.n = block * kBlock;
+    place.first = entries > 0 ? block * k_blocks : -1;
+    place.k_tiles = max(entries * (kBlock / kTileK), 1);
+    return place;
+  }
+
+  // How many k tiles a tile has; 0 where there is no such tile.
+  __device__ __forceinline__ int k_tiles(int index, int rank) const {
+    return index < count() ? at(index, rank).k_tiles : 0;
+  }
+};
+
+// The k tiles of a tile, for the producer.
+struct KTiles {
+  static constexpr int kOfBlock = kBlock / kTileK;
+  const int* const entries;
+  int place;             // of the next entry
+  int block, following;  // along k; the latter is read early
+
+  __device__ __forceinline__ KTiles(const Parameters& p, const Place& at)
+      : entries(p.entries),
+        place(at.first),
+        block(0),
+        following(at.first < 0 ? (p.k + kBlock - 1) / kBlock : entries[place++]) {}
+
+  // The number of the next k tile of A and B, which is the tile's k_tile-th.
+  __device__ __forceinline__ int next(int k_tile, int k_tiles) {
+    if (k_tile % kOfBlock == 0) {
+      block = following;
+      if (k_tile + kOfBlock < k_tiles) following = entries[place++];
+    }
+    return block * kOfBlock + k_tile % kOfBlock;
   }
 };
 
@@ -209,99 +301,14 @@ template <class Element> struct Columns {
   }
 };
 
-// Stores a fragment's two columns of a row as one word, none past the last column: n is even here and rows
-// start at even elements.
-template <class Element>
-__device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
-  struct alignas(2 * sizeof(Element)) Word {
-    Element value[2];
-  };
-  if (column[0] < n) *reinterpret_cast<Word*>(row + column[0]) = {Element(x[0]), Element(x[1])};
-}
+// Multiplies by a scalar that the host passed.
+struct ScaleHost {
+  float scale;
 
-// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
-__device__ __forceinline__ float logistic2(float x) {
-  float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
-  return inverse;
-}
-
-// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
-struct SwigluOai {
-  __device__ __forceinline__ static float function(float x) {
-    const float gate = x > 7.f ? 7.f : x;
-    return gate * logistic2(1.702f * 1.44269504f * gate);
-  }
-};
-struct SwigluOaiUp {
-  __device__ __forceinline__ static float function(float x) {
-    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
-  }
-};
-
-// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's, and 0 past
-// 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
-struct SwigluOaiGradient {
-  __device__ __forceinline__ static float slope(float x) {
-    const float scaled = 1.702f * x;
-    const float small = logistic2(-1.44269504f * fabsf(scaled)), large = 1.f - small;
-    const float limit = x < 0.f ? small : large;
-    const float slope = small == 0.f ? limit : fmaf(scaled * small, large, limit);  // x may be infinite there
-    return x > 7.f ? 0.f : slope;
-  }
-};
-struct SwigluOaiFactor {
-  __device__ __forceinline__ static float function(float x) {
-    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
-  }
-  __device__ __forceinline__ static float slope(float x) { return x > 7.f || x < -7.f ? 0.f : 1.f; }
-};
-
-// What most gates multiply by, and its derivative.
-struct UpFactor {
-  __device__ __forceinline__ static float function(float x) { return x; }
-  __device__ __forceinline__ static float slope(float) { return 1.f; }
-};
-
-// Takes the gradient of a gate's result to that of gate and up, which dz gets and z has, in turn; the result
-// itself passes on.
-template <class Function, class Derivative, class Factor, class Element> struct GateGradientInterleaved {
-  const Element* z;
-  Element* dz;
-  int64_t pitch;
-  struct Operand {
-    Columns<Element> both[2][2];  // of a row and a column of D
-  };
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    Operand loaded;
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      int column = 2 * at.column[i % 2], row = at.row[i / 2];
-      asm volatile("" : "+r"(row), "+r"(column));  // else addresses are kept for all chunks, and spill
-      loaded.both[i / 2][i % 2] = Columns<Element>(z + row * pitch, {column, column + 1}, row < m ? 2 * n : 0);
-    }
-    return loaded;
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= scale;
   }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand, const Coordinates& at, int m,
-                                        int n) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      float& passing = x[i / 2][i % 2];
-      const float gate = operand.both[i / 2][i % 2][0], up = operand.both[i / 2][i % 2][1];
-      const float value = Function::function(gate), factor = Factor::function(up);
-      const float gradients[2] = {passing * factor * Derivative::slope(gate),
-                                  passing * value * Factor::slope(up)};
-      passing = value * factor;
-      int row = at.row[i / 2], column = 2 * at.column[i % 2];
-      asm volatile("" : "+r"(row), "+r"(column));
-      if (row < m) write(dz + row * pitch, {column, column + 1}, 2 * n, gradients);
-    }
-  }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -311,32 +318,26 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::bfloat16_t>::Operand step_0;
   };
   int m, n;
-  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::bfloat16_t> step_0;
+  ScaleHost step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.gate_gradient_0, p.gate_gradient_0_dz, p.gate_gradient_0_pitch} {}
+        step_0{p.scale_0} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_0.load(at, m, n)};
+    return {};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands, const Coordinates& at) {
-    step_0.apply(x, operands.step_0, at, m, n);
-  }
-
-  __device__ __forceinline__ void finish() const {
-    step_0.finish();
+                                        const Operands& operands) {
+    step_0.apply(x);
   }
 };
 
@@ -408,7 +409,7 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[16384];
+  alignas(1024) uint8_t staging[32768];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
@@ -417,21 +418,20 @@ static_assert(sizeof(SharedStorage) <= 230400);
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
-  const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const ListedTiles tiles(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, rank);
-    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
-    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = tail ? p.a_tail_rows : kTileM;
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
+    KTiles k_tiles(p, at);
+    for (int k_tile = 0; k_tile < at.k_tiles; ++k_tile) {
+      const int listed = k_tiles.next(k_tile, at.k_tiles);
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
+      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, listed * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, listed * kTileK, b_first);
       position.advance();
     }
   }
@@ -493,11 +493,11 @@ struct Products {
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
                                         int cluster, int clusters) {
-  const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const ListedTiles tiles(p);
+  const int k_tiles = tiles.k_tiles(cluster, rank);  // of the first tile
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.a[0], 8192, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.b[0], 8192, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
@@ -507,23 +507,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     Place at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
+    const int skipped = tiles.k_tiles(tile + clusters, rank);  // of the other consumer's tile
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, k_tiles);
+    order.multiplied(0, at.k_tiles);
     position.advance();
     CUTE_NO_UNROLL
-    for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
+    for (int k_tile = 1; k_tile < at.k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, k_tiles);
+      order.multiplied(k_tile, at.k_tiles);
       previous = position.stage;
       position.advance();
     }
-    order.pass(position);
+    order.pass(position, skipped);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
@@ -540,19 +541,18 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
           x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
   }
-  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_swiglu_oai_gate_gradient_bf16_interleaved_64x64x64_consumers1_stages13_37140f68(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_col_row_scale_host_sparse_b_pingpong_128x128x64_cluster2x1_stages6_along_n_df0dd678(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -560,7 +560,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
+    for (const auto* map : {&p.a_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);
@@ -572,12 +572,45 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
   if (kClusterSize > 1) {  // nor after it has gone
     cute::cluster_arrive();
     cute::cluster_wait();
+  }
+}
+
+// ---- Lists: what the tiles take of the mask, in a launch of one block before that of the tiles ------------
+extern "C" __global__ void __launch_bounds__(1024)
+    gemm_sm90a_bf16_col_row_scale_host_sparse_b_pingpong_128x128x64_cluster2x1_stages6_along_n_df0dd678_lists(const __grid_constant__ Parameters p) {
+  constexpr int kThreads = 1024, kWarps = kThreads / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t lower = (1u << lane) - 1;  // the lanes before this one
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  const int blocks = (p.n + kBlock - 1) / kBlock, k_blocks = (p.k + kBlock - 1) / kBlock;
+  int* const counted = p.lists + 2 * blocks;  // entries of each block's list
+  for (int block = warp; block < blocks; block += kWarps) {
+    int entries = 0;
+    for (int first = 0; first < k_blocks; first += 32) {
+      const int along = first + lane;
+      const bool counts = along < k_blocks && p.mask[block * p.mask_row + along * p.mask_column] != 0;
+      const uint32_t all = __ballot_sync(~0u, counts);
+      if (counts) p.entries[block * k_blocks + entries + __popc(all & lower)] = along;
+      entries += __popc(all);
+    }
+    if (lane == 0) counted[block] = entries;
+  }
+  __syncthreads();
+  for (int block = threadIdx.x; block < blocks; block += kThreads) {  // longest lists first
+    const int entries = counted[block];
+    int place = 0;
+    for (int other = 0; other < blocks; ++other)
+      place += counted[other] > entries || (counted[other] == entries && other < block);
+    p.lists[2 * place] = block;
+    p.lists[2 * place + 1] = entries;
   }
 }

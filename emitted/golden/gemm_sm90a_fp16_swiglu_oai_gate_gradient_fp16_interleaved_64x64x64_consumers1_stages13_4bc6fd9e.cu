@@ -1,9 +1,9 @@
-// gemm_sm90a_fp16_fp16_fp32_scale_host_residual_fp32_64x256x64_cluster1x2_consumers1_stages4_along_n_group4_11bc02bc
+// gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): scale_host, residual_fp32
-//   A fp16 row, B fp16 col, accumulated in fp32, D fp32 row
-//   tile 64x256x64, cluster 1x2, 1 consumer, 4 stages, along_n, group 4, store tma
-// Digest 11bc02bc95096a192745b94fb8b36ce233bbdab8c8663dade64c619d80f634e7; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): swiglu_oai_gate_gradient_fp16_interleaved
+//   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
+//   tile 64x64x64, cluster 1x1, 1 consumer, 13 stages, along_m, group 8, store tma
+// Digest 4bc6fd9e88e39ad328ba2842b02d31152839ed68fe91461e72e067c30e42dcf1; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,20 +25,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = float; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 64, kTileN = 256, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 2;
+constexpr int kTileM = 64, kTileN = 64, kTileK = 64;
+constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 4;
-constexpr int kGroup = 4;
-constexpr int kRows = 64, kColumns = 256;  // of wgmma in a tile
+constexpr int kStages = 13;
+constexpr int kGroup = 8;
+constexpr int kRows = 64, kColumns = 64;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -51,40 +51,33 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  float* residual_1;  // C[m][pitch]
-  int64_t residual_1_pitch;  // elements between rows of C
+  cutlass::half_t* gate_gradient_0;  // z[m][pitch]
+  cutlass::half_t* gate_gradient_0_dz;  // dz[m][pitch]
+  int64_t gate_gradient_0_pitch;  // elements between rows of both
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
-  float scale_0;  // scale
-  float residual_1_beta;  // C is not read when this is 0
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, residual_1) == 512 && OFFSET(Parameters, residual_1_pitch) == 520);
-static_assert(OFFSET(Parameters, a_tail_rows) == 528 && OFFSET(Parameters, m) == 532);
-static_assert(OFFSET(Parameters, n) == 536 && OFFSET(Parameters, k) == 540);
-static_assert(OFFSET(Parameters, scale_0) == 544 && OFFSET(Parameters, residual_1_beta) == 548);
+static_assert(OFFSET(Parameters, gate_gradient_0) == 512 && OFFSET(Parameters, gate_gradient_0_dz) == 520);
+static_assert(OFFSET(Parameters, gate_gradient_0_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 256] += A[64 x 16] * B[16 x 256]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[128], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -103,25 +96,22 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
+  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 8192;  // of one stage
-  static constexpr int kRows = 64, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
+  // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int m, int k, int first) {
+                                              int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
-               k, m + first);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 32768;  // of one stage
+  static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (n, k).
@@ -159,14 +149,14 @@ struct Place {
   int m, n;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
 // the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
 struct Tiles {
   int along, across;  // extents in clusters
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
   // Where this block's tile starts.
@@ -175,8 +165,8 @@ struct Tiles {
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN};
+    return {(i * kClusterM + rank % kClusterM) * kTileM,
+            (j * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -219,37 +209,99 @@ template <class Element> struct Columns {
   }
 };
 
-// Multiplies by a scalar that the host passed.
-struct ScaleHost {
-  float scale;
+// Stores a fragment's two columns of a row as one word, none past the last column: n is even here and rows
+// start at even elements.
+template <class Element>
+__device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
+  struct alignas(2 * sizeof(Element)) Word {
+    Element value[2];
+  };
+  if (column[0] < n) *reinterpret_cast<Word*>(row + column[0]) = {Element(x[0]), Element(x[1])};
+}
 
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= scale;
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+struct SwigluOai {
+  __device__ __forceinline__ static float function(float x) {
+    const float gate = x > 7.f ? 7.f : x;
+    return gate * logistic2(1.702f * 1.44269504f * gate);
+  }
+};
+struct SwigluOaiUp {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
   }
 };
 
-// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
-template <class Element> struct Residual {
-  const Element* c;
+// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's, and 0 past
+// 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
+struct SwigluOaiGradient {
+  __device__ __forceinline__ static float slope(float x) {
+    const float scaled = 1.702f * x;
+    const float small = logistic2(-1.44269504f * fabsf(scaled)), large = 1.f - small;
+    const float limit = x < 0.f ? small : large;
+    const float slope = small == 0.f ? limit : fmaf(scaled * small, large, limit);  // x may be infinite there
+    return x > 7.f ? 0.f : slope;
+  }
+};
+struct SwigluOaiFactor {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+  __device__ __forceinline__ static float slope(float x) { return x > 7.f || x < -7.f ? 0.f : 1.f; }
+};
+
+// What most gates multiply by, and its derivative.
+struct UpFactor {
+  __device__ __forceinline__ static float function(float x) { return x; }
+  __device__ __forceinline__ static float slope(float) { return 1.f; }
+};
+
+// Takes the gradient of a gate's result to that of gate and up, which dz gets and z has, in turn; the result
+// itself passes on.
+template <class Function, class Derivative, class Factor, class Element> struct GateGradientInterleaved {
+  const Element* z;
+  Element* dz;
   int64_t pitch;
-  float beta;
   struct Operand {
-    Columns<Element> row[2];
+    Columns<Element> both[2][2];  // of a row and a column of D
   };
 
   __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    // A row that does not exist, and any row when beta is 0, has no columns.
-    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
-    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
-            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
+    Operand loaded;
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      int column = 2 * at.column[i % 2], row = at.row[i / 2];
+      asm volatile("" : "+r"(row), "+r"(column));  // else addresses are kept for all chunks, and spill
+      loaded.both[i / 2][i % 2] = Columns<Element>(z + row * pitch, {column, column + 1}, row < m ? 2 * n : 0);
+    }
+    return loaded;
   }
 
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand, const Coordinates& at, int m,
+                                        int n) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i)
-      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
+    for (int i = 0; i < 4; ++i) {
+      float& passing = x[i / 2][i % 2];
+      const float gate = operand.both[i / 2][i % 2][0], up = operand.both[i / 2][i % 2][1];
+      const float value = Function::function(gate), factor = Factor::function(up);
+      const float gradients[2] = {passing * factor * Derivative::slope(gate),
+                                  passing * value * Factor::slope(up)};
+      passing = value * factor;
+      int row = at.row[i / 2], column = 2 * at.column[i % 2];
+      asm volatile("" : "+r"(row), "+r"(column));
+      if (row < m) write(dz + row * pitch, {column, column + 1}, 2 * n, gradients);
+    }
   }
+
+  __device__ __forceinline__ void finish() const {}
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -259,17 +311,15 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    Residual<float>::Operand step_1;
+    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t>::Operand step_0;
   };
   int m, n;
-  ScaleHost step_0;
-  Residual<float> step_1;
+  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t> step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.scale_0},
-        step_1{p.residual_1, p.residual_1_pitch, p.residual_1_beta} {}
+        step_0{p.gate_gradient_0, p.gate_gradient_0_dz, p.gate_gradient_0_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -277,13 +327,16 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_1.load(at, m, n)};
+        step_0.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
-    step_0.apply(x);
-    step_1.apply(x, operands.step_1);
+                                        const Operands& operands, const Coordinates& at) {
+    step_0.apply(x, operands.step_0, at, m, n);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    step_0.finish();
   }
 };
 
@@ -292,8 +345,12 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them.
-__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
@@ -328,16 +385,17 @@ struct Store {
     }
   }
 
-  // Two neighbouring elements of a row at a time.
+  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
-        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
-      }
+    for (int f = 0; f < kFragments; f += 2) {
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
     }
   }
 
@@ -354,7 +412,7 @@ struct SharedStorage {
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 181248);
+static_assert(sizeof(SharedStorage) <= 230400);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -367,13 +425,12 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
-    const int a_first = rank * (a_rows / kClusterN);  // of the rows that this block loads
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, a_first);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
       position.advance();
     }
@@ -483,18 +540,19 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
           x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
   }
+  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_fp16_fp16_fp32_scale_host_residual_fp32_64x256x64_cluster1x2_consumers1_stages4_along_n_group4_11bc02bc(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform

@@ -1,9 +1,9 @@
-// gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3
+// gemm_sm90a_bf16_scale_device_bias_bf16_gelu_tanh_residual_bf16_128x256x64_cluster2x1_stages4_cc78d286
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, quantize_pow2
-//   A bf16 row, B bf16 col, accumulated in fp32, D e4m3 row
-//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, group 8, store tma
-// Digest 0008f9c37fc554ae08049cc313dc160e20a316ef6a29670dfb79e80b7b915b53; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): scale_device, bias_bf16, gelu_tanh, residual_bf16
+//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+//   tile 128x256x64, cluster 2x1, 2 consumers, 4 stages, along_m, group 8, store tma
+// Digest cc78d28656afec898501c55eb6d22371ceb3852731399e60920d4c0fe21b0420; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,17 +25,17 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::float_e4m3_t; using Accumulator = float;
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
+constexpr int kTileM = 128, kTileN = 256, kTileK = 64;
 constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 6;
+constexpr int kStages = 4;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 256;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 64;  // a block is finished by chunks
@@ -51,35 +51,42 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  cutlass::bfloat16_t* bias_0;  // bias[n]
-  float* quantize_1;  // scales[n / 128][pitch]
-  int64_t quantize_1_pitch;  // elements between blocks of a row
+  float* scale_0;  // scale[1]
+  cutlass::bfloat16_t* bias_1;  // bias[n]
+  cutlass::bfloat16_t* residual_3;  // C[m][pitch]
+  int64_t residual_3_pitch;  // elements between rows of C
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
+  float residual_3_beta;  // C is not read when this is 0
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, quantize_1) == 520);
-static_assert(OFFSET(Parameters, quantize_1_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
-static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
-static_assert(OFFSET(Parameters, k) == 548);
+static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, bias_1) == 520);
+static_assert(OFFSET(Parameters, residual_3) == 528 && OFFSET(Parameters, residual_3_pitch) == 536);
+static_assert(OFFSET(Parameters, a_tail_rows) == 544 && OFFSET(Parameters, m) == 548);
+static_assert(OFFSET(Parameters, n) == 552 && OFFSET(Parameters, k) == 556);
+static_assert(OFFSET(Parameters, residual_3_beta) == 560);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
+// D[64 x 256] += A[64 x 16] * B[16 x 256]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[128], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
+        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -113,8 +120,8 @@ struct OperandA {
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
-  static constexpr int kBytes = 16384;  // of one stage
-  static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
+  static constexpr int kBytes = 32768;  // of one stage
+  static constexpr int kRows = 256, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
   static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
@@ -140,32 +147,13 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The two consumers take turns at the products. A barrier's parity tells one lap of the ring from the
-// next but not from the one after: only once the other has waited for all of its stages may this
-// consumer wait for its own. Named barrier 3 opens turn 0, 4 opens turn 1.
+// The consumers share each tile: there are no turns to take.
 struct Order {
-  int turn, k_tiles;
-
-  __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn), k_tiles(k_tiles) {
-    if (turn == 1) pass(position);  // turn 0 begins
-  }
-
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
-
+  __device__ __forceinline__ Order(int, int, Position&) {}
+  __device__ __forceinline__ void begin() const {}
   __device__ __forceinline__ void multiplied(int, int) const {}
-
-  // Opens the other turn, and steps over the stages of its tile.
-  __device__ __forceinline__ void pass(Position& position) const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
-    position.stage += k_tiles;
-    position.phase ^= position.stage / kStages % 2;
-    position.stage %= kStages;
-  }
-
-  // The last pass opened a turn that has no tile: it must not be left pending.
-  __device__ __forceinline__ void finish(int tiles) const {
-    if (tiles % 2 == turn) begin();
-  }
+  __device__ __forceinline__ void pass(Position&) const {}
+  __device__ __forceinline__ void finish(int) const {}
 };
 
 // Where a tile of D starts.
@@ -233,6 +221,18 @@ template <class Element> struct Columns {
   }
 };
 
+// Multiplies by a scalar in device memory, read once.
+struct ScaleDevice {
+  float scale;
+
+  __device__ __forceinline__ ScaleDevice(const float* address) : scale(*address) {}
+
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= scale;
+  }
+};
+
 // Adds a vector over the columns of D.
 template <class Element> struct Bias {
   const Element* bias;
@@ -248,47 +248,49 @@ template <class Element> struct Bias {
   }
 };
 
-// Divides blocks of 128 columns of a row by a scale each, which is stored: their largest magnitude / 448, or
-// the next power of two. Blocks of zeros and with infinities have 1; NaN says nothing of a scale and stays NaN.
-template <bool kPowerOfTwo> struct Quantize {
-  float* scales;
-  int64_t pitch;
-  static constexpr int kColumns = 128;
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
 
-  // The largest magnitudes of two rows, of what a thread has seen of them.
-  struct Largest {
-    float row[2] = {0.f, 0.f};
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2u)): no
+// cancellation in the negative tail.
+struct GeluTanh {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+  }
+
+  __device__ __forceinline__ static float function(float x) {
+    constexpr float kScale = 2.f * 0.79788456f * 1.44269504f;  // 2 sqrt(2 / pi) log2(e)
+    return x * logistic2(x * fmaf(kScale * 0.044715f, x * x, kScale));
+  }
+};
+
+// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
+template <class Element> struct Residual {
+  const Element* c;
+  int64_t pitch;
+  float beta;
+  struct Operand {
+    Columns<Element> row[2];
   };
 
-  // What lies outside of D [m, n] does not count.
-  __device__ __forceinline__ static void note(Largest& largest, const float (&x)[2][2],
-                                              const Coordinates& at, int n) {
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    // A row that does not exist, and any row when beta is 0, has no columns.
+    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
+    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
+            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i)
-      if (at.column[i % 2] < n) largest.row[i / 2] = fmaxf(largest.row[i / 2], fabsf(x[i / 2][i % 2]));
+      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
   }
-
-  // What the rows of a block that starts at a thread's `at` are multiplied by; its scales are stored. The four
-  // lanes of a row have two columns of every eight each.
-  __device__ __forceinline__ Largest inverse(const Largest& largest, const Coordinates& at, int m,
-                                             int n) const {
-    Largest found;
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      float most = largest.row[i];
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      const bool usual = most > 0.f && most <= 3.40282347e38f;
-      float inverse = usual ? fminf(__fdiv_rn(448.f, most), 3.40282347e38f) : 1.f;
-      if (kPowerOfTwo) inverse = __int_as_float(__float_as_int(inverse) & 0x7f800000);
-      if (threadIdx.x % 4 == 0 && at.row[i] < m && at.column[0] < n)
-        scales[at.column[0] / kColumns * pitch + at.row[i]] = __fdiv_rn(1.f, inverse);
-      found.row[i] = inverse;
-    }
-    return found;
-  }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -298,17 +300,22 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    Bias<cutlass::bfloat16_t>::Operand step_0;
+    Bias<cutlass::bfloat16_t>::Operand step_1;
+    Residual<cutlass::bfloat16_t>::Operand step_3;
   };
   int m, n;
-  Bias<cutlass::bfloat16_t> step_0;
-  Quantize<true> step_1;
+  ScaleDevice step_0;
+  Bias<cutlass::bfloat16_t> step_1;
+  GeluTanh step_2;
+  Residual<cutlass::bfloat16_t> step_3;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.bias_0},
-        step_1{p.quantize_1, p.quantize_1_pitch} {}
+        step_0{p.scale_0},
+        step_1{p.bias_1},
+        step_2{},
+        step_3{p.residual_3, p.residual_3_pitch, p.residual_3_beta} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -316,16 +323,16 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_0.load(at, m, n)};
+        step_1.load(at, m, n),
+        step_3.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands, const Coordinates& at) {
-    step_0.apply(x, operands.step_0);
-  }
-
-  __device__ __forceinline__ void finish() const {
-    step_1.finish();
+                                        const Operands& operands) {
+    step_0.apply(x);
+    step_1.apply(x, operands.step_1);
+    step_2.apply(x);
+    step_3.apply(x, operands.step_3);
   }
 };
 
@@ -334,17 +341,16 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them: rounded to nearest even, finite overflow and infinities to the
-// largest number, NaN kept.
+// Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
-  uint16_t bits;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kSpan = 128;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
@@ -375,16 +381,17 @@ struct Store {
     }
   }
 
-  // Two neighbouring elements of a row at a time.
+  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
-        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
-      }
+    for (int f = 0; f < kFragments; f += 2) {
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
     }
   }
 
@@ -397,11 +404,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[16384];
+  alignas(1024) uint8_t staging[32768];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 214016);
+static_assert(sizeof(SharedStorage) <= 230400);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -519,50 +526,29 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
-    // Values wait in the registers of their sums until all that share a scale are known.
-    constexpr int kOfBlock = 128 / (kFragments * 8);  // chunks
     CUTE_UNROLL
-    for (int first = 0; first < kBlocks * kChunks; first += kOfBlock) {
-      decltype(epilogue.step_1)::Largest largest;
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+      const int next = chunk + 1;
+      Value x[kFragments][2][2];
       CUTE_UNROLL
-      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
-        const int next = chunk + 1;
+      for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
-        for (int f = 0; f < kFragments; ++f) {
-          const int sum = (chunk % kChunks * kFragments + f) * 4;
-          Value x[2][2];
-          CUTE_UNROLL
-          for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum + i]);
-          epilogue.apply(x, block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
-          if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
-          epilogue.step_1.note(largest, x, coordinates(at, chunk, f), p.n);
-          CUTE_UNROLL
-          for (int i = 0; i < 4; ++i) products.sums[chunk / kChunks][sum + i] = x[i / 2][i % 2];
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
-      const auto inverse =
-          epilogue.step_1.inverse(largest, coordinates(at, first, 0), p.m, p.n);
-      CUTE_UNROLL
-      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
-        Value x[kFragments][2][2];
-        CUTE_UNROLL
-        for (int f = 0; f < kFragments; ++f) {
-          CUTE_UNROLL
-          for (int i = 0; i < 4; ++i)
-            x[f][i / 2][i % 2] = inverse.row[i / 2] *
-                                 products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i];
-        }
-        store(p, x, at, chunk);
-      }
+      store(p, x, at, chunk);
     }
   }
-  epilogue.finish();
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_scale_device_bias_bf16_gelu_tanh_residual_bf16_128x256x64_cluster2x1_stages4_cc78d286(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
