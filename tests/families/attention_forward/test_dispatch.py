@@ -40,7 +40,7 @@ def operations(dim: int, packed: bool) -> Iterator[AttentionOperation | Attentio
     for element, mask, softcap, dropout in product(
         ("fp16", "bf16"), ("none", "causal", "window"), (False, True), (False, True)
     ):
-        shared: Any = (element, sizes(dim, 1, 1).kernel_dim, mask, softcap, lengths)
+        shared: Any = (element, sizes(dim, 1, 1).kernel_dims[0], mask, softcap, lengths)
         yield AttentionOperation(*shared, dropout=dropout)
         if not dropout and shared[1] in DIMS_OF_EIGHT:
             yield from of_8_bits(shared)
@@ -87,7 +87,7 @@ def test_no_legal_operation_is_without_a_kernel(dim: int, packed: bool) -> None:
 
 
 def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
-    found = {dim: sizes(dim, 5, 5).kernel_dim for dim in (8, 32, 40, 72, 104, 136, 200, 256)}
+    found = {dim: sizes(dim, 5, 5).kernel_dims[0] for dim in (8, 32, 40, 72, 104, 136, 200, 256)}
     assert found == {8: 32, 32: 32, 40: 64, 72: 96, 104: 128, 136: 192, 200: 256, 256: 256}
     assert DIMS == (32, 64, 96, 128, 192, 256)
 

@@ -36,7 +36,7 @@ def chosen(dim: int, *, seq: int = 4096, sharing: int = 1, **others: Any) -> Ker
     """Return the kernel that the table has for sequences of one length, and heads that share."""
     packed = others.get("lengths") == "packed"
     sizes = Extents(1, sharing, 1, seq, seq, dim, seq, seq, packed)
-    return choose(wanted(sizes.kernel_dim, **others), shape(sizes, Band())).spec
+    return choose(wanted(sizes.kernel_dims[0], **others), shape(sizes, Band())).spec
 
 
 def spec(dim: int, fields: dict[str, Any], **others: Any) -> KernelSpec:

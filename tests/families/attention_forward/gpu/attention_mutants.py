@@ -192,6 +192,41 @@ MUTANTS: dict[str, mutants.Mutant] = {
         mask="lists",
     ),
 }
+UNLIKE = cases.chosen(192, mask="causal", further={"dim_v": 128})
+MUTANTS |= {
+    "weights are multiplied before their v of another dimension is there": Mutant(
+        wrong=((AWAIT_V + OUTPUT + "    c.turns.pass", OUTPUT + "    c.turns.pass"),),
+        shape=ONE_LAP,
+        pauses=((LOAD_VALUES, PAUSE + LOAD_VALUES),),
+        kernel=cases.spec(128, 128, dim=192, further={"dim_v": 128}),
+    ),
+    "a stage of v is as long as one of k": Mutant(
+        wrong=(
+            ("return v + stage * (Values::kBytes / 16);", "return v + stage * (kStageBytes / 16);"),
+        ),
+        shape=LONG,
+        kernel=UNLIKE,
+        keywords={"causal": "bottom_right"},
+    ),
+    "the last columns of v are left out": Mutant(
+        wrong=(
+            ("i < kDimV / kColumns; ++i)", "i < kDimV / kColumns - 1; ++i)"),
+            (
+                "full.arrive_and_expect_tx(Values::kBytes);",
+                "full.arrive_and_expect_tx(Values::kBytes - Values::kBoxBytes);",
+            ),
+        ),
+        shape=SEVERAL_TILES,
+        kernel=UNLIKE,
+        keywords={"causal": "top_left"},
+    ),
+    "half of the output is not stored": Mutant(
+        wrong=(("column < kDimV; column += 32", "column < kDimV / 2; column += 32"),),
+        shape=SEVERAL_TILES,
+        kernel=UNLIKE,
+        keywords={"causal": "top_left"},
+    ),
+}
 MUTANTS_OF_8_BITS = {
     "scores of 8 bits are multiplied before their k is there": eight.Mutant(
         wrong=(
