@@ -69,6 +69,16 @@ class Operation(Modified):
         if self.dim_v == self.dim:
             object.__setattr__(self, "dim_v", 0)
 
+    def reasons_of_dims(self, pairs: tuple[tuple[int, int], ...]) -> list[str]:
+        """Why v may not have another dimension than q and k; `pairs` are those that it may."""
+        if not self.dim_v or (self.dim, self.dim_v) in pairs:
+            return []
+        named = " or ".join(f"{dim} and {dim_v}" for dim, dim_v in pairs)
+        return [
+            f"dim {self.dim} with dim_v {self.dim_v}: where they differ they must be {named}; "
+            "kernels fill with zeros what tensors have less"
+        ]
+
     @property
     def value_dim(self) -> int:
         """The head dimension of v and of the output."""

@@ -50,11 +50,6 @@ class AttentionProblem:
     q_descale_sharing: int = 1  # query heads that have one of these
     dim_v: int = 0  # of v and o; 0: `dim`
 
-    @property
-    def value_dim(self) -> int:
-        """The head dimension of v and of the output."""
-        return self.dim_v or self.dim
-
 
 def lengths_counted(
     problem: AttentionProblem, mask: str, tile: tuple[int, int], *, packed: bool

@@ -59,7 +59,7 @@ def seconds(
         return constants["launch"]
     work = work_of(operation, schedule, shape)
     step, bounded = _step(constants, operation, schedule, shape)
-    stored = schedule.q_tile * operation.value_dim * 2
+    stored = schedule.q_tile * (operation.dim_v or operation.dim) * 2
     finish = constants["tile"] + stored / constants["store_bandwidth"]
     finish += work.bounded * bounded
 
@@ -83,7 +83,8 @@ def seconds(
             busiest = max(busiest, times[0] + others * times[1] * work.tiles / work.dealt)
     rows = shape.total_q or shape.batch * shape.seq_q
     columns = shape.kv_heads * (shape.total_k or shape.batch * shape.seq_k)
-    moved = 2 * (operation.dim + operation.value_dim) * (shape.heads * rows + columns)
+    dims = operation.dim + (operation.dim_v or operation.dim)
+    moved = 2 * dims * (shape.heads * rows + columns)
     memory = moved / constants["hbm_bandwidth"]
     return constants["launch"] + slowest(max(busiest, times[0]), memory)
 
@@ -133,13 +134,13 @@ def _step(
     shape: AttentionShape,
 ) -> tuple[float, float]:
     """Seconds of one step of all warpgroups of a block, and what a bound adds to it."""
-    q, kv, dims = schedule.q_tile, schedule.kv_tile, operation.dim + operation.value_dim
+    q, kv, dim, dim_v = schedule.q_tile, schedule.kv_tile, operation.dim, operation.dim_v or operation.dim
     # Products of q kv dim; the tensor core does 2048 multiplications of 16 bits a cycle.
-    tensor = q * kv * dims / 2048 / constants["tensor_clock"]
+    tensor = q * kv * (dim + dim_v) / 2048 / constants["tensor_clock"]
     cap = exponentials(constants, operation.modifiers)
     soft = cap * q * kv / 16 / constants["exponential_clock"] + constants["softmax"] * q
     if schedule.rescale == "always":
-        soft += constants["rescaling"] * q * operation.value_dim
+        soft += constants["rescaling"] * q * dim_v
     exposed = constants["overlapped" if schedule.overlap else "serial"]
     if not schedule.pingpong:
         exposed += constants["free"]

@@ -48,8 +48,7 @@ def schedule_reasons(
 def operation_reasons(operation: AttentionOperation) -> list[str]:
     """Why an operation on operands of 8 bits is not legal; empty when it is."""
     broken = rules.broken([one for has in operation.modifiers for one in has.reasons()])
-    if operation.dim_v:
-        broken += _reasons_of_unlike_dims(operation)
+    broken += operation.reasons_of_dims(UNLIKE_DIMS)
     own = (operation.weights, operation.sums, operation.scales)
     if not operation.eight:
         named = {"weights": "same", "sums": "promoted", "scales": "heads"}
@@ -71,6 +70,9 @@ def operation_reasons(operation: AttentionOperation) -> list[str]:
             "sums fast, or weights same"
             if operation.promoted and operation.dim > MOST_PROMOTED
             else None,
+            f"dim_v {operation.dim_v} with scores {operation.scores}: no kernel has both"
+            if operation.dim_v
+            else None,
             "scales blocks with lengths packed: no kernel has both; take scales of heads"
             if operation.scales == "blocks" and operation.lengths == "packed"
             else None,
@@ -79,21 +81,6 @@ def operation_reasons(operation: AttentionOperation) -> list[str]:
                 for modifier in operation.modifiers
                 if modifier.name not in MODIFIERS_OF_EIGHT
             ),
-        ]
-    )
-
-
-def _reasons_of_unlike_dims(operation: AttentionOperation) -> list[str]:
-    pair = (operation.dim, operation.dim_v)
-    pairs = ", ".join(f"{dim} and {dim_v}" for dim, dim_v in UNLIKE_DIMS)
-    return rules.broken(
-        [
-            None
-            if pair in UNLIKE_DIMS
-            else f"dim {pair[0]} with dim_v {pair[1]}: must be one of {pairs}; zeros fill the rest",
-            f"dim_v {operation.dim_v} with scores {operation.scores}: no kernel has both"
-            if operation.eight
-            else None,
         ]
     )
 

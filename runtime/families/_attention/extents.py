@@ -7,6 +7,7 @@ sequences. Only `check_offsets` reads a tensor's contents.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +36,6 @@ class Extents:
     dim_v: int = 0  # of v and of the output; 0: `dim`
 
     @property
-    def value_dim(self) -> int:
-        """The head dimension of v and of the output."""
-        return self.dim_v or self.dim
-
-    @property
     def sharing(self) -> int:
         """Query heads of one kv head."""
         return self.heads // max(1, self.kv_heads)
@@ -56,22 +52,20 @@ class Extents:
 
         They are the next there are that take the least work; the rest is filled with zeros.
         """
-        dims = self.dim, self.value_dim
-        square = next(dim for dim in DIMS if dim >= max(dims))
-        unlike = pair_of(*dims, UNLIKE_DIMS) if self.dim_v else None
+        square = DIMS[bisect_left(DIMS, max(self.dim, self.dim_v))]
+        unlike = pair_of(self.dim, self.dim_v, UNLIKE_DIMS) if self.dim_v else None
         return unlike if unlike is not None and sum(unlike) < 2 * square else (square, 0)
 
-    @property
     def gradient_dims(self) -> tuple[int, int]:
         """The same of the kernel of gradients. Raises ProblemError where none has both."""
         if not self.dim_v:
             return self.kernel_dims
         pair = pair_of(self.dim, self.dim_v, GRADIENT_DIMS)
-        if pair is None:
+        if pair is None or self.dim_v > self.dim:
             dims = " or ".join(f"{dim} and {dim_v}" for dim, dim_v in GRADIENT_DIMS)
             raise ProblemError(
                 f"gradients of q and k of dim {self.dim} and v of dim {self.dim_v}",
-                rule=f"where the dimensions differ, they must be up to {dims}",
+                rule=f"where the dimensions differ, they must be up to {dims}, that of v the smaller",
                 fix="pad the smaller one with zeros, and pass the scale of the true dimension",
             )
         return pair

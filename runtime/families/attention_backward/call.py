@@ -269,7 +269,7 @@ def choose(
         AttentionBackwardOperation,
         element,
         sizes,
-        sizes.gradient_dims,
+        sizes.gradient_dims(),
         masked,
         {**fields, "deterministic": deterministic},
     )

@@ -85,7 +85,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         details = Details(
             sizes,
             masked,
-            ordered_strides(self.q, sizes.value_dim),
+            ordered_strides(self.q, sizes.dim_v or sizes.dim),
             sizes.lse_shape,
             sizes.dim**-0.5,
             copies,
@@ -107,10 +107,6 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         operands = (("q", self.q), ("k", self.k), ("v", self.v))
         return tuple(name for name, tensor in operands if not in_place(tensor))
 
-    @property
-    def _out_shape(self) -> tuple[int, ...]:
-        return (*self.q.shape[:-1], self.v.shape[-1])
-
     def _choice(
         self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
     ) -> Choice:
@@ -127,7 +123,8 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
     def _problem(self, details: Details, wanted: Operation) -> AttentionProblem | DecodeProblem:
         sizes, copies, out = details.sizes, details.copies, self.out
         if out is None:
-            out = torch.empty_strided(self._out_shape, details.out_strides, device="meta")
+            shape = (*self.q.shape[:-1], sizes.dim_v or sizes.dim)
+            out = torch.empty_strided(shape, details.out_strides, device="meta")
         given = (("q", self.q), ("k", self.k), ("v", self.v))
         q, k, v = (placed(name, one, copies, packed=sizes.packed) for name, one in given)
         o = strides(out, packed=sizes.packed)
@@ -147,7 +144,8 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         """Out, as it was given or new, and a new lse."""
         q, out = self.q, self.out
         if out is None:
-            out = q.new_empty_strided(self._out_shape, details.out_strides)
+            shape = (*q.shape[:-1], self.v.shape[-1])
+            out = q.new_empty_strided(shape, details.out_strides)
         return out, q.new_empty(details.lse_shape, dtype=torch.float32)
 
     def copied(self, details: Details) -> AttentionCall:

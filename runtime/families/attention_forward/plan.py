@@ -96,7 +96,7 @@ class AttentionPlan(Plan[Details, Pair]):
     def __repr__(self) -> str:
         sizes = self.details.sizes
         lead = (sizes.total_q, sizes.heads) if sizes.packed else self.details.lse_shape
-        return self.described(f"{[*lead, sizes.value_dim]}")
+        return self.described(f"{[*lead, sizes.dim_v or sizes.dim]}")
 
     def backward_choice(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
         """The kernel that gradients of what the plan computes get."""

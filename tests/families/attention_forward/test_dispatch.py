@@ -99,13 +99,15 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> N
         keys = {"dim", "mask", "lengths", "deterministic", "dropout", "sharing", "seq", "schedules"}
         assert set(row) <= keys | {"blocks", "hides", "alibi", "scores"}
         dims = row["dim"] if isinstance(row["dim"], list) else [row["dim"]]
+        unlike = str(dims[-1]).split("x")  # 192x128: of q and k, and of v
         given = ("blocks", "alibi", "dropout", "deterministic")
         fields = {name: row[name] for name in given if name in row}
         fields |= {"masked": True} if row.get("hides") else {}
+        fields |= {"dim_v": int(unlike[1])} if len(unlike) > 1 else {}
         if "scores" in row:
             sums = "fast" if row["dim"] > MOST_PROMOTED else "promoted"
             fields |= {"scores": row["scores"][0], "weights": "e4m3", "sums": sums}
-        wanted = described.operation("bf16", dims[-1], row.get("mask", ["none"])[0], **fields)
+        wanted = described.operation("bf16", int(unlike[0]), row.get("mask", ["none"])[0], **fields)
         legal = []
         for one in row["schedules"]:
             said = {name: one[name] for name in given if name in one}
@@ -115,6 +117,21 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> N
             legal.append(described.reasons(architecture("sm_90a"), asked, whole) == [])
             assert legal[-1] or not said
         assert any(legal)
+
+
+def unlike(name: str) -> Iterator[tuple[Any, AttentionShape]]:
+    """Every operation and shape whose v has another dimension than q and k."""
+    backward = name == "attention_backward"
+    kind: Any = family(name).operation
+    for (dim, dim_v), length, packed in product(
+        GRADIENT_DIMS if backward else UNLIKE_DIMS, [*LENGTHS, 600, 10_000], (False, True)
+    ):
+        lengths = "packed" if packed else "fixed"
+        for mask, changed in product(("none", "causal", "window"), ({}, *OTHERS)):
+            if "deterministic" in changed and not backward:
+                continue
+            wanted = kind("bf16", dim, mask, lengths=lengths, dim_v=dim_v, **changed)
+            yield wanted, shape(sizes(dim, length, length, packed=packed, sharing=8), Band())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -130,6 +147,7 @@ def test_every_class_of_the_table_is_the_first_for_some_call(name: str) -> None:
         for wanted, length in product(operations(dim, packed), [*LENGTHS, 600, 10_000])
         if wanted.family == name
     }
+    found |= {id(family(name).table.first(*of)) for of in unlike(name)}
     # Those that a head dimension alone tells are what the model chooses among.
     listed = [row for row in family(name).table.classes if "seq" in row]
     assert [row for row in listed if id(row) not in found] == []
@@ -274,5 +292,6 @@ def test_the_operation_of_a_call_is_the_narrowest_that_computes_it() -> None:
     q, k = torch.empty(1, 1, 5, 72).half(), torch.empty(1, 1, 9, 72).half()
     call = AttentionCall(q, k, k, causal="bottom_right", softcap=3.0)
     checked = extents(call)
-    found = operation(AttentionOperation, "fp16", checked, band(call, checked), {"softcap": True})
+    dims, masked = checked.kernel_dims, band(call, checked)
+    found = operation(AttentionOperation, "fp16", checked, dims, masked, {"softcap": True})
     assert found == AttentionOperation("fp16", 96, "causal", softcap=True)

@@ -200,10 +200,8 @@ MUTANTS |= {
         pauses=((LOAD_VALUES, PAUSE + LOAD_VALUES),),
         kernel=cases.spec(128, 128, dim=192, further={"dim_v": 128}),
     ),
-    "a stage of v is as long as one of k": Mutant(
-        wrong=(
-            ("return v + stage * (Values::kBytes / 16);", "return v + stage * (kStageBytes / 16);"),
-        ),
+    "every stage of v is read where the first is": Mutant(
+        wrong=(("return v + stage * (Values::kBytes / 16);", "return v;"),),
         shape=LONG,
         kernel=UNLIKE,
         keywords={"causal": "bottom_right"},
