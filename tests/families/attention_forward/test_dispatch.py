@@ -10,9 +10,15 @@ from typing import Any, cast
 import pytest
 import torch
 
+from warploom.errors import ProblemError
 from warploom.generator.architectures import architecture
 from warploom.generator.families import family
-from warploom.generator.families._attention import DIMS, UNBOUNDED
+from warploom.generator.families._attention import (
+    DIMS,
+    GRADIENT_DIMS,
+    UNBOUNDED,
+    UNLIKE_DIMS,
+)
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -119,19 +125,46 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> N
         assert any(legal)
 
 
-def unlike(name: str) -> Iterator[tuple[Any, AttentionShape]]:
-    """Every operation and shape whose v has another dimension than q and k."""
-    backward = name == "attention_backward"
+def unlike(name: str) -> Iterator[tuple[Any, Any]]:
+    """Operations and shapes whose v has another dimension than q and k."""
+    of_gradients = name == "attention_backward"
+    changes = ({}, {"dropout": True}, {"masked": True}, {"bias": "fp32", "dropout": True})
     kind: Any = family(name).operation
-    for (dim, dim_v), length, packed in product(
-        GRADIENT_DIMS if backward else UNLIKE_DIMS, [*LENGTHS, 600, 10_000], (False, True)
+    for (dim, dim_v), packed in product(
+        GRADIENT_DIMS if of_gradients else UNLIKE_DIMS, (False, True)
     ):
-        lengths = "packed" if packed else "fixed"
-        for mask, changed in product(("none", "causal", "window"), ({}, *OTHERS)):
-            if "deterministic" in changed and not backward:
-                continue
-            wanted = kind("bf16", dim, mask, lengths=lengths, dim_v=dim_v, **changed)
-            yield wanted, shape(sizes(dim, length, length, packed=packed, sharing=8), Band())
+        for mask, length, change in product(("none", "causal", "window"), LENGTHS, changes):
+            lengths = "packed" if packed else "fixed"
+            told = shape(sizes(dim, length, length, packed=packed), Band())
+            wanted = kind("bf16", dim, mask, lengths=lengths, dim_v=dim_v, **change)
+            yield wanted, told
+            if of_gradients:
+                yield replace(wanted, deterministic=True), told
+
+
+@pytest.mark.usefixtures("rules_asked_once")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_pair_of_dimensions_is_without_a_kernel(name: str) -> None:
+    for wanted, told in unlike(name):
+        found = choose(wanted, told).spec
+        assert found.operation == wanted
+        reasons = family(name).reasons(architecture(found.arch), wanted, found.schedule)
+        assert reasons == []
+
+
+def test_kernels_of_the_dimensions_of_a_call_take_the_least_work() -> None:
+    def dims(dim: int, dim_v: int) -> tuple[int, int]:
+        return replace(sizes(dim, 5, 5), dim_v=dim_v).kernel_dims
+
+    found = {(dim, dim_v): dims(dim, dim_v) for dim, dim_v in ((192, 128), (160, 120), (72, 64))}
+    assert found == {(192, 128): (192, 128), (160, 120): (192, 128), (72, 64): (96, 64)}
+    # One dimension for both where a pair would be as much work, or there is none.
+    assert [dims(40, 64), dims(104, 112), dims(256, 128)] == [(64, 0), (128, 0), (256, 0)]
+    assert replace(sizes(96, 5, 5), dim_v=64).gradient_dims() == (192, 128)
+    assert sizes(96, 5, 5).gradient_dims() == (96, 0)
+    for dim, dim_v in ((256, 128), (64, 128), (192, 160)):
+        with pytest.raises(ProblemError, match=f"dim {dim} and v of dim {dim_v}"):
+            replace(sizes(dim, 5, 5), dim_v=dim_v).gradient_dims()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
