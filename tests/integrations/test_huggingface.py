@@ -292,7 +292,6 @@ def test_values_of_fewer_elements_than_keys_are_not_padded(
     paths: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DeepSeek-V3 trains and generates by kernels of two head dimensions."""
-    monkeypatch.setattr(transformers_attention.functional, "pad", None)  # nobody calls it
     sizes = {"v_head_dim": 16}  # beside 24 of keys
     seen, attend = [], transformers_attention.api.attention
 
