@@ -100,7 +100,9 @@ struct Consumer {
   template <int kRows> __device__ __forceinline__ static int value_columns(int part) {
     return part * (kValueBoxes / kParts) * ValueTile<kRows>::kBoxBytes / 16;
   }
-  __device__ __forceinline__ uint64_t own_v() const { return v + (kKvRows == kKvTile ? box * kWgmmaM * kValueSpan / 16 : 0); }
+{% if schedule.cluster_split == "columns" %}
+  __device__ __forceinline__ uint64_t own_v() const { return v + box * kWgmmaM * kValueSpan / 16; }
+{% endif %}
 {% endif %}
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * {{ do_bytes }} / 16; }
