@@ -86,7 +86,7 @@ def zipf(total: int, source: random.Random) -> list[int]:
 
 
 def two_dims() -> list[Attention]:
-    """v of another head dimension: as many tokens at every length, and one sequence of many heads."""
+    """v of another head dimension: as many tokens of few heads, and one sequence of many."""
     listed, tokens = LISTED["two_dims"], LISTED["tokens"]
     return [
         Attention(

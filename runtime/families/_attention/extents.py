@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,7 +33,7 @@ class Extents:
     total_q: int
     total_k: int
     packed: bool
-    dim_v: int = 0  # of v and of the output; 0: `dim`
+    dim_v: int = field(default=0, kw_only=True)  # of v and of the output; 0: `dim`
 
     @property
     def sharing(self) -> int:
