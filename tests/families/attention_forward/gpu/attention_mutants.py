@@ -206,14 +206,8 @@ MUTANTS |= {
         kernel=UNLIKE,
         keywords={"causal": "bottom_right"},
     ),
-    "the last columns of v are left out": Mutant(
-        wrong=(
-            ("i < kDimV / kColumns; ++i)", "i < kDimV / kColumns - 1; ++i)"),
-            (
-                "full.arrive_and_expect_tx(Values::kBytes);",
-                "full.arrive_and_expect_tx(Values::kBytes - Values::kBoxBytes);",
-            ),
-        ),
+    "every box of v has its first columns": Mutant(
+        wrong=((" i * kColumns, sequence.columns_at", " 0 * kColumns, sequence.columns_at"),),
         shape=SEVERAL_TILES,
         kernel=UNLIKE,
         keywords={"causal": "top_left"},
