@@ -56,12 +56,20 @@ class Extents:
         unlike = pair_of(self.dim, self.dim_v, UNLIKE_DIMS) if self.dim_v else None
         return unlike if unlike is not None and sum(unlike) < 2 * square else (square, 0)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are kernels of gradients of these head dimensions."""
+        if not self.dim_v:
+            return True
+        pair = pair_of(self.dim, self.dim_v, GRADIENT_DIMS)
+        return pair is not None and self.dim_v < self.dim
+
     def gradient_dims(self) -> tuple[int, int]:
         """The same of the kernel of gradients. Raises ProblemError where none has both."""
         if not self.dim_v:
             return self.kernel_dims
         pair = pair_of(self.dim, self.dim_v, GRADIENT_DIMS)
-        if pair is None or self.dim_v > self.dim:
+        if pair is None or not self.has_gradients:
             dims = " or ".join(f"{dim} and {dim_v}" for dim, dim_v in GRADIENT_DIMS)
             raise ProblemError(
                 f"gradients of q and k of dim {self.dim} and v of dim {self.dim_v}",

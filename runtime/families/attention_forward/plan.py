@@ -103,8 +103,10 @@ class AttentionPlan(Plan[Details, Pair]):
         target = targets.at_hand(self.device)
         return gradients_choice(self.choice, self.details, target, (deterministic, spec))
 
-    def gradients(self) -> Choice:
-        """The kernel of the gradients, as the call that was planned asked for them."""
+    def gradients(self) -> Choice | None:
+        """The kernel of the gradients, as the call that was planned asked for them, if any has."""
+        if not self.details.sizes.has_gradients:
+            return None
         return self.backward_choice(*self.details.gradient_options)
 
 

@@ -141,6 +141,10 @@ def test_gradients_without_a_kernel_are_refused_by_the_forward_pass(dim: int, di
             warploom.attention(*tensors)
     with torch.no_grad():
         assert warploom.attention(*tensors).shape[-1] == dim_v
+        plan = warploom.plan_attention(*tensors)
+    # What is told of such a call has no kernel of gradients.
+    assert warploom.explain(plan).gradients is None
+    assert warploom.explain(*tensors, gpu="h200").gradients is None
 
 
 def test_a_plan_tells_v_by_its_dimension() -> None:

@@ -37,10 +37,13 @@ def test_no_kernel_spills_or_has_its_products_serialised(unlike: dict[str, Artif
 @pytest.mark.parametrize("kernel", cases.UNLIKE, ids=short)
 def test_no_mask_length_or_modifier_is_wrong_beside_v_of_another_dim(kernel: KernelSpec) -> None:
     wanted = operation(kernel)
+    # Where a row attends to one column the plain expression's differences are of equal numbers.
+    beside = not (wanted.dropout or wanted.column)
     if wanted.lengths == "packed":
         for name in LENGTHS:
             for keywords in MASKS[wanted.mask]:
-                arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, **keywords))
+                made = arena.packed(kernel, *LENGTHS[name], past=5, **keywords)
+                arena.verify(made, beside_plain=beside)
         return
     for at, name in enumerate(("1", "65", "1000", "few rows", "few columns")):
         for index, keywords in enumerate(MASKS[wanted.mask]):
@@ -48,7 +51,7 @@ def test_no_mask_length_or_modifier_is_wrong_beside_v_of_another_dim(kernel: Ker
             made = arena.make(
                 kernel, SHAPES[name], turned=turned, seed=index, dlse=dlse, **keywords
             )
-            arena.verify(made)
+            arena.verify(made, beside_plain=beside)
 
 
 @over_simple
