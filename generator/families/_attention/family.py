@@ -37,4 +37,4 @@ class AttentionFamily(
     def operation_reasons(self, operation: OperationT) -> list[str]:
         """Why modifiers or dimensions do not go with each other, or with masks and lengths."""
         broken = rules.broken([one for has in operation.modifiers for one in has.reasons()])
-        return broken + operation.reasons_of_dims(GRADIENT_DIMS)
+        return broken + operation.reasons_of_dims(GRADIENT_DIMS) if operation.dim_v else broken

@@ -71,7 +71,7 @@ class Operation(Modified):
 
     def reasons_of_dims(self, pairs: tuple[tuple[int, int], ...]) -> list[str]:
         """Why v may not have another dimension than q and k; `pairs` are those that it may."""
-        if not self.dim_v or (self.dim, self.dim_v) in pairs:
+        if (self.dim, self.dim_v) in pairs:
             return []
         named = " or ".join(f"{dim} and {dim_v}" for dim, dim_v in pairs)
         return [

@@ -48,7 +48,8 @@ def schedule_reasons(
 def operation_reasons(operation: AttentionOperation) -> list[str]:
     """Why an operation on operands of 8 bits is not legal; empty when it is."""
     broken = rules.broken([one for has in operation.modifiers for one in has.reasons()])
-    broken += operation.reasons_of_dims(UNLIKE_DIMS)
+    if operation.dim_v:
+        broken += operation.reasons_of_dims(UNLIKE_DIMS)
     own = (operation.weights, operation.sums, operation.scales)
     if not operation.eight:
         named = {"weights": "same", "sums": "promoted", "scales": "heads"}

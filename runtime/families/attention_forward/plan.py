@@ -105,7 +105,8 @@ class AttentionPlan(Plan[Details, Pair]):
 
     def gradients(self) -> Choice | None:
         """The kernel of the gradients, as the call that was planned asked for them, if any has."""
-        if not self.details.sizes.has_gradients:
+        sizes = self.details.sizes
+        if sizes.dim_v and not sizes.has_gradients:
             return None
         return self.backward_choice(*self.details.gradient_options)
 
