@@ -40,7 +40,8 @@ class Sdpa:
 
         query is [..., heads, length, dim], key and value [..., kv_heads, key length, dim]. Warploom
         computes fp16 and bf16 on a GPU that it has kernels for, at one head dimension that is a
-        multiple of 8 up to 256, where tensors can be read as they lie. Any other call is torch's
+        multiple of 8 up to 256, or at up to 192 with a smaller one of value, up to 128, where
+        tensors can be read as they lie. Any other call is torch's
         own function, which gets the arguments as they are and raises its own errors;
         `warploom.explain(warploom.sdpa, query, key, value, ...)` says which, and why.
 
@@ -52,7 +53,7 @@ class Sdpa:
         torch's generator of the device: other weights than torch's own kernels drop by it.
 
         is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
-        the shape of query and its order of strides. Differentiable, and one operator of a compiled
+        the shape of query, of value's head dimension, and its order of strides. Differentiable, and one operator of a compiled
         graph. Under autocast, query, key and value are converted as torch does it.
 
         scores, which torch's function has not, is the type to which query and key are quantized in
@@ -85,7 +86,7 @@ class Sdpa:
         masked: Any = sdpa_mask.keywords(attn_mask)
         told: Any = {"causal": causal, "scale": scale, "dropout_p": dropout_p, **masked}
         out: torch.Tensor = attention(*folded, **told)
-        return out if len(shape) == 4 else out.view(shape)
+        return out if len(shape) == 4 else out.view(*shape[:-1], value.shape[-1])
 
     def explanation(
         self,

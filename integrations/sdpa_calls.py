@@ -166,7 +166,7 @@ def _refusal(
 ) -> str | None:
     if query.dim() != 4:
         return "query is not [batch, heads, length, dim]"
-    return rules.refusal(
+    return rules.of_two_dims(query, value) or rules.refusal(
         query, key, value, None, 0.0, is_causal=False, scale=scale, enable_gqa=True
     )
 

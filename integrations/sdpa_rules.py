@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from warploom.generator.families._attention import DIMS
+from warploom.generator.families._attention import DIMS, GRADIENT_DIMS
 from warploom.integrations import dropout_rules, sdpa_mask
 from warploom.integrations.devices import unserved
 from warploom.integrations.transforms import foreign, transforming
@@ -23,6 +23,7 @@ _ELEMENTS = (torch.float16, torch.bfloat16)
 _NAMES = ("query", "key", "value")
 _UNIT = 8  # elements in TMA's 16 bytes
 _UNIT_BYTES = 16
+_OR_PAIRS = "".join(f", or {dim} with {dim_v} of value" for dim, dim_v in GRADIENT_DIMS)
 _BOUND = 4096  # kinds of calls remembered
 _verdicts: Kinds[str] = Kinds(_BOUND)  # on all but addresses; "" where kernels compute
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -110,12 +111,17 @@ def _shapes(
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) or len(q) < 3:
         return f"query has {len(q)} dimensions, key {len(k)}, value {len(v)}: not as many, or not 3"
-    if q[-1] != k[-1] or q[-1] != v[-1] or q[-1] % _UNIT or not 0 < q[-1] <= DIMS[-1]:
+    if (
+        q[-1] != k[-1]
+        or (q[-1] % _UNIT or v[-1] % _UNIT)
+        or not 0 < q[-1] <= DIMS[-1]
+        or not are_together(q[-1], v[-1])
+    ):
         return (
             f"the head dimensions are {q[-1]}, {k[-1]} and {v[-1]}: "
-            f"not one multiple of {_UNIT} up to {DIMS[-1]}"
+            f"not one multiple of {_UNIT} up to {DIMS[-1]}{_OR_PAIRS}"
         )
-    if k != v or q[:-3] != k[:-3]:
+    if k[:-1] != v[:-1] or q[:-3] != k[:-3]:
         return "query, key and value differ in batches, or key and value in heads or length"
     if 0 in q or 0 in k:
         return "there is nothing to compute"
@@ -123,6 +129,20 @@ def _shapes(
     if heads != kv_heads and (not enable_gqa or heads % kv_heads):
         return f"{heads} heads of query do not share {kv_heads} of key (enable_gqa={enable_gqa})"
     return None
+
+
+def are_together(dim: int, dim_v: int) -> bool:
+    """Whether kernels of both passes take q and k of one head dimension and v of the other."""
+    if dim_v == dim:
+        return True
+    return 0 < dim_v < dim and any(dim <= one and dim_v <= other for one, other in GRADIENT_DIMS)
+
+
+def of_two_dims(query: torch.Tensor, value: torch.Tensor) -> str | None:
+    """Why torch's own operators keep an attention whose value has another head dimension."""
+    if query.shape[-1] == value.shape[-1]:
+        return None
+    return "the results of torch's operator are laid out for one head dimension"
 
 
 def _unreadable(*tensors: torch.Tensor) -> str | None:

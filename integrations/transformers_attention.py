@@ -23,7 +23,7 @@ from warploom.integrations import transformers_scores as extras
 from warploom.integrations import transformers_steps as steps
 from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
-from warploom.integrations.sdpa_rules import elsewhere, not_computed, transformed
+from warploom.integrations.sdpa_rules import are_together, elsewhere, not_computed, transformed
 from warploom.integrations.torch_attention import Arguments
 from warploom.integrations.transformers_masks import NAME, BoundedMask, mask
 from warploom.runtime.families.attention_forward import api
@@ -210,11 +210,11 @@ def _by_kernels(call: Arguments, bounds: Bounds, mask: torch.Tensor | None = Non
     if bounds.lengths is not None:
         return steps.attend(call, bounds)
     dim, value_dim = call.query.shape[3], call.value.shape[3]
-    width = -(-max(dim, value_dim) // _UNIT) * _UNIT
-    query, key, value = (
-        tensor if tensor.shape[3] == width else functional.pad(tensor, (0, width - tensor.shape[3]))
-        for tensor in (call.query, _first(call.key, bounds.keys), _first(call.value, bounds.keys))
-    )
+    width, value_width = (-(-size // _UNIT) * _UNIT for size in (dim, value_dim))
+    if not are_together(width, value_width):
+        width = value_width = max(width, value_width)
+    query, key = (_padded(one, width) for one in (call.query, _first(call.key, bounds.keys)))
+    value = _padded(_first(call.value, bounds.keys), value_width)
     common: dict[str, Any] = {
         **_band(call, bounds),
         "dropout_p": call.dropout,
@@ -253,6 +253,12 @@ def _band(call: Arguments, bounds: Bounds) -> dict[str, Any]:
         "window": None if bounds.window is None else (bounds.window, right),
         "scale": call.query.shape[3] ** -0.5 if call.scale is None else call.scale,
     }
+
+
+def _padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """The tensor with zeros up to a head dimension."""
+    missing = width - tensor.shape[3]
+    return functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _first(tensor: torch.Tensor, keys: int) -> torch.Tensor:

@@ -85,11 +85,29 @@ def zipf(total: int, source: random.Random) -> list[int]:
     return lengths
 
 
+def two_dims() -> list[Attention]:
+    """v of another head dimension: as many tokens of few heads, and one sequence of many."""
+    listed, tokens = LISTED["two_dims"], LISTED["tokens"]
+    return [
+        Attention(
+            f"d{dim}x{dim_v} {'causal' if causal else 'full'} {seq} {heads} heads",
+            max(1, tokens * listed["heads"][0] // (seq * heads)),
+            *(heads, heads, seq, dim, causal),
+            dim_v=dim_v,
+        )
+        for dim, dim_v in listed["dims"]
+        for heads in listed["heads"]
+        for causal in LISTED["causal"]
+        for seq in listed["seq"]
+    ]
+
+
 GROUPS: dict[str, Callable[[], Iterable[Attention]]] = {
     "square": squares,
     "grouped": grouped,
     "window": windows,
     "packed": packed,
+    "two_dims": two_dims,
 }
 GRID = ("square", "grouped")
 TITLES = {
@@ -97,6 +115,7 @@ TITLES = {
     "grouped": "{kind}",
     "window": f"{{kind}}, in a causal window of {LISTED['window']['width']}",
     "packed": "{kind}, packed sequences of varying length",
+    "two_dims": "{kind}, v of another head dimension",
 }
 DIMENSION = "{kind}, head dimension {dim}"  # a row of the README
 
@@ -132,20 +151,23 @@ def operands(problem: Attention, device: str) -> Operands:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.element]
     lengths_k = problem.lengths_k or problem.lengths
 
-    def tensor(heads: int, seq: int, lengths: Sequence[int]) -> torch.Tensor:
+    dims = problem.dim, problem.dim_v or problem.dim  # of k, and of v
+
+    def tensor(heads: int, seq: int, lengths: Sequence[int], dim: int) -> torch.Tensor:
         lead = (sum(lengths),) if lengths else (problem.batch, seq)
-        made = torch.randn((*lead, heads, problem.dim), device=device).to(dtype)
+        made = torch.randn((*lead, heads, dim), device=device).to(dtype)
         return made if lengths else made.transpose(1, 2)
 
-    q = tensor(problem.heads, problem.seq, problem.lengths)
-    k, v = (tensor(problem.kv_heads, problem.columns, lengths_k) for _ in range(2))
+    q = tensor(problem.heads, problem.seq, problem.lengths, problem.dim)
+    k, v = (tensor(problem.kv_heads, problem.columns, lengths_k, dim) for dim in dims)
+    out = q.new_full((*q.shape[:-1], dims[1]), torch.nan) if problem.dim_v else None
     given: dict[str, Any] = {}
     if problem.lengths:
         offsets = _offsets(problem.lengths, device)
         offsets_k = _offsets(lengths_k, device) if problem.lengths_k else offsets
         given = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets_k}
         given |= {"max_seqlen_q": max(problem.lengths), "max_seqlen_k": max(lengths_k)}
-    return Operands(q, k, v, torch.full_like(q, torch.nan), given)
+    return Operands(q, k, v, torch.full_like(q, torch.nan) if out is None else out, given)
 
 
 def _offsets(lengths: Sequence[int], device: str) -> torch.Tensor:
@@ -228,7 +250,7 @@ class Pass(Family):
 
     def subject(self, problem: Problem) -> str:
         """The head dimension, the mask and what is unusual."""
-        dim = f"head dimension {problem['dim']}"
+        dim = f"head dimension {_dims(problem)}"
         if problem["lengths"]:
             return f"{dim}, {len(problem['lengths'])} packed sequences"
         mask = "causal" if problem["causal"] else "no mask"
@@ -247,7 +269,8 @@ class Pass(Family):
         windowed = problem["window"] is not None
         shared = problem["heads"] != problem["kv_heads"]
         mask = windowed, problem["causal"]
-        return option, shared, problem["dim"], *mask, problem["seq"], problem["batch"]
+        dims = problem.get("dim_v", 0), problem["dim"]
+        return option, shared, *dims, *mask, problem["seq"], problem["batch"]
 
     def flops(self, problem: Problem) -> float | None:
         """What the cell says."""
@@ -261,7 +284,7 @@ class Pass(Family):
             return "packed sequences"
         shared = ", grouped queries" if problem["heads"] != problem["kv_heads"] else ""
         window = "" if problem["window"] is None else ", window"
-        return f"head dimension {problem['dim']}{window}{shared}"
+        return f"head dimension {_dims(problem)}{window}{shared}"
 
     def further(self, cell: CellJson) -> Mapping[str, str]:
         """Of a cell with an option: TFLOP/s as a share of what it is without."""
@@ -280,5 +303,13 @@ class Pass(Family):
         alone = problem["heads"] == problem["kv_heads"] and not problem["lengths"]
         if not alone or problem["window"] is not None or problem.get("option"):
             return None
+        if problem.get("dim_v"):
+            return None
         mask = "causal" if problem["causal"] else "no mask"
         return mask, f"head dimension {problem['dim']}"
+
+
+def _dims(problem: Problem) -> str:
+    """The head dimension, or both where v has another."""
+    dim, dim_v = problem["dim"], problem.get("dim_v")
+    return f"{dim}, {dim_v} of v" if dim_v else str(dim)

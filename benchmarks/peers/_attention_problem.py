@@ -29,6 +29,7 @@ class Attention:
     seq_k: int = 0  # of k and v, where it is not `seq`
     lengths_k: tuple[int, ...] = ()
     element: str = "bf16"
+    dim_v: int = 0  # of v and the output, where it is not `dim`
 
     @property
     def columns(self) -> int:
@@ -67,29 +68,41 @@ class Attention:
         mask = "window" if self.window is not None else "causal" if self.causal else "none"
         dim = next(dim for dim in DIMS if dim >= self.dim)
         lengths = "packed" if self.lengths else "fixed"
-        return {"element": self.element, "dim": dim, "mask": mask, "lengths": lengths}
+        found = {"element": self.element, "dim": dim, "mask": mask, "lengths": lengths}
+        return {**found, "dim_v": self.dim_v} if self.dim_v else found
 
     @property
     def flops(self) -> int:
-        """The work that the mask leaves the forward pass: 4 dim for each score.
+        """The work that the mask leaves the forward pass: 2 (dim + dim_v) for each score.
 
         A causal square counts half the scores of a full one, as it does everywhere; a window
         counts its own, exactly.
         """
-        twice = sum(self._twice())
-        return 2 * self.heads * self.dim * twice * (1 if self.lengths else self.batch)
+        return self._flops(2)
 
     @property
     def moved(self) -> int:
         """The bytes of q, k, v and the output, of 16 bits each."""
         many = 1 if self.lengths else self.batch
         rows, columns = (sum(each[of] for each in self.sequences) for of in (0, 1))
-        return 4 * self.dim * many * (self.heads * rows + self.kv_heads * columns)
+        dims = self.dim + (self.dim_v or self.dim)
+        return 2 * dims * many * (self.heads * rows + self.kv_heads * columns)
 
     def record(self, passed: str, products: int) -> dict[str, Any]:
         """The problem of a cell, of a pass with so many products where the forward pass has two."""
-        flops = self.flops * products // 2
-        return {**asdict(self), "type": self.element, "pass": passed, "flops": flops}
+        about = asdict(self)
+        if not self.dim_v:
+            del about["dim_v"]  # as cells were measured before there were two
+        return {**about, "type": self.element, "pass": passed, "flops": self._flops(products)}
+
+    def _flops(self, products: int) -> int:
+        """The work of so many products; of an odd number one more is of q's dimension than of v's.
+
+        The forward pass has q k^T and p v; the backward pass q k^T, dq and dk, and dp and dv.
+        """
+        twice = sum(self._twice()) * self.heads * (1 if self.lengths else self.batch)
+        dims = -(-products // 2) * self.dim + products // 2 * (self.dim_v or self.dim)
+        return twice * dims
 
     def _twice(self) -> Iterator[int]:
         """Twice the scores of one head, of each sequence."""

@@ -68,7 +68,7 @@ class Step:
 def steps(problem: Attention, device: str, *, once: bool = False) -> list[Step]:
     """Random operands, a gradient, and room full of NaN for those of q, k and v, for each set."""
     return [
-        Step(problem, one, torch.randn_like(one.q), room(one))
+        Step(problem, one, torch.randn_like(one.out), room(one))
         for one in sets(problem, device, once=once)
     ]
 

@@ -11,6 +11,18 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
+{% if operation.dim_v %}
+// Issues dp^T = v do^T.
+__device__ __forceinline__ void multiply_values(float (&dp)[kScores], uint64_t rows, uint64_t columns) {
+  fence(dp);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kDimV / ScoresWgmma::kK; ++step)
+    ScoresWgmma::fma(rows + ValueTile<kKvRows>::columns(step), columns + ValueTile<kQTile>::columns(step), dp, step > 0);
+  cute::warpgroup_commit_batch();
+}
+
+{% endif %}
 {% include "attention_backward/query_" ~ query_part ~ ".cuh" %}
 
 __device__ __forceinline__ float fast_exp2(float x) {
@@ -84,8 +96,16 @@ struct Consumer {
   template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
+{% if operation.dim_v %}
+  template <int kRows> __device__ __forceinline__ static int value_columns(int part) {
+    return part * (kValueBoxes / kParts) * ValueTile<kRows>::kBoxBytes / 16;
+  }
+{% if schedule.cluster_split == "columns" %}
+  __device__ __forceinline__ uint64_t own_v() const { return v + box * kWgmmaM * kValueSpan / 16; }
+{% endif %}
+{% endif %}
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
-  __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * {{ do_bytes }} / 16; }
 {% if operation.blocks %}
   // What the producer says of a q tile that has arrived: under products, since shared memory takes its time.
   __device__ __forceinline__ void read(Step& step, Position at) const {
@@ -315,9 +335,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
-  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t v = matrix(shared.v, {{ value_tile }}<kKvRows>::kBoxBytes, 8 * {{ value_span }}, {{ layout.v_layout_type }});
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t d_o = matrix(shared.d_o[0], {{ value_tile }}<kQTile>::kBoxBytes, 8 * {{ value_span }}, {{ layout.v_layout_type }});
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
 {% if mask_alone %}
@@ -325,9 +345,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% else %}
                    Scaling(p)};
 {% endif %}
+{% if operation.dim_v %}
+  float dk[kGradients], dv[kValueGradients];
+  CUTE_UNROLL
+  for (int i = 0; i < kGradients; ++i) dk[i] = 0;
+  CUTE_UNROLL
+  for (int i = 0; i < kValueGradients; ++i) dv[i] = 0;
+{% else %}
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
+{% endif %}
   fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
   fence(dv);
   if (work.begin < work.end) {

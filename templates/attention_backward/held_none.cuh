@@ -4,6 +4,10 @@ struct Held {
 
   // Issues dp^T = v do^T.
   __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
+{% if operation.dim_v %}
+    multiply_values(dp, c.own_v(), d_o);
+{% else %}
     multiply_scores(dp, c.v + c.own, d_o);
+{% endif %}
   }
 };

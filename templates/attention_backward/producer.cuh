@@ -53,14 +53,14 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
 {% endif %}
       shared.do_empty[of_do.stage].wait(of_do.phase);
-      do_full.arrive_and_expect_tx(kQBytes);
+      do_full.arrive_and_expect_tx({{ do_bytes }});
 {% if branches %}
       if (non_finite)  // by a branch: there is no register for the address of a map
-        Tile<kQTile>::load(p.dq_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+        {{ value_tile }}<kQTile>::load(p.dq_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       else
-        Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+        {{ value_tile }}<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
 {% else %}
-      Tile<kQTile>::load({{ "do_map" if operation.masks_rows else "p.do_map" }}, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      {{ value_tile }}<kQTile>::load({{ "do_map" if operation.masks_rows else "p.do_map" }}, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
 {% endif %}
       position.advance();
       parity ^= 1;

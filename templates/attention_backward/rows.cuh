@@ -31,12 +31,21 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
+{% if operation.dim_v %}
+    // Main reads kDimV columns there: what do has not is 0, as it is beyond the end of a row of dq.
+    if (row >= at.sequence.rows(p) || column >= min(kDimV, p.dim)) continue;
+{% else %}
     if (row >= at.sequence.rows(p) || column >= p.dim) continue;
+{% endif %}
     const bool masked = is_fully_masked(p, at.head, p.lse[at.sequence.lse_at(p, at.head, row)]);
     const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
     const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
     *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
+{% if operation.dim_v %}
+        masked || column >= p.dim_v ? uint4{0, 0, 0, 0} : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
+{% else %}
         masked ? uint4{0, 0, 0, 0} : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
+{% endif %}
   }
 }
 
@@ -78,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
     float delta = 0;
-    if (row < rows && column < p.dim) {
+    if (row < rows && column < {{ "p.dim_v" if operation.dim_v else "p.dim" }}) {
       const int64_t o_row = at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row);
       const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
       const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + o_row + column);

@@ -12,6 +12,17 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
+{% if operation.dim_v %}
+__device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], const Weights& weights, uint64_t rows) {
+  fence(gradient);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kQTile / ValueWgmma::kK; ++step)
+    ValueWgmma::fma(weights[step], rows + step * ValueWgmma::kK * kValueSpan / 16, gradient, true);
+  cute::warpgroup_commit_batch();
+}
+
+{% endif %}
 // Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
 // it two steps ago, and have come to meet() since, after their dq was there.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {

@@ -14,6 +14,18 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
+{% if operation.dim_v %}
+__device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], uint64_t weights, uint64_t rows) {
+  fence(gradient);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kQTile / ValueWgmma::kK; ++step)
+    ValueWgmma::fma(weights + step * ValueWgmma::kK * 128 / 16, rows + step * ValueWgmma::kK * kValueSpan / 16, gradient,
+                    true);
+  cute::warpgroup_commit_batch();
+}
+
+{% endif %}
 // The block's own box of ds.
 __device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
   return c.staged_ds(step) + c.box * kDsBoxBytes / 16;

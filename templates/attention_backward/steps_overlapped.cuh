@@ -10,7 +10,7 @@ struct Steps {
     c.shared.v_full.wait(0);
   }
 
-  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
                                        Position at, bool more) {
     const Position of_do = beside(at, step.parity);
     float dp[kScores], dq[kQueries];
@@ -21,12 +21,16 @@ struct Steps {
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
+{% if operation.dim_v %}
+    multiply_values(dp, c.own_v(), c.staged_do(of_do));
+{% else %}
     multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+{% endif %}
 {% if operation.dropout %}
     Words words;
 {% endif %}
     weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    {{ multiply_dv }}(dv, weights, c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});

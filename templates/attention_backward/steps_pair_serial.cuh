@@ -4,7 +4,7 @@
 struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
-  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
                                        Position at, bool) {
     const Position of_do = beside(at, step.parity);
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
@@ -16,7 +16,11 @@ struct Steps {
     c.read(step, at);
 {% endif %}
     c.shared.do_full[of_do.stage].wait(of_do.phase);
+{% if operation.dim_v %}
+    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);
+{% else %}
     multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+{% endif %}
 {% if reads_late %}
     c.read(step, at);
 {% endif %}
@@ -28,7 +32,7 @@ struct Steps {
     weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
     write(c, own_p(c, step), weights);
     meet();
-    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
+    {{ multiply_dv }}(dv, staged_p(c, step), c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});

@@ -6,7 +6,7 @@ struct Steps {
 
   __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
 
-  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
                                        Position at, bool) {
     const Position of_do = beside(at, step.parity);
     float scores[kScores], dp[kScores], dq[kQueries];
@@ -39,7 +39,7 @@ struct Steps {
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
 {% endif %}
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    {{ multiply_dv }}(dv, weights, c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);
     write(c, c.own_ds(step), ds);

@@ -24,7 +24,7 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
-    OutputWgmma::fma(weights[step], v + {{ "Values::keys(step)" if operation.eight else "step * OutputWgmma::kK * kSpan / 16" }}, output, {{ "step > 0" if operation.promoted else "true" }});
+    OutputWgmma::fma(weights[step], v + {{ "Values::keys(step)" if values_apart else "step * OutputWgmma::kK * kSpan / 16" }}, output, {{ "step > 0" if operation.promoted else "true" }});
   cute::warpgroup_commit_batch();
 }
 
@@ -89,7 +89,7 @@ struct Consumer {
     if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
-  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * ({{ "Values::kBytes" if operation.eight else "kStageBytes" }} / 16); }
+  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * ({{ "Values::kBytes" if values_apart else "kStageBytes" }} / 16); }
 
 {% if scored %}
 {% if staged %}
@@ -250,7 +250,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL
-    for (int column = 0; column < kDim; column += 32) {
+    for (int column = 0; column < {{ value_dim }}; column += 32) {
       const float* x = output + column / 2 + 2 * r;
       const uint4 eight = gather(pair(x[0] * inverse, x[1] * inverse), pair(x[4] * inverse, x[5] * inverse),
                                  pair(x[8] * inverse, x[9] * inverse), pair(x[12] * inverse, x[13] * inverse));
@@ -293,7 +293,7 @@ __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOut
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, {{ layout.layout_type }});
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, {{ layout.layout_type }});
-{% if operation.eight %}
+{% if values_apart %}
   const uint64_t v = Values::descriptor(shared.v[0]);
 {% else %}
   const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});

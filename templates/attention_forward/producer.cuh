@@ -62,7 +62,7 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
   Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
 }
 
-{% if operation.eight %}
+{% if values_apart %}
 __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& full, EmptyBarrier& empty, uint32_t phase,
                                             uint8_t* tile, const Sequence& sequence, int n, int head) {
   empty.wait(phase);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       if (n > work.begin)
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
              shared.k[position.stage], work.sequence, n - 1, head);
-{% if operation.eight %}
+{% if values_apart %}
       load_values(p, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
                   work.sequence, n, head);
 {% else %}

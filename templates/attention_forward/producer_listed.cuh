@@ -30,6 +30,15 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
   Tile<kKvTile>::load(map, full[at.stage], kEvictLast, tiles[at.stage], columns, head);
 }
 
+{% if values_apart %}
+__device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, Position at, int n, int batch,
+                                            int head) {
+  shared.v_empty[at.stage].wait(at.phase);
+  shared.v_full[at.stage].arrive_and_expect_tx(Values::kBytes);
+  Values::load(p.v_map, shared.v_full[at.stage], shared.v[at.stage], Sequence{batch}, n * kKvTile, head);
+}
+
+{% endif %}
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
@@ -70,7 +79,11 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
         load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, next.first, next_batch, next_head);
         ahead = true;
       }
+{% if values_apart %}
+      load_values(p, shared, before, of_v, batch, head);
+{% else %}
       load(p.v_map, shared.v_full, shared.v_empty, shared.v, before, of_v, batch, head);
+{% endif %}
       of_v = of_k;
     }
     q.advance();

@@ -288,6 +288,37 @@ def test_masks_and_biases_of_a_layer_are_computed_by_kernels(
     assert paths == {"by_kernels": 1, "by_torch": 1}
 
 
+def test_values_of_fewer_elements_than_keys_are_not_padded(
+    paths: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSeek-V3 trains and generates by kernels of two head dimensions."""
+    sizes = {"v_head_dim": 16}  # beside 24 of keys
+    seen, attend = [], transformers_attention.api.attention
+
+    def noted(*given: torch.Tensor, **told: Any) -> Any:  # noqa: ANN401
+        seen.append(given)
+        return attend(*given, **told)
+
+    monkeypatch.setattr(transformers_attention.api, "attention", noted)
+    losses, gradients = {}, {}
+    for attention, dtype in (("warploom", torch.bfloat16), ("eager", torch.float32)):
+        taught = model("DeepseekV3", attention, dtype, **sizes)
+        loss = taught(IDS, labels=IDS, use_cache=False).loss
+        loss.backward()
+        losses[attention] = float(loss.detach())
+        gradients[attention] = taught.model.layers[0].self_attn.kv_b_proj.weight.grad.float()
+    assert paths == {"by_kernels": 2}
+    assert {tuple(one.shape[-1] for one in given) for given in seen} == {(24, 24, 16)}
+    assert abs(losses["warploom"] - losses["eager"]) < 0.02
+    difference = (gradients["warploom"] - gradients["eager"]).norm()
+    assert difference < 0.05 * gradients["eager"].norm()
+    seen.clear()
+    speaking = model("DeepseekV3", "warploom", **sizes)
+    speaking.generate(IDS, attention_mask=LEFT, max_new_tokens=3, disable_compile=True)
+    assert {tuple(one.shape[-1] for one in given) for given in seen} == {(24, 24, 16)}
+    assert paths["by_kernels"] == 4
+
+
 def test_a_bias_with_a_gradient_and_a_softcap_are_torchs(paths: Counter[str]) -> None:
     """Kernels have no gradient of a bias that is added to capped scores."""
     q, position = torch.randn(2, 4, ROWS, 16).bfloat16(), torch.randn(1, 4, ROWS, ROWS)

@@ -138,7 +138,7 @@ TORCHS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any], str]] = {
     "negative scale": ((Q, Q, Q), {"scale": -1.0}, "positive scale"),
     "fp32": ((Q.float(),) * 3, {}, "torch.float32"),
     "head dimension 12": ((Q[..., :12],) * 3, {}, "12, 12 and 12"),
-    "another of value": ((Q, Q, Q[..., :8]), {}, "16, 16 and 8"),
+    "a larger one of value": ((Q, Q, draw(2, 4, 9, 24)), {}, "16, 16 and 24"),
     "head dimension 264": ((draw(1, 1, 5, 264),) * 3, {}, "264"),
     "broadcast batch": ((Q, Q[:1], Q[:1]), {}, "differ in batches"),
     "expanded batch": ((Q, Q[:1].expand_as(Q), Q), {}, "key, of strides"),
@@ -150,6 +150,8 @@ TORCHS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any], str]] = {
 OURS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any], str]] = {
     "causal": ((Q, Q, Q), {"is_causal": True}, ""),
     "a mask": ((Q, Q, Q), {"attn_mask": TRIANGLE}, ""),
+    "a smaller one of value": ((Q, Q, Q[..., :8]), {"is_causal": True}, ""),
+    "a smaller one of value, masked": ((Q, Q, Q[..., 8:]), {"attn_mask": TRIANGLE}, ""),
     "a mask that is added": ((Q, Q, Q, torch.randn(4, 9, 9, generator=RANDOM)), {}, ""),
 }
 

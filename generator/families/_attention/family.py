@@ -7,6 +7,7 @@ from typing import Generic
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import rules
+from warploom.generator.families._attention.operation import GRADIENT_DIMS
 from warploom.generator.families._attention.problem import AttentionProblem
 from warploom.generator.families._attention.shape import (
     AttentionShape,
@@ -34,5 +35,6 @@ class AttentionFamily(
     extents_of_cell = staticmethod(extents_of_cell)
 
     def operation_reasons(self, operation: OperationT) -> list[str]:
-        """Why modifiers do not go with each other, or with masks and lengths."""
-        return rules.broken([one for has in operation.modifiers for one in has.reasons()])
+        """Why modifiers or dimensions do not go with each other, or with masks and lengths."""
+        broken = rules.broken([one for has in operation.modifiers for one in has.reasons()])
+        return broken + operation.reasons_of_dims(GRADIENT_DIMS) if operation.dim_v else broken

@@ -12,6 +12,7 @@ from warploom.generator.specification import ScheduleT
 from warploom.generator.tensor_maps import TensorMap
 
 _KEYS = ("k", "v", "dk", "dv")  # laid out by kv heads, and columns
+_VALUES = ("v", "do", "dv")  # of the head dimension of v
 
 OperationT = TypeVar("OperationT", bound=Operation, covariant=True, default=Operation)
 ProblemT = TypeVar("ProblemT", bound=AttentionProblem, covariant=True, default=AttentionProblem)
@@ -45,11 +46,12 @@ class AtLaunch(launches.AtLaunch[OperationT, ScheduleT, ProblemT]):
         of_keys = tensor in _KEYS
         seq = problem.total_k if of_keys else problem.total_q
         heads = problem.kv_heads if of_keys else problem.heads
+        dim = tensor in _VALUES and problem.dim_v or problem.dim
         batch_stride, head_stride, seq_stride = (s * kind.bytes for s in self.strides(tensor))
-        extents: tuple[int, ...] = (problem.dim, seq, heads, problem.batch)
+        extents: tuple[int, ...] = (dim, seq, heads, problem.batch)
         pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)
         if self.packed:
-            extents = (problem.dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
+            extents = (dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
             pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
         span = self.layout.span_of(tensor)
         return TensorMap(

@@ -11,6 +11,9 @@ from warploom.generator.knob import frozen, knob
 
 Dim = Literal[32, 64, 96, 128, 192, 256]
 DIMS: tuple[int, ...] = get_args(Dim)
+# Of q and k, and of v where that is another, that there are kernels of.
+UNLIKE_DIMS = ((96, 64), (128, 64), (64, 128), (192, 128))
+GRADIENT_DIMS = ((192, 128),)  # the same of gradients
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -54,6 +57,32 @@ class Operation(Modified):
         default="fixed",
         doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say",
     )
+    dim_v: Literal[0, 64, 128] = knob(
+        default=0,
+        name="v{}",
+        later=True,
+        doc="head dimension of v and of the output; 0, and what equals `dim`: that of q and k",
+    )
+
+    def __post_init__(self) -> None:
+        """An operation whose tensors all have one dimension has one form."""
+        if self.dim_v == self.dim:
+            object.__setattr__(self, "dim_v", 0)
+
+    def reasons_of_dims(self, pairs: tuple[tuple[int, int], ...]) -> list[str]:
+        """Why v may not have another dimension than q and k; `pairs` are those that it may."""
+        if (self.dim, self.dim_v) in pairs:
+            return []
+        named = " or ".join(f"{dim} and {dim_v}" for dim, dim_v in pairs)
+        return [
+            f"dim {self.dim} with dim_v {self.dim_v}: where they differ they must be {named}; "
+            "kernels fill with zeros what tensors have less"
+        ]
+
+    @property
+    def value_dim(self) -> int:
+        """The head dimension of v and of the output."""
+        return self.dim_v or self.dim
 
     @property
     def caps(self) -> bool:

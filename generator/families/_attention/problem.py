@@ -48,6 +48,7 @@ class AttentionProblem:
     strides_k_descale: Strides = (0, 0, 0)
     strides_v_descale: Strides = (0, 0, 0)
     q_descale_sharing: int = 1  # query heads that have one of these
+    dim_v: int = 0  # of v and o; 0: `dim`
 
 
 def lengths_counted(

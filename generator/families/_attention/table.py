@@ -24,9 +24,9 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
     kinds = ("dim",)
 
     def features(self, operation: OperationT, shape: AttentionShape) -> dict[str, Feature]:
-        """Dimension, type of q, mask, lengths, modifiers, seq, query heads of a kv head."""
+        """Dimension (of q and k by that of v where they differ, as 192x128), type of q, mask, lengths, modifiers, seq, query heads of a kv head."""
         return {
-            "dim": operation.dim,
+            "dim": f"{operation.dim}x{operation.dim_v}" if operation.dim_v else operation.dim,
             "scores": operation.element_of("q").name,
             "mask": operation.mask,
             "lengths": operation.lengths,
@@ -38,7 +38,8 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
 
     def modelled(self, operation: OperationT) -> bool:
         """Sweeps had few of the modifiers."""
-        return not operation.eight and all(modifier.modelled for modifier in operation.modifiers)
+        sampled = not (operation.eight or operation.dim_v)
+        return sampled and all(modifier.modelled for modifier in operation.modifiers)
 
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""
@@ -49,8 +50,9 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
         """A wider mask or head dimension computes the same: bounds and zeros are run-time."""
         return bool(
             have.dim >= wanted.dim
+            and have.value_dim >= wanted.value_dim
             and _MASKS.index(have.mask) >= _MASKS.index(wanted.mask)
-            and replace(wanted, dim=have.dim, mask=have.mask) == have
+            and replace(wanted, dim=have.dim, dim_v=have.dim_v, mask=have.mask) == have
         )
 
 

@@ -17,7 +17,7 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.tensor_maps import widest_span
+from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
 from warploom.generator.wgmma import WGMMA_M
 
 # What setmaxnreg shares out, by consumers: (producer, consumer). For one nothing is; it could have
@@ -72,9 +72,13 @@ class AttentionBackwardLayout(Boxes):
     kv_rows: int  # rows of k and v that a block has
     q_rows: int  # rows of q whose scores a warpgroup computes
     held_steps: int  # of 16 columns: those of v that a warpgroup has in registers
-    kv_bytes: int  # of k, and of v
+    value_columns: int  # of one part, of v
+    v_span: int  # bytes of a row of a box of v, and of do
+    kv_bytes: int  # of k
+    v_bytes: int
     peer_bytes: int  # of the peer's k, in the columns of dq that the block adds
-    q_bytes: int  # of one stage of q, and of do
+    q_bytes: int  # of one stage of q
+    do_bytes: int  # of one stage of do
     statistics: int  # of a row of q: lse, delta and, with a bias, what lse lacks
     statistics_bytes: int  # of one stage
     p_bytes: int  # of both stages, where dv is multiplied from shared memory
@@ -94,6 +98,15 @@ class AttentionBackwardLayout(Boxes):
     register_budget: int  # that a consumer's thread may have
 
     @property
+    def v_layout_type(self) -> int:
+        """The descriptor's swizzle mode of v and do."""
+        return LAYOUT_TYPES[self.v_span]
+
+    def span_of(self, tensor: str) -> int:
+        """Bytes of a box's row of an operand; where dq will be is read as do is."""
+        return self.v_span if tensor in ("v", "do", "dq", "dv") else self.span
+
+    @property
     def word_stages(self) -> int:
         """Stages of words: which weights are kept."""
         return 2
@@ -101,9 +114,10 @@ class AttentionBackwardLayout(Boxes):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
-        stages = (self.stages + self.do_stages) * self.q_bytes + self.stages * self.statistics_bytes
+        stages = self.stages * (self.q_bytes + self.statistics_bytes)
+        stages += self.do_stages * self.do_bytes
         scores = self.p_bytes + self.ds_stages * self.ds_bytes
-        every = 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes
+        every = self.kv_bytes + self.v_bytes + self.peer_bytes + stages + scores + self.sums_bytes
         every += self.staging_bytes + self.words_bytes + BARRIERS
         return -(-every // ALIGNMENT) * ALIGNMENT  # as long as the struct that the kernel declares
 
@@ -117,6 +131,8 @@ def attention_backward_layout(
     row_bytes = operation.dim * bits // 8
     parts = -(-operation.dim // WIDEST)
     part = operation.dim // parts
+    value_part = operation.dim_v // parts or part
+    value_row_bytes = (operation.dim_v or operation.dim) * bits // 8
     swap = schedule.q_tile % WGMMA_M != 0
     rows, columns = (part, schedule.q_tile) if swap else (schedule.q_tile, part)
     blocks = max(1, rows // WGMMA_M)
@@ -124,6 +140,7 @@ def attention_backward_layout(
     query_n = columns // splits
     # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
     span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
+    v_span = widest_span(value_part, bits) if operation.dim_v else span
     shared_out = REGISTERS
     if operation.dropout:
         shared_out = REGISTERS_DROPOUT_LISTED if operation.blocks else REGISTERS_DROPOUT
@@ -144,9 +161,13 @@ def attention_backward_layout(
         span=span,
         boxes=row_bytes // span,
         held_steps=held_steps,
+        value_columns=value_part,
+        v_span=v_span,
         kv_bytes=kv_rows * row_bytes,
+        v_bytes=kv_rows * value_row_bytes,
         peer_bytes=kv_rows * row_bytes // parts if shares_rows else 0,
         q_bytes=schedule.q_tile * row_bytes,
+        do_bytes=schedule.q_tile * value_row_bytes,
         statistics=statistics,
         statistics_bytes=-(-statistics * 4 * schedule.q_tile // TMA_BYTES) * TMA_BYTES,
         p_bytes=ds_bytes if shares_rows else 0,  # two stages, of half the kv tile
@@ -161,7 +182,7 @@ def attention_backward_layout(
         blocks=blocks,
         splits=splits,
         query_n=query_n,
-        registers=_registers(operation, schedule, q_rows, part, query_n)
+        registers=_registers(operation, schedule, q_rows, (part, value_part), query_n)
         + (4 * held_steps + HELD_REGISTERS if held_steps else 0),
         producer_registers=producer_registers,
         register_budget=register_budget,
@@ -175,10 +196,11 @@ def _registers(
     operation: AttentionBackwardOperation,
     schedule: AttentionBackwardSchedule,
     q_rows: int,
-    columns: int,
+    parts: tuple[int, int],
     query_n: int,
 ) -> int:
-    scores, weights, gradients = q_rows // 2, q_rows // 4, columns
+    columns, value_columns = parts  # of dk, and of dv
+    scores, weights, gradients = q_rows // 2, q_rows // 4, (columns + value_columns) // 2
     first = 2 * scores + weights  # p, dp and p in 16 bits, before and while dv is multiplied
     if schedule.overlap:
         second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied

@@ -178,6 +178,9 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
         *lengths(packed=packed),
         *_EVERY,
     ]
+    if operation.dim_v:
+        meaning = "of v, o and do; at most kDimV"
+        fields.append(int32("dim_v", meaning, lambda at: at.problem.dim_v or at.problem.dim))
     if operation.bias_gradient:
         meaning = "[column, row, head, batch], by a q tile"
         fields.append(tensor_map("ds_map", meaning, AtLaunch.ds_map))

@@ -52,7 +52,9 @@ def schedule_reasons(
             *(_shared_rows(operation, schedule) if schedule.cluster_split == "rows" else ()),
             None
             if schedule.v_in_registers == "none"
-            or not (schedule.overlap or operation.caps or operation.dim > WIDEST)
+            or not (
+                schedule.overlap or operation.caps or operation.dim > WIDEST or operation.dim_v
+            )
             else f"v_in_registers {schedule.v_in_registers}: only without overlap and {CAPS}, "
             f"and of heads of up to {WIDEST}, do registers suffice for v; take none",
             None
@@ -66,6 +68,10 @@ def schedule_reasons(
             if schedule.stages > 1 or not schedule.overlap
             else "stages 1 with overlap: the next q arrives before this one is let go; take 2 "
             "stages, or no overlap",
+            None
+            if schedule.cluster == 1 or not operation.dim_v
+            else f"cluster {schedule.cluster} with dim_v {operation.dim_v}: no kernel sums such "
+            "gradients of several blocks; take 1",
             None
             if layout.span >= 32
             else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "

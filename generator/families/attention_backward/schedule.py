@@ -19,6 +19,12 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 class AttentionBackwardOperation(Operation):
     """What is computed: dq, dk, dv of o = softmax(scale q k^T) v, from do and the forward's lse."""
 
+    dim_v: Literal[0, 128] = knob(
+        default=0,
+        name="v{}",
+        later=True,
+        doc="head dimension of v and of the output; 0, and what equals `dim`: that of q and k",
+    )
     deterministic: bool = knob(
         default=False, doc="dq is summed in an order that does not change from run to run"
     )

@@ -39,4 +39,6 @@ class AttentionBackwardTable(AttentionTable[AttentionBackwardOperation, Attentio
     def serves(self, have: AttentionBackwardOperation, wanted: AttentionBackwardOperation) -> bool:
         """A deterministic kernel also computes what need not be."""
         wider = replace(wanted, deterministic=wanted.deterministic or have.deterministic)
+        if wanted.dim_v and not have.dim_v:  # which takes all tensors to have one dimension
+            return False
         return super().serves(have, wider)

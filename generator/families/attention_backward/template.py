@@ -20,6 +20,31 @@ WIDEST = 256
 # then. fp32 numbers just below it are 2^-11 apart: weights are off by at most 2^-12, less than the
 # rounding of a weight to 16 bits.
 COARSE_LSE = 4096
+# What tiles of v and do, and dv, are called where their head dimension is that of k, and where not.
+_LIKE = {
+    "value_tile": "Tile",
+    "value_span": "kSpan",
+    "value_gradients": "kGradients",
+    "value_offset": "columns",
+    "v_bytes": "kKvBytes",
+    "do_bytes": "kQBytes",
+    "multiply_dv": "multiply_gradient",
+    "stage_dv": "stage",
+    "store_dv": "store",
+    "own_v": "own",
+}
+_UNLIKE = {
+    "value_tile": "ValueTile",
+    "value_span": "kValueSpan",
+    "value_gradients": "kValueGradients",
+    "value_offset": "value_columns",
+    "v_bytes": "kVBytes",
+    "do_bytes": "kDoBytes",
+    "multiply_dv": "multiply_dv",
+    "stage_dv": "stage_dv",
+    "store_dv": "store_dv",
+    "own_v": "own_v",
+}
 
 
 def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
@@ -51,6 +76,16 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
             a_k_major=not shares_rows,
             b_k_major=False,
         ),
+        "value_wgmma": wgmma(
+            kind,
+            kind,
+            layout.value_columns,
+            name="ValueWgmma",
+            a_in_registers=not shares_rows,
+            a_k_major=not shares_rows,
+            b_k_major=False,
+        ),
+        **(_UNLIKE if operation.dim_v else _LIKE),
         "query_wgmma": wgmma(
             kind,
             kind,

@@ -91,9 +91,10 @@ def attention_layout(
     span = widest_span(operation.dim, bits)
     q_bytes = WGMMA_M * operation.dim * bits // 8
     kv_bytes = schedule.kv_tile * operation.dim * bits // 8
-    v_bytes = schedule.kv_tile * operation.dim * v_bits // 8
+    dim_v = operation.dim_v or operation.dim
+    v_bytes = schedule.kv_tile * dim_v * v_bits // 8
     # v of 8 bits lies dim-major: a box's row is of keys.
-    v_row = operation.dim if operation.weights == "same" else schedule.kv_tile
+    v_row = dim_v if operation.weights == "same" else schedule.kv_tile
     wide = (
         operation.lengths == "packed"
         or operation.mask == "window"
@@ -136,7 +137,8 @@ def attention_layout(
 
 def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> int:
     # Without overlap, too, scores and weights are live together: while the ones become the others.
-    scores, output, weights = schedule.kv_tile // 2, operation.dim // 2, schedule.kv_tile // 4
+    scores, weights = schedule.kv_tile // 2, schedule.kv_tile // 4
+    output = (operation.dim_v or operation.dim) // 2
     if operation.eight:
         return _registers_of_eight(operation, schedule)
     return (

@@ -59,7 +59,8 @@ def seconds(
         return constants["launch"]
     work = work_of(operation, schedule, shape)
     step, bounded = _step(constants, operation, schedule, shape)
-    finish = constants["tile"] + schedule.q_tile * operation.dim * 2 / constants["store_bandwidth"]
+    stored = schedule.q_tile * (operation.dim_v or operation.dim) * 2
+    finish = constants["tile"] + stored / constants["store_bandwidth"]
     finish += work.bounded * bounded
 
     def tile(steps: float) -> float:
@@ -82,8 +83,9 @@ def seconds(
             busiest = max(busiest, times[0] + others * times[1] * work.tiles / work.dealt)
     rows = shape.heads * (shape.total_q or shape.batch * shape.seq_q)
     keys = shape.kv_heads * (shape.total_k or shape.batch * shape.seq_k)
+    dim, dim_v = operation.dim, operation.dim_v or operation.dim
     q, k, v = (operation.element_of(name).bytes for name in "qkv")
-    moved = operation.dim * (rows * (q + 2) + keys * (k + v))
+    moved = rows * (q * dim + 2 * dim_v) + keys * (k * dim + v * dim_v)
     memory = moved / constants["hbm_bandwidth"]
     return constants["launch"] + slowest(max(busiest, times[0]), memory)
 
@@ -133,14 +135,15 @@ def _step(
     shape: AttentionShape,
 ) -> tuple[float, float]:
     """Seconds of one step of all warpgroups of a block, and what a bound adds to it."""
-    q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
-    # Two products of q kv dim; the tensor core multiplies 4096 bytes a cycle.
+    q, kv = schedule.q_tile, schedule.kv_tile
+    dim, dim_v = operation.dim, operation.dim_v or operation.dim
+    # Products of q kv dim and q kv dim_v; the tensor core multiplies 4096 bytes a cycle.
     of_k, of_v = (operation.element_of(name).bytes for name in "kv")
-    tensor = (of_k + of_v) * q * kv * dim / 4096 / constants["tensor_clock"]
+    tensor = (of_k * dim + of_v * dim_v) * q * kv / 4096 / constants["tensor_clock"]
     cap = exponentials(constants, operation.modifiers)
     soft = cap * q * kv / 16 / constants["exponential_clock"] + constants["softmax"] * q
     if schedule.rescale == "always":  # or where a step's products are added in fp32
-        soft += constants["rescaling"] * q * dim
+        soft += constants["rescaling"] * q * dim_v
     exposed = constants["overlapped" if schedule.overlap else "serial"]
     if not schedule.pingpong:
         exposed += constants["free"]

@@ -97,7 +97,8 @@ class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionP
         """Query heads whose k and v stay in L2 together."""
         problem, blocks = self.problem, min(self.tiles, self.device.multiprocessors)
         dealt = self.schedule.scheduler == "static" and self.operation.mask != "none"
-        sharing, kv_head_bytes = problem.heads // problem.kv_heads, 4 * problem.seq_k * problem.dim
+        sharing = problem.heads // problem.kv_heads
+        kv_head_bytes = 2 * problem.seq_k * (problem.dim + (problem.dim_v or problem.dim))
         return section_of(kv_head_bytes, sharing, self.q_tiles, self.all_heads, blocks, dealt=dealt)
 
 
@@ -113,7 +114,7 @@ _EVERY: tuple[Field[AtLaunch], ...] = (
     int64("o_batch_stride", "elements", lambda at: at.problem.strides_o[0]),
     int64("o_head_stride", "elements", lambda at: at.problem.strides_o[1]),
     int64("o_row_stride", "elements", lambda at: at.problem.strides_o[2]),
-    int32("dim", "of a head; at most kDim", lambda at: at.problem.dim),
+    int32("dim", "of a head; at most kDim", lambda at: at.problem.dim_v or at.problem.dim),
     int32("tiles", "of all heads and batches", lambda at: at.tiles),
     int32("q_tiles", "of one head", lambda at: at.q_tiles),
     int32("section", "heads whose tiles are worked off together", lambda at: at.section),

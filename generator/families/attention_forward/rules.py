@@ -7,6 +7,7 @@ from typing import Literal
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
+from warploom.generator.families._attention import UNLIKE_DIMS
 from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
@@ -52,6 +53,8 @@ def schedule_reasons(
 def operation_reasons(operation: AttentionOperation) -> list[str]:
     """Why an operation on operands of 8 bits is not legal; empty when it is."""
     broken = rules.broken([one for has in operation.modifiers for one in has.reasons()])
+    if operation.dim_v:
+        broken += operation.reasons_of_dims(UNLIKE_DIMS)
     own = (operation.weights, operation.sums, operation.scales)
     if not operation.eight:
         named = {"weights": "same", "sums": "promoted", "scales": "heads"}
@@ -72,6 +75,9 @@ def operation_reasons(operation: AttentionOperation) -> list[str]:
             f"sums promoted with dim {operation.dim}: takes more registers than there are; take "
             "sums fast, or weights same"
             if operation.promoted and operation.dim > MOST_PROMOTED
+            else None,
+            f"dim_v {operation.dim_v} with scores {operation.scores}: no kernel has both"
+            if operation.dim_v
             else None,
             "scales blocks with lengths packed: no kernel has both; take scales of heads"
             if operation.scales == "blocks" and operation.lengths == "packed"

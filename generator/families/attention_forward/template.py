@@ -34,12 +34,15 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "output_wgmma": wgmma(
             values,
             values,
-            operation.dim,
+            operation.value_dim,
             name="OutputWgmma",
             a_in_registers=True,
             b_k_major=values.bits == 8,
         ),
         "values_part": operation.weights,
+        # v has boxes and descriptors of its own: of another type, layout or dimension than k.
+        "values_apart": operation.eight or operation.dim_v > 0,
+        "value_dim": TemplateText("kDimV" if operation.dim_v else "kDim"),
         # Where products with v go, and in what order these accumulators are handed on.
         "product": "product" if operation.promoted else "output",
         "outputs": "output, product" if operation.promoted else "output",
@@ -77,7 +80,7 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         # The output of a wide head takes long to rescale: it is done under the product of scores.
-        "rescales_between": schedule.overlap and operation.dim > 128,
+        "rescales_between": schedule.overlap and operation.value_dim > 128,
         "hide": "shown.hide(scores)"
         if operation.blocks
         else "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)",

@@ -7,12 +7,13 @@ sequences. Only `check_offsets` reads a tensor's contents.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.families._attention import DIMS
+from warploom.generator.families._attention import DIMS, GRADIENT_DIMS, UNLIKE_DIMS
 from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.modifiers import modifiers_of
 from warploom.runtime.families._attention.problem import Arguments
@@ -32,6 +33,7 @@ class Extents:
     total_q: int
     total_k: int
     packed: bool
+    dim_v: int = field(default=0, kw_only=True)  # of v and of the output; 0: `dim`
 
     @property
     def sharing(self) -> int:
@@ -45,15 +47,48 @@ class Extents:
         return not (self.batch and self.heads and self.seq_q and self.seq_k and totals)
 
     @property
-    def kernel_dim(self) -> int:
-        """The head dimension of the kernel: the next there is, the rest is filled with zeros."""
-        return next(dim for dim in DIMS if dim >= self.dim)
+    def kernel_dims(self) -> tuple[int, int]:
+        """The head dimensions of the forward kernel, of q and k, and of v; the latter 0: as many.
+
+        They are the next there are that take the least work; the rest is filled with zeros.
+        """
+        square = DIMS[bisect_left(DIMS, max(self.dim, self.dim_v))]
+        unlike = pair_of(self.dim, self.dim_v, UNLIKE_DIMS) if self.dim_v else None
+        return unlike if unlike is not None and sum(unlike) < 2 * square else (square, 0)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are kernels of gradients of these head dimensions."""
+        if not self.dim_v:
+            return True
+        pair = pair_of(self.dim, self.dim_v, GRADIENT_DIMS)
+        return pair is not None and self.dim_v < self.dim
+
+    def gradient_dims(self) -> tuple[int, int]:
+        """The same of the kernel of gradients. Raises ProblemError where none has both."""
+        if not self.dim_v:
+            return self.kernel_dims
+        pair = pair_of(self.dim, self.dim_v, GRADIENT_DIMS)
+        if pair is None or not self.has_gradients:
+            dims = " or ".join(f"{dim} and {dim_v}" for dim, dim_v in GRADIENT_DIMS)
+            raise ProblemError(
+                f"gradients of q and k of dim {self.dim} and v of dim {self.dim_v}",
+                rule=f"where the dimensions differ, they must be up to {dims}, that of v the smaller",
+                fix="pad the smaller one with zeros, and pass the scale of the true dimension",
+            )
+        return pair
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
         """Of the log-sum-exp: one number for each query and head."""
         lead = (self.heads,) if self.packed else (self.batch, self.heads)
         return (*lead, self.total_q if self.packed else self.seq_q)
+
+
+def pair_of(dim: int, dim_v: int, pairs: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
+    """The pair of head dimensions with the least work that has room for these; None without."""
+    fitting = [pair for pair in pairs if pair[0] >= dim and pair[1] >= dim_v]
+    return min(fitting, key=sum, default=None)
 
 
 def extents(call: Arguments) -> Extents:
@@ -74,14 +109,16 @@ def extents(call: Arguments) -> Extents:
     call.check_elements()
     heads_at, seq_at = (1, 0) if packed else (1, 2)
     heads, kv_heads, dim = q.shape[heads_at], k.shape[heads_at], q.shape[-1]
+    values = call.values_shape
+    dim_v = values[-1]
     if (
-        k.shape != call.values_shape
+        k.shape[:-1] != values[:-1]
         or k.shape[-1] != dim
         or (not packed and k.shape[0] != q.shape[0])
     ):
         raise ProblemError(
             f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-            rule="k and v must have one shape, and the batch and dim of q",
+            rule="k and v must have one batch, heads and length, and k the batch and dim of q",
             fix=f"give {layout} tensors; to swap heads and seq, use .transpose(1, 2)",
         )
     if heads and (kv_heads == 0 or heads % kv_heads):
@@ -90,9 +127,9 @@ def extents(call: Arguments) -> Extents:
             rule="the heads of q must be a multiple of those of k and v",
             fix="consecutive heads of q share one of k and v",
         )
-    if dim % 8 or not 8 <= dim <= DIMS[-1]:
+    if (dim | dim_v) % 8 or not 8 <= min(dim, dim_v) <= max(dim, dim_v) <= DIMS[-1]:
         raise ProblemError(
-            f"dim {dim}",
+            f"dim {dim}" if dim == dim_v else f"dim {dim} of q and k, {dim_v} of v",
             rule=f"a head dimension must be a multiple of 8 up to {DIMS[-1]}",
             fix="pad q, k and v with zeros, and pass the scale of the true dimension",
         )
@@ -101,7 +138,8 @@ def extents(call: Arguments) -> Extents:
     if packed:
         batch = call.offsets[0].shape[0] - 1
         seq_q, seq_k = min(call.max_seqlen_q or 0, total_q), min(call.max_seqlen_k or 0, total_k)
-    found = Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed)
+    sizes = (batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k)
+    found = Extents(*sizes, packed, dim_v=0 if dim_v == dim else dim_v)
     if further := call.further:
         require_one_device((("q", q), *further.items()))
     if modifiers := modifiers_of(call):

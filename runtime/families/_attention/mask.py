@@ -15,7 +15,7 @@ from warploom.runtime.families._attention.problem import Arguments, Window
 from warploom.runtime.tensors import shown
 
 OperationT = TypeVar("OperationT", bound=Operation)
-_SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k")
+_SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k", "dim_v")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,19 @@ def _bounds(window: Window | None) -> tuple[int, int]:
 
 
 def operation(
-    kind: type[OperationT], element: str, sizes: Extents, band: Band, fields: Fields
+    kind: type[OperationT],
+    element: str,
+    sizes: Extents,
+    dims: tuple[int, int],
+    band: Band,
+    fields: Fields,
 ) -> OperationT:
-    """The operation of this kind that computes a call with the least work, with further fields."""
+    """The operation of this kind that computes a call, by a kernel of `dims`, with more fields."""
+    dim, dim_v = dims
     return kind(
         element=element,  # type: ignore[arg-type]
-        dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
+        dim=dim,  # type: ignore[arg-type,unused-ignore]
+        dim_v=dim_v,  # type: ignore[arg-type,unused-ignore]
         mask=band.mask,
         lengths="packed" if sizes.packed else "fixed",
         **fields,

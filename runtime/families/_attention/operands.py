@@ -40,21 +40,23 @@ def placed(name: str, tensor: torch.Tensor, copies: tuple[str, ...], *, packed: 
     return strides(at, packed=packed)
 
 
-def ordered_strides(q: torch.Tensor) -> tuple[int, ...]:
+def ordered_strides(q: torch.Tensor, dim: int | None = None) -> tuple[int, ...]:
     """Return the strides of a dense tensor with the shape of q and its order of dimensions.
 
-    The last dimension is contiguous; so what is projected next lies as the model's tensors do.
+    The last dimension, which is `dim` long or as that of q, is contiguous; so what is projected
+    next lies as the model's tensors do.
     """
-    steps, step = [1] * q.dim(), q.shape[-1]
+    steps, step = [1] * q.dim(), q.shape[-1] if dim is None else dim
     for index in sorted(range(q.dim() - 1), key=q.stride, reverse=True)[::-1]:
         steps[index] = step
         step *= max(1, q.shape[index])
     return tuple(steps)
 
 
-def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor like this one, with its order of dimensions."""
-    return tensor.new_empty_strided(tensor.shape, ordered_strides(tensor))
+def empty_like(tensor: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """A dense tensor like this one, with its order of dimensions, the last `dim` long if given."""
+    dim = tensor.shape[-1] if dim is None else dim
+    return tensor.new_empty_strided((*tensor.shape[:-1], dim), ordered_strides(tensor, dim))
 
 
 def check_out(call: Arguments) -> None:
@@ -62,10 +64,11 @@ def check_out(call: Arguments) -> None:
     out, q = call.out, call.q
     if out is None:
         return
-    if out.shape != q.shape or out.dtype != call.result_dtype or out.device != q.device:
+    shape = (*q.shape[:-1], call.values_shape[-1])
+    if out.shape != shape or out.dtype != call.result_dtype or out.device != q.device:
         raise ProblemError(
             f"out {list(out.shape)} {out.dtype} on {out.device}",
-            rule=f"must be {list(q.shape)} of {call.result_dtype} on the device of q",
+            rule=f"must be {list(shape)} of {call.result_dtype} on the device of q",
             fix="leave out=None to have it made",
         )
     if out.numel() and not in_place(out):

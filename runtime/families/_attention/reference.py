@@ -52,7 +52,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
 
     The log-sum-exp is taken in fp32, of scores in the type of q.
     """
-    out, lse = _empty(q, q.dtype)
+    out, lse = _empty(q, v, q.dtype)
     for chunk in chunks(q, k):
         at = (chunk.batch, slice(None), chunk.rows)
         out[at], lse[at] = plain_rows(q, k, v, function, chunk)
@@ -95,12 +95,13 @@ def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
             of_sequence(function, index, queries.stop - queries.start, keys.stop - keys.start),
         )
         if out is None or lse is None:
-            out = one[0].new_zeros(call.q.shape)
+            out = one[0].new_zeros((*call.q.shape[:-1], call.v.shape[-1]))
             lse = one[1].new_full((heads, total), -torch.inf)
         out[queries] = one[0][0].transpose(0, 1)
         lse[:, queries] = one[1][0]
     if out is None or lse is None:
-        return call.q.new_zeros(call.q.shape), call.q.new_full((heads, total), -torch.inf)
+        shape = (*call.q.shape[:-1], call.v.shape[-1])
+        return call.q.new_zeros(shape), call.q.new_full((heads, total), -torch.inf)
     return out, lse
 
 
@@ -118,7 +119,7 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
     unit, length = unit_roundoff(q.dtype), k.shape[2]
     smallest = torch.finfo(q.dtype).smallest_normal
     denormal = smallest * torch.finfo(q.dtype).eps / 2  # rounding of a p below the normal numbers
-    out, lse = _empty(q, torch.float64)
+    out, lse = _empty(q, v, torch.float64)
     sums = accumulated(q.dtype, length) + 2 * FLOAT_ROUNDOFF * length
     for chunk in chunks(q, k):
         s = scores(q, k, function, chunk, torch.float64)
@@ -155,7 +156,7 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function, wide: torch.dtype
 ) -> Pair:
-    out, lse = _empty(q, wide if wide == torch.float64 else q.dtype)
+    out, lse = _empty(q, v, wide if wide == torch.float64 else q.dtype)
     for chunk in chunks(q, k):
         s = scores(q, k, function, chunk, wide)
         p, total = softmax(s, function)
@@ -165,8 +166,8 @@ def _attention(
     return out, lse
 
 
-def _empty(q: torch.Tensor, dtype: torch.dtype) -> Pair:
-    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+def _empty(q: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> Pair:
+    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return out, torch.empty(q.shape[:-1], dtype=wide, device=q.device)
 

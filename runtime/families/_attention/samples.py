@@ -47,6 +47,7 @@ class AttentionData:
     def __init__(self, operation: Operation, shape: AttentionShape, device: str, seed: int) -> None:
         self.shape, self.device, self._seed = shape, device, seed
         self._element, self._mask = operation.element, operation.mask
+        self._value_dim = operation.dim_v or shape.dim
         self._blocks = operation.blocks
         self._packed = operation.lengths == "packed"
         self._random = generator(device, seed)
@@ -81,7 +82,7 @@ class AttentionData:
 
     def call(self, kind: type[ArgumentsT]) -> ArgumentsT:
         """A call on q, k and v of their own."""
-        q, k, v = self.queries(), self.keys(), self.keys()
+        q, k, v = self.queries(), self.keys(), self.values()
         return kind(q, k, v, **self.lengths(), **self.keywords)
 
     def queries(self) -> torch.Tensor:
@@ -89,8 +90,17 @@ class AttentionData:
         return self._tensor(self.shape.heads, self.shape.seq_q, self.shape.total_q)
 
     def keys(self) -> torch.Tensor:
-        """A tensor like k and v."""
+        """A tensor like k."""
         return self._tensor(self.shape.kv_heads, self.shape.seq_k, self.shape.total_k)
+
+    def values(self) -> torch.Tensor:
+        """A tensor like v."""
+        sizes = (self.shape.kv_heads, self.shape.seq_k, self.shape.total_k)
+        return self._tensor(*sizes, self._value_dim)
+
+    def outputs(self) -> torch.Tensor:
+        """A tensor like the output."""
+        return self._tensor(self.shape.heads, self.shape.seq_q, self.shape.total_q, self._value_dim)
 
     def lengths(self) -> dict[str, Any]:
         """Offsets of packed sequences: the first is the longest, the rest share what is left."""
@@ -125,8 +135,8 @@ class AttentionData:
         rest = (longest + (total - longest) * index // others for index in range(1, others + 1))
         return [0, longest, *rest]
 
-    def _tensor(self, heads: int, seq: int, total: int) -> torch.Tensor:
-        dim = self.shape.dim
+    def _tensor(self, heads: int, seq: int, total: int, dim: int = 0) -> torch.Tensor:
+        dim = dim or self.shape.dim
         wanted = (total, heads, dim) if self._packed else (self.shape.batch, seq, heads, dim)
         drawn = torch.randn(wanted, generator=self._random, device=self.device)
         found = drawn.to(TORCH[self._element])

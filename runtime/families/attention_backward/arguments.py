@@ -21,7 +21,7 @@ class BackwardArguments:
     """The arguments of one backward pass.
 
     forward      the call whose results are differentiated; its out and spec play no part
-    out, lse     its results: as q; fp32 [batch, heads, seq_q], packed [heads, total_q]
+    out, lse     its results: as q, of the dimension of v; fp32 [batch, heads, seq_q], packed [heads, total_q]
     dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
     into         dq, dk and dv, where they are to lie; None: they are made
     dsinks       where the gradient of sinks is to lie, as these do; None: it is not wanted
@@ -82,11 +82,12 @@ def check_results(call: BackwardArguments, sizes: Extents) -> None:
             rule="must be contiguous, and like the sinks of the call",
             fix="torch.empty_like(sinks)",
         )
+    shape = (*q.shape[:-1], forward.v.shape[-1])
     for name, tensor in (("out", call.out), ("dout", call.dout)):
-        if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
+        if tensor.shape != shape or tensor.dtype != q.dtype or tensor.device != q.device:
             raise ProblemError(
                 f"{name} {list(tensor.shape)} {tensor.dtype} on {tensor.device}",
-                rule=f"must be {list(q.shape)} of {q.dtype} on the device of q",
+                rule=f"must be {list(shape)} of {q.dtype} on the device of q",
                 fix="pass what warploom.attention returned, and its gradient",
             )
     for name, rows in (("lse", call.lse), ("dlse", call.dlse)):

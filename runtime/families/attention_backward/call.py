@@ -269,6 +269,7 @@ def choose(
         AttentionBackwardOperation,
         element,
         sizes,
+        sizes.gradient_dims(),
         masked,
         {**fields, "deterministic": deterministic},
     )

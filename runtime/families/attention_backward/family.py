@@ -13,6 +13,7 @@ from warploom.runtime.call import Call
 from warploom.runtime.families._attention import sdpa
 from warploom.runtime.families._attention.baselines import scores_of
 from warploom.runtime.families._attention.extents import extents
+from warploom.runtime.families._attention.operands import empty_like
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward.call import BackwardCall
@@ -36,7 +37,7 @@ class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, Attenti
         forward = AttentionData(operation, shape, "meta", 0).call(Arguments)
         forward.deterministic = operation.deterministic
         lse = forward.q.new_empty(extents(forward).lse_shape, dtype=torch.float32)
-        out, dout = torch.empty_like(forward.q), torch.empty_like(forward.q)
+        out, dout = (empty_like(forward.q, forward.v.shape[-1]) for _ in range(2))
         return [prepared(BackwardCall(forward, out, lse, dout), operation)]
 
     def baselines(

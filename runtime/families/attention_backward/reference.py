@@ -256,7 +256,7 @@ def following(given: Tensors, function: Function) -> tuple[Gradients, Gradients]
 
     No forward pass is computed: this is cheap for some rows, or some columns, of long sequences.
     """
-    out_error = torch.zeros((), dtype=torch.float64, device=given.q.device).expand(given.q.shape)
+    out_error = torch.zeros((), dtype=torch.float64, device=given.q.device).expand(given.out.shape)
     lse_error = out_error[..., 0]
     wide = replace(given, out=given.out.double(), lse=given.lse.double())
     found = _gradients(wide, function, torch.float64)
@@ -322,15 +322,15 @@ def score_gradient_error(
     out_error: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient of the scores over `scale`, and how far it may be off before it is rounded."""
-    dim, dtype = given.q.shape[-1], given.q.dtype
+    dim, dim_v, dtype = given.q.shape[-1], given.v.shape[-1], given.q.dtype
     at = (rows.batch, slice(None), rows.rows)
     mass = (one.dout * grouped(given.out[at], given.k)).abs().sum(-1, keepdim=True)
     off = (one.dout.abs() * grouped(out_error, given.k)).sum(-1, keepdim=True)
-    off = off + FLOAT_ROUNDOFF * (dim + 4) * mass
+    off = off + FLOAT_ROUNDOFF * (dim_v + 4) * mass
     if one.dlse is not None:
         off = off + FLOAT_ROUNDOFF * one.dlse.abs()
     size = function.weighted(one.dout.abs() @ one.values.mT.abs(), rows)
-    off = off + (accumulated(dtype, dim) + 4 * FLOAT_ROUNDOFF) * size
+    off = off + (accumulated(dtype, dim_v) + 4 * FLOAT_ROUNDOFF) * size
     difference = one.difference.abs()
     error = p_error * difference + (one.p + p_error) * (off + 4 * FLOAT_ROUNDOFF * difference)
     ds = one.p * one.difference
@@ -364,7 +364,7 @@ def ds_bound(given: Tensors, function: Function, rows: Rows) -> torch.Tensor:
     wide = _wide(given)
     one = chunk_of(wide, function, rows, torch.float64)
     at = (rows.batch, slice(None), rows.rows)
-    none = torch.zeros((), dtype=torch.float64, device=given.q.device).expand(given.q.shape)
+    none = torch.zeros((), dtype=torch.float64, device=given.q.device).expand(given.out.shape)
     p_error = probability_error(wide, function, rows, one, none[at][..., 0])
     ds, error = score_gradient_error(wide, function, rows, one, p_error, none[at])
     return error + unit * (ds.abs() + error + smallest * (one.p > 0))
@@ -429,7 +429,7 @@ def dsinks_bound(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
         mass = mass + given.dlse.double().abs()
     largest = sinks.double().nan_to_num(neginf=0.0).abs()[:, None]
     exponent = largest + given.lse.double().abs().nan_to_num(posinf=0.0)
-    off = weight * FLOAT_ROUNDOFF * (given.q.shape[-1] + 4) * mass
+    off = weight * FLOAT_ROUNDOFF * (given.out.shape[-1] + 4) * mass
     off = off + torch.expm1(EXP2_ERROR + 4 * FLOAT_ROUNDOFF * exponent) * weight * delta.abs()
     rows = given.q.shape[0] * given.q.shape[2]
     off = off + FLOAT_ROUNDOFF * (64 + rows / 64) * weight * delta.abs()

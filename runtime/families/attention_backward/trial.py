@@ -162,7 +162,7 @@ class AttentionBackwardTrial(AttentionData):
         ]
 
     def _operands(self) -> BackwardCall:
-        q, k, v, dout = self.queries(), self.keys(), self.keys(), self.queries()
+        q, k, v, dout = self.queries(), self.keys(), self.values(), self.outputs()
         told = {**self.keywords, **self.lengths()}
         with torch.no_grad():
             attention: Any = family("attention_forward").function

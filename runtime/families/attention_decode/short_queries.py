@@ -34,7 +34,7 @@ def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
         is_wanted = rows <= FEW and sizes.seq_k >= max(least, each * rows)
     return (
         is_wanted
-        and not sizes.packed
+        and not (sizes.packed or sizes.dim_v)
         and (band.bottom_right or band.mask == "none")
         and fits(sizes.heads, sizes.kv_heads, sizes.seq_q, sizes.dim)
     )

@@ -106,7 +106,9 @@ def attention(
 
     q is [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim], fp16 or bf16: any views
     with a contiguous last dimension. heads is a multiple of kv_heads, dim a multiple of 8 up to
-    256. The result has the shape of q and its order of strides. `scale` is dim ** -0.5 by default.
+    256. That of v may be another, which the result then has, too; for gradients it is the smaller
+    one, and they are up to 192 and 128. The result has the shape of q and its order of strides.
+    `scale` is dim ** -0.5 by default, of q and k.
 
     causal    True (equal lengths), "bottom_right" (the last row attends to every column, as in
               FlashAttention) or "top_left" (row 0 to column 0 only, as in torch)

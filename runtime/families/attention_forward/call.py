@@ -85,7 +85,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         details = Details(
             sizes,
             masked,
-            ordered_strides(self.q),
+            ordered_strides(self.q, sizes.dim_v or sizes.dim),
             sizes.lse_shape,
             sizes.dim**-0.5,
             copies,
@@ -116,13 +116,15 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         if is_decoded and short_queries.serves(sizes, masked, spec):
             few = short_queries.operation(element, sizes, masked, further)
             return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
-        wanted = operation(AttentionOperation, element, sizes, masked, further)
+        dims = sizes.kernel_dims
+        wanted = operation(AttentionOperation, element, sizes, dims, masked, further)
         return dispatch.choose(wanted, shape(sizes, masked), spec=spec, device=target)
 
     def _problem(self, details: Details, wanted: Operation) -> AttentionProblem | DecodeProblem:
         sizes, copies, out = details.sizes, details.copies, self.out
         if out is None:
-            out = torch.empty_strided(self.q.shape, details.out_strides, device="meta")
+            shape = (*self.q.shape[:-1], sizes.dim_v or sizes.dim)
+            out = torch.empty_strided(shape, details.out_strides, device="meta")
         given = (("q", self.q), ("k", self.k), ("v", self.v))
         q, k, v = (placed(name, one, copies, packed=sizes.packed) for name, one in given)
         o = strides(out, packed=sizes.packed)
@@ -142,7 +144,8 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         """Out, as it was given or new, and a new lse."""
         q, out = self.q, self.out
         if out is None:
-            out = q.new_empty_strided(q.shape, details.out_strides)
+            shape = (*q.shape[:-1], self.v.shape[-1])
+            out = q.new_empty_strided(shape, details.out_strides)
         return out, q.new_empty(details.lse_shape, dtype=torch.float32)
 
     def copied(self, details: Details) -> AttentionCall:
@@ -153,7 +156,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         """Both, of a call whose tensors fit each other."""
         q = self.q
         shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
-        return empty_like(q), q.new_empty(shape, dtype=torch.float32)
+        return empty_like(q, self.v.shape[-1]), q.new_empty(shape, dtype=torch.float32)
 
     def scalars(self, details: Details) -> tuple[float, ...]:
         """The scale, and what modifiers have."""

@@ -230,6 +230,12 @@ class EightBitCall(AttentionCall):
     def _choice(
         self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
     ) -> Choice:
+        if sizes.dim_v:
+            raise ProblemError(
+                f"v of dim {sizes.dim_v} with q of {self.q.dtype} and dim {sizes.dim}",
+                rule="no kernel of 8 bits has v of another dimension than q and k",
+                fix="pad the smaller one with zeros, or give operands of 16 bits",
+            )
         by_blocks = self._check_scales(sizes)
         fields = {
             **further,
@@ -238,9 +244,9 @@ class EightBitCall(AttentionCall):
             "sums": self.sums or usual_sums(self.weights, sizes.dim),
             "scales": "blocks" if by_blocks else "heads",
         }
-        wanted = operation(AttentionOperation, NAMES[self.result_dtype], sizes, masked, fields)
-        dim = next(dim for dim in DIMS_OF_EIGHT if dim >= sizes.dim)
-        wanted = replace(wanted, dim=dim)  # type: ignore[arg-type]
+        dims = next(dim for dim in DIMS_OF_EIGHT if dim >= sizes.dim), 0
+        element = NAMES[self.result_dtype]
+        wanted = operation(AttentionOperation, element, sizes, dims, masked, fields)
         return dispatch.choose(wanted, shape(sizes, masked), spec=self.kernel, device=target)
 
     def _check_scales(self, sizes: Extents) -> bool:

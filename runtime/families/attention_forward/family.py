@@ -62,8 +62,9 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         return make(call, AttentionPlan)
 
     def gradients(self, drafted: Draft[Details], target: DeviceLimits) -> Choice | None:
-        """The kernel of the backward pass, which attention of 8 bits has not."""
-        if getattr(drafted.choice.spec.operation, "eight", False):  # or it is of decoding
+        """The kernel of the backward pass, which attention of 8 bits has not, nor of any dims."""
+        is_eight = getattr(drafted.choice.spec.operation, "eight", False)  # or it is of decoding
+        if is_eight or not drafted.details.sizes.has_gradients:
             return None
         return gradients_choice(drafted.choice, drafted.details, target)
 

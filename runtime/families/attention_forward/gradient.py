@@ -112,6 +112,8 @@ def run(plan: Plan[Details, Pair], call: AttentionCall) -> Pair:
         if call.backward_spec is not None:
             named(call.backward_spec)  # or it is refused
         return plan.run(call)
+    if plan.details.sizes.dim_v:
+        plan.details.sizes.gradient_dims()  # or they are refused
     if call.backward_spec is not None:
         asked = (call.deterministic, call.backward_spec)
         gradients_choice(plan.choice, plan.details, targets.at_hand(plan.device), asked)

@@ -96,15 +96,18 @@ class AttentionPlan(Plan[Details, Pair]):
     def __repr__(self) -> str:
         sizes = self.details.sizes
         lead = (sizes.total_q, sizes.heads) if sizes.packed else self.details.lse_shape
-        return self.described(f"{[*lead, sizes.dim]}")
+        return self.described(f"{[*lead, sizes.dim_v or sizes.dim]}")
 
     def backward_choice(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
         """The kernel that gradients of what the plan computes get."""
         target = targets.at_hand(self.device)
         return gradients_choice(self.choice, self.details, target, (deterministic, spec))
 
-    def gradients(self) -> Choice:
-        """The kernel of the gradients, as the call that was planned asked for them."""
+    def gradients(self) -> Choice | None:
+        """The kernel of the gradients, as the call that was planned asked for them, if any has."""
+        sizes = self.details.sizes
+        if sizes.dim_v and not sizes.has_gradients:
+            return None
         return self.backward_choice(*self.details.gradient_options)
 
 

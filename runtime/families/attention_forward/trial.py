@@ -109,5 +109,6 @@ class AttentionTrial(AttentionData):
         return found
 
     def _operands(self) -> Operands:
-        q, k, v = self.queries(), self.keys(), self.keys()
-        return Operands(q, k, v, torch.full_like(q, math.nan), self.lengths())
+        q, k, v = self.queries(), self.keys(), self.values()
+        out = q.new_full((*q.shape[:-1], v.shape[-1]), math.nan)
+        return Operands(q, k, v, out, self.lengths())

@@ -10,9 +10,15 @@ from typing import Any, cast
 import pytest
 import torch
 
+from warploom.errors import ProblemError
 from warploom.generator.architectures import architecture
 from warploom.generator.families import family
-from warploom.generator.families._attention import DIMS, UNBOUNDED
+from warploom.generator.families._attention import (
+    DIMS,
+    GRADIENT_DIMS,
+    UNBOUNDED,
+    UNLIKE_DIMS,
+)
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -40,7 +46,7 @@ def operations(dim: int, packed: bool) -> Iterator[AttentionOperation | Attentio
     for element, mask, softcap, dropout in product(
         ("fp16", "bf16"), ("none", "causal", "window"), (False, True), (False, True)
     ):
-        shared: Any = (element, sizes(dim, 1, 1).kernel_dim, mask, softcap, lengths)
+        shared: Any = (element, sizes(dim, 1, 1).kernel_dims[0], mask, softcap, lengths)
         yield AttentionOperation(*shared, dropout=dropout)
         if not dropout and shared[1] in DIMS_OF_EIGHT:
             yield from of_8_bits(shared)
@@ -87,7 +93,7 @@ def test_no_legal_operation_is_without_a_kernel(dim: int, packed: bool) -> None:
 
 
 def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
-    found = {dim: sizes(dim, 5, 5).kernel_dim for dim in (8, 32, 40, 72, 104, 136, 200, 256)}
+    found = {dim: sizes(dim, 5, 5).kernel_dims[0] for dim in (8, 32, 40, 72, 104, 136, 200, 256)}
     assert found == {8: 32, 32: 32, 40: 64, 72: 96, 104: 128, 136: 192, 200: 256, 256: 256}
     assert DIMS == (32, 64, 96, 128, 192, 256)
 
@@ -99,13 +105,15 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> N
         keys = {"dim", "mask", "lengths", "deterministic", "dropout", "sharing", "seq", "schedules"}
         assert set(row) <= keys | {"blocks", "hides", "alibi", "scores"}
         dims = row["dim"] if isinstance(row["dim"], list) else [row["dim"]]
+        unlike = str(dims[-1]).split("x")  # 192x128: of q and k, and of v
         given = ("blocks", "alibi", "dropout", "deterministic")
         fields = {name: row[name] for name in given if name in row}
         fields |= {"masked": True} if row.get("hides") else {}
+        fields |= {"dim_v": int(unlike[1])} if len(unlike) > 1 else {}
         if "scores" in row:
             sums = usual_sums("e4m3", row["dim"])
             fields |= {"scores": row["scores"][0], "weights": "e4m3", "sums": sums}
-        wanted = described.operation("bf16", dims[-1], row.get("mask", ["none"])[0], **fields)
+        wanted = described.operation("bf16", int(unlike[0]), row.get("mask", ["none"])[0], **fields)
         legal = []
         for one in row["schedules"]:
             said = {name: one[name] for name in given if name in one}
@@ -115,6 +123,48 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> N
             legal.append(described.reasons(architecture("sm_90a"), asked, whole) == [])
             assert legal[-1] or not said
         assert any(legal)
+
+
+def unlike(name: str) -> Iterator[tuple[Any, Any]]:
+    """Operations and shapes whose v has another dimension than q and k."""
+    of_gradients = name == "attention_backward"
+    changes = ({}, {"dropout": True}, {"masked": True}, {"bias": "fp32", "dropout": True})
+    kind: Any = family(name).operation
+    for (dim, dim_v), packed in product(
+        GRADIENT_DIMS if of_gradients else UNLIKE_DIMS, (False, True)
+    ):
+        for mask, length, change in product(("none", "causal", "window"), LENGTHS, changes):
+            lengths = "packed" if packed else "fixed"
+            told = shape(sizes(dim, length, length, packed=packed), Band())
+            wanted = kind("bf16", dim, mask, lengths=lengths, dim_v=dim_v, **change)
+            yield wanted, told
+            if of_gradients:
+                yield replace(wanted, deterministic=True), told
+
+
+@pytest.mark.usefixtures("rules_asked_once")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_pair_of_dimensions_is_without_a_kernel(name: str) -> None:
+    for wanted, told in unlike(name):
+        found = choose(wanted, told).spec
+        assert found.operation == wanted
+        reasons = family(name).reasons(architecture(found.arch), wanted, found.schedule)
+        assert reasons == []
+
+
+def test_kernels_of_the_dimensions_of_a_call_take_the_least_work() -> None:
+    def dims(dim: int, dim_v: int) -> tuple[int, int]:
+        return replace(sizes(dim, 5, 5), dim_v=dim_v).kernel_dims
+
+    found = {(dim, dim_v): dims(dim, dim_v) for dim, dim_v in ((192, 128), (160, 120), (72, 64))}
+    assert found == {(192, 128): (192, 128), (160, 120): (192, 128), (72, 64): (96, 64)}
+    # One dimension for both where a pair would be as much work, or there is none.
+    assert [dims(40, 64), dims(104, 112), dims(256, 128)] == [(64, 0), (128, 0), (256, 0)]
+    assert replace(sizes(96, 5, 5), dim_v=64).gradient_dims() == (192, 128)
+    assert sizes(96, 5, 5).gradient_dims() == (96, 0)
+    for dim, dim_v in ((256, 128), (64, 128), (192, 160)):
+        with pytest.raises(ProblemError, match=f"dim {dim} and v of dim {dim_v}"):
+            replace(sizes(dim, 5, 5), dim_v=dim_v).gradient_dims()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -130,6 +180,7 @@ def test_every_class_of_the_table_is_the_first_for_some_call(name: str) -> None:
         for wanted, length in product(operations(dim, packed), [*LENGTHS, 600, 10_000])
         if wanted.family == name
     }
+    found |= {id(family(name).table.first(*of)) for of in unlike(name)}
     # Those that a head dimension alone tells are what the model chooses among.
     listed = [row for row in family(name).table.classes if "seq" in row]
     assert [row for row in listed if id(row) not in found] == []
@@ -274,5 +325,6 @@ def test_the_operation_of_a_call_is_the_narrowest_that_computes_it() -> None:
     q, k = torch.empty(1, 1, 5, 72).half(), torch.empty(1, 1, 9, 72).half()
     call = AttentionCall(q, k, k, causal="bottom_right", softcap=3.0)
     checked = extents(call)
-    found = operation(AttentionOperation, "fp16", checked, band(call, checked), {"softcap": True})
+    dims, masked = checked.kernel_dims, band(call, checked)
+    found = operation(AttentionOperation, "fp16", checked, dims, masked, {"softcap": True})
     assert found == AttentionOperation("fp16", 96, "causal", softcap=True)

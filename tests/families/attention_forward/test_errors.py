@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
     "two types": (given(Q.half()), "torch.float16", "have one type", ".to("),
     "fp32": (given(Q.float(), K.float()), "torch.float32", "fp16 or bf16", ".to("),
     "two devices": (given(Q.to("meta")), "q on meta", "must be on one device", "move"),
-    "k and v differ": (given(v=K[:, :, :5]), "v [2, 2, 5, 16]", "one shape", "transpose"),
+    "k and v differ": (given(v=K[:, :, :5]), "v [2, 2, 5, 16]", "one batch", "transpose"),
     "another batch": (given(Q[:1]), "q [1, 4, 6, 16]", "the batch and dim of q", "transpose"),
     "another dim": (given(Q[..., :8]), "q [2, 4, 6, 8]", "the batch and dim of q", "transpose"),
     "heads": (given(Q[:, :3]), "3 heads of q over 2", "multiple of those", "consecutive heads"),

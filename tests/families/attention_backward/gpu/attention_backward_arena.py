@@ -76,7 +76,8 @@ class Pass:
 
 def _pass(forward: arena.Call, seed: int, *, turned: bool, dlse: bool) -> Pass:
     q, k, v = forward.given
-    dout, *gradients = (arena.guarded(tuple(t.shape), q.dtype, turned=turned) for t in (q, q, k, v))
+    like = (forward.out.view, q, k, v)
+    dout, *gradients = (arena.guarded(tuple(t.shape), q.dtype, turned=turned) for t in like)
     lead = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
     lse = torch.empty(lead, device="cuda")
     made = Pass(

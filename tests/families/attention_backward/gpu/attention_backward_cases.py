@@ -36,7 +36,7 @@ def chosen(dim: int, *, seq: int = 4096, sharing: int = 1, **others: Any) -> Ker
     """Return the kernel that the table has for sequences of one length, and heads that share."""
     packed = others.get("lengths") == "packed"
     sizes = Extents(1, sharing, 1, seq, seq, dim, seq, seq, packed)
-    return choose(wanted(sizes.kernel_dim, **others), shape(sizes, Band())).spec
+    return choose(wanted(sizes.kernel_dims[0], **others), shape(sizes, Band())).spec
 
 
 def spec(dim: int, fields: dict[str, Any], **others: Any) -> KernelSpec:
@@ -304,6 +304,49 @@ DETERMINISTIC_PAIRS = [
         (("none", "fixed"), ("causal", "fixed"), ("window", "packed")),
     )
 ]
+_DIM_V: dict[str, Any] = {"dim_v": 128}
+UNLIKE = [  # v of another dimension than q and k
+    *(
+        chosen(
+            192,
+            element=next(_element),
+            mask=mask,
+            lengths=lengths,
+            deterministic=deterministic,
+            further=_DIM_V,
+        )
+        for mask, lengths, deterministic in product(
+            ("none", "causal", "window"), ("fixed", "packed"), (False, True)
+        )
+    ),
+    *(
+        chosen(
+            192,
+            element=next(_element),
+            mask=next(_mask),
+            softcap=index % 7 == 0,
+            lengths=("fixed", "packed")[index % 2],
+            deterministic=index % 3 == 1,
+            further={**_DIM_V, **further, "bias_gradient": "bias" in further},
+        )
+        for index, further in enumerate(
+            (*attention_cases.FURTHER, {"sinks": "fp32"}, {"dropout": True}, {"dropout": True})
+        )
+    ),
+    *(
+        spec(192, {"kv_tile": 128, **fields}, mask="causal", lengths=lengths, further=_DIM_V)
+        for fields, lengths in product(
+            (
+                {"q_tile": 64, "overlap": False, "cluster_split": "rows"},
+                {"q_tile": 64, "cluster_split": "rows", "single_do": True},
+                {"q_tile": 64, "accumulate": "direct"},  # blocks that share columns
+                {"q_tile": 64, "stages": 1, "overlap": False},
+                {"q_tile": 64, "kv_tile": 64, "overlap": False, "accumulate": "direct"},
+            ),
+            ("fixed", "packed"),
+        )
+    ),
+]
 SIMPLE = {  # for tests of something else than the kernel itself
     "none": chosen(64, seq=512),
     "causal": chosen(64, mask="causal", seq=512),
@@ -345,6 +388,12 @@ SIMPLE = {  # for tests of something else than the kernel itself
         deterministic=True,
     ),
 }
+SIMPLE_UNLIKE = {
+    "overlapped": UNLIKE[4],
+    "deterministic": UNLIKE[5],
+    "serial": UNLIKE[-10],
+    "columns": UNLIKE[-6],
+}
 SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]
 
 ALL = list(
@@ -353,7 +402,7 @@ ALL = list(
             *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS, *SCORED),
             *(*DROPOUT, *COMBINED),
             *(*CLUSTERS, *DETERMINISTIC_CLUSTERS, *HELD),
-            *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
+            *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT, *UNLIKE),
         )
     )
 )

@@ -10,7 +10,7 @@ import attention_block_cases as blocks
 import attention_mutants
 import mutants
 import torch
-from attention_backward_cases import SIMPLE, chosen
+from attention_backward_cases import SIMPLE, SIMPLE_UNLIKE, chosen
 from attention_cases import Shape
 from attention_mutants import BIAS
 from mutants import PAUSE, Clock
@@ -191,6 +191,38 @@ MUTANTS = {
         shape=LONG,
         kernel=chosen(128, further={"bias": "bf16", "bias_gradient": True, "dropout": True}),
         keywords={},
+    ),
+}
+UNLIKE = chosen(192, mask="causal", further={"dim_v": 128})
+SERIAL_UNLIKE = SIMPLE_UNLIKE["serial"]
+LOAD_UNLIKE_DO = "      do_full.arrive_and_expect_tx(kDoBytes);\n"
+UNLIKE_DP = "    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);\n"
+MUTANTS |= {
+    "dp is multiplied before its do of another dimension is there": Mutant(
+        wrong=((AWAIT_DO + UNLIKE_DP, UNLIKE_DP + AWAIT_DO),),
+        shape=LONG,
+        pauses=((LOAD_UNLIKE_DO, PAUSE + LOAD_UNLIKE_DO),),
+        kernel=SERIAL_UNLIKE,
+    ),
+    "dp lacks the last columns of v and do": Mutant(
+        wrong=(("step < kDimV / ScoresWgmma::kK;", "step < kDimV / ScoresWgmma::kK - 1;"),),
+        shape=LONG,
+        kernel=UNLIKE,
+    ),
+    "every stage of do is read where the first is": Mutant(
+        wrong=(("return d_o + at.stage * kDoBytes / 16;", "return d_o;"),),
+        shape=LONG,
+        kernel=UNLIKE,
+    ),
+    "a warpgroup has the columns of dv that the other has": Mutant(
+        wrong=(("gradient_part(c) * kValueColumns", "(1 - gradient_part(c)) * kValueColumns"),),
+        shape=LONG,
+        kernel=UNLIKE,
+    ),
+    "delta lacks the last columns of out and do": Mutant(
+        wrong=(("row < rows && column < p.dim_v)", "row < rows && column < p.dim_v - 8)"),),
+        shape=LONG,
+        kernel=UNLIKE,
     ),
 }
 

@@ -96,25 +96,28 @@ def call(
     shape: Shape,
     *,
     dim: int = 0,
+    dim_v: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     turned: bool = False,
     size: float = 1.0,
     seed: int = 0,
     **keywords: Any,
 ) -> Call:
-    """Make a call of fixed lengths on fresh random data; type and dim are the kernel's if any."""
+    """Make a call of fixed lengths on fresh random data; type and dims are the kernel's if any."""
     if kernel is not None:
         dtype = TORCH[cases.operation(kernel).element]
         dim = dim or cases.operation(kernel).dim
+        dim_v = dim_v or cases.operation(kernel).dim_v
         keywords = {
             **told(kernel, (shape.batch, shape.heads, shape.seq_q, shape.seq_k), seed),
             **keywords,
         }
     rows = (shape.batch, shape.heads, shape.seq_q, dim)
     columns = (shape.batch, shape.kv_heads, shape.seq_k, dim)
+    values, out = ((*extent[:-1], dim_v or dim) for extent in (columns, rows))
     made = Call(
         kernel,
-        *(guarded(extent, dtype, turned=turned) for extent in (rows, columns, columns, rows)),
+        *(guarded(extent, dtype, turned=turned) for extent in (rows, columns, values, out)),
         keywords,
     )
     fill(made, seed, size)
@@ -131,12 +134,14 @@ def packed(
     past: int = 0,
     seed: int = 0,
     dim: int = 64,
+    dim_v: int = 0,
     **keywords: Any,
 ) -> Call:
     """Make a call of packed lengths; `past` rows at the end belong to no sequence: NaN."""
     dtype = torch.bfloat16
     if kernel is not None:
         dtype, dim = TORCH[cases.operation(kernel).element], cases.operation(kernel).dim
+        dim_v = cases.operation(kernel).dim_v
         longest = (len(lengths_q), heads, max(lengths_q), max(lengths_k))
         keywords = {**told(kernel, longest, seed), **keywords}
     offsets_q, offsets_k = (
@@ -153,8 +158,9 @@ def packed(
         "max_seqlen_q": max(lengths_q),
         "max_seqlen_k": max(lengths_k),
     }
+    values, out = ((*extent[:-1], dim_v or dim) for extent in (columns, rows))
     made = Call(
-        kernel, *(guarded(extent, dtype) for extent in (rows, columns, columns, rows)), keywords
+        kernel, *(guarded(extent, dtype) for extent in (rows, columns, values, out)), keywords
     )
     fill(made, seed)
     if past:

@@ -7,7 +7,7 @@ from itertools import cycle, product
 from typing import Any, cast
 
 from warploom.generator.families import family
-from warploom.generator.families._attention import DIMS
+from warploom.generator.families._attention import DIMS, UNLIKE_DIMS
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
@@ -96,7 +96,7 @@ def chosen(
 ) -> KernelSpec:
     """Return the kernel that the table has for sequences of one length."""
     sizes = Extents(1, 1, 1, seq, seq, dim, seq, seq, packed=lengths == "packed")
-    told = (element, sizes.kernel_dim, mask, softcap, lengths)
+    told = (element, sizes.kernel_dims[0], mask, softcap, lengths)
     wanted = AttentionOperation(*told, **(further or {}))  # type: ignore[arg-type]
     return choose(wanted, shape(sizes, Band())).spec
 
@@ -234,6 +234,57 @@ SIMPLE = {  # for tests of something else than the kernel itself
 OTHER_DIMS = (8, 40, 72, 104, 136, 200)
 SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]
 
+# v of another dimension than q and k: by masks and lengths, beside modifiers, and by schedules.
+UNLIKE = [
+    *(
+        chosen(
+            dim,
+            element=next(_element),
+            mask=mask,
+            lengths=lengths,
+            further={"dim_v": dim_v},
+            seq=seq,
+        )
+        for (dim, dim_v), mask, (lengths, seq) in product(
+            UNLIKE_DIMS, ("none", "causal", "window"), (("fixed", 512), ("packed", 8192))
+        )
+    ),
+    *(
+        chosen(
+            dim,
+            element=next(_element),
+            mask="none" if "blocks" in further else "causal",
+            softcap=dim == 96,
+            further={"dim_v": dim_v, **further},
+        )
+        for (dim, dim_v), further in product(
+            UNLIKE_DIMS,
+            (
+                {"sinks": "fp32"},
+                {"alibi": True},
+                {"bias": "bf16"},
+                {"masked": True},
+                {"bias": "fp32", "masked": True, "dropout": True},
+                {"dropout": True},
+                {"blocks": True},
+            ),
+        )
+    ),
+    *(
+        spec(q_tile, kv_tile, dim=dim, mask="causal", further={"dim_v": dim_v}, **others)
+        for q_tile, kv_tile, (dim, dim_v), others in (
+            (128, 112, (192, 128), {"overlap": False, "scheduler": "single"}),
+            (128, 64, (192, 128), {"pingpong": False, "stages": 3}),
+            (64, 16, (192, 128), {"scheduler": "dynamic"}),
+            (192, 80, (192, 128), {"scheduler": "dynamic"}),
+            (64, 64, (96, 64), {"overlap": False, "stages": 1}),
+            (128, 160, (96, 64), {"rescale": "needed"}),
+            (192, 64, (128, 64), {"pingpong": False, "overlap": False}),
+            (128, 48, (64, 128), {"stages": 4}),
+        )
+    ),
+]
+
 ALL = list(
     dict.fromkeys(
         (
@@ -248,6 +299,7 @@ ALL = list(
             *RESCALES,
             *SIMPLE.values(),
             *SHORT,
+            *UNLIKE,
         ),
     )
 )

@@ -192,6 +192,33 @@ MUTANTS: dict[str, mutants.Mutant] = {
         mask="lists",
     ),
 }
+UNLIKE = cases.chosen(192, mask="causal", further={"dim_v": 128})
+MUTANTS |= {
+    "weights are multiplied before their v of another dimension is there": Mutant(
+        wrong=((AWAIT_V + OUTPUT + "    c.turns.pass", OUTPUT + "    c.turns.pass"),),
+        shape=ONE_LAP,
+        pauses=((LOAD_VALUES, PAUSE + LOAD_VALUES),),
+        kernel=cases.spec(128, 128, dim=192, further={"dim_v": 128}),
+    ),
+    "every stage of v is read where the first is": Mutant(
+        wrong=(("return v + stage * (Values::kBytes / 16);", "return v;"),),
+        shape=LONG,
+        kernel=UNLIKE,
+        keywords={"causal": "bottom_right"},
+    ),
+    "every box of v has its first columns": Mutant(
+        wrong=((" i * kColumns, sequence.columns_at", " 0 * kColumns, sequence.columns_at"),),
+        shape=SEVERAL_TILES,
+        kernel=UNLIKE,
+        keywords={"causal": "top_left"},
+    ),
+    "half of the output is not stored": Mutant(
+        wrong=(("column < kDimV; column += 32", "column < kDimV / 2; column += 32"),),
+        shape=SEVERAL_TILES,
+        kernel=UNLIKE,
+        keywords={"causal": "top_left"},
+    ),
+}
 MUTANTS_OF_8_BITS = {
     "scores of 8 bits are multiplied before their k is there": eight.Mutant(
         wrong=(

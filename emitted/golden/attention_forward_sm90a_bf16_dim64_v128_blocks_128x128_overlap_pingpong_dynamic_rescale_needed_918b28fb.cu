@@ -1,9 +1,9 @@
-// attention_forward_sm90a_bf16_dim256_window_scores_e4m3_weights_e4m3_sums_fast_128x96_pingpong_rescale_needed_c23c1da6
+// attention_forward_sm90a_bf16_dim64_v128_blocks_128x128_overlap_pingpong_dynamic_rescale_needed_918b28fb
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
-//   bf16, q and k e4m3, v e4m3, head dimension 256, mask window, fixed lengths
-//   q tile 128, kv tile 96, 2 consumers, 2 stages, pingpong, scheduler static
-// Digest c23c1da62e706e1c8e0888b67c48b25b6ef4d4fe07b267bcd28149debfd76776; `warploom show` prints this file.
+//   bf16, head dimension 64, of v 128, mask none, fixed lengths, listed blocks
+//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
+// Digest 918b28fbadc32bd53a7d58fd468e8c1b6bc144da42fc75eaade4a65a36d077ce; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -26,25 +26,25 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::bfloat16_t;
-constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
-constexpr int kBoxColumns = kSpan, kBoxes = kDim / kBoxColumns;
-constexpr int kValueSpan = 32;  // of a row of v's boxes
+constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
+constexpr int kDimV = 128, kValueSpan = 128;  // of v and o; of a row of v's boxes
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
-constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 96;
+constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = true, kBoundsRight = true;
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
 // The output is rescaled where a maximum of the warp's rows grew; else in every step.
 constexpr bool kRescalesIfNeeded = true;
-// Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
-constexpr float kOffset = 4;
-constexpr float kSlack = 4;  // by so much exponents of 2 may grow before
-constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+// The output is rescaled under the product of scores; else after its own.
+constexpr bool kRescalesBetween = false;
+constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kKvTile / 32][4];  // softmax's result in 8 bits, as wgmma takes it from registers
+using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -53,18 +53,13 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
   cutlass::bfloat16_t* o;  // as q, but for its strides
   float* lse;  // [batch, heads, seq_q]
-  const float* q_descale;  // what q is multiplied by
-  const float* k_descale;  // what k is
-  const float* v_descale;  // what v is
+  uint32_t* counter;  // tiles taken so far; 0 between launches
+  int4* lists;  // of each tile, what is listed: [batch, head, tile]
+  int32_t* listed;  // [batch, head, tile, list_tiles]
+  uint32_t* masks;  // [mask, row, 32 columns]: a bit for every score, 1 where it counts
   int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
-  int64_t q_descale_batch;  // elements
-  int64_t q_descale_head;  // elements
-  int64_t k_descale_batch;  // elements
-  int64_t k_descale_head;  // elements
-  int64_t v_descale_batch;  // elements
-  int64_t v_descale_head;  // elements
   int32_t heads;  // query heads of one batch
   int32_t seq_q;  // rows
   int32_t seq_k;  // columns
@@ -74,62 +69,57 @@ struct alignas(128) Parameters {
   int32_t section;  // heads whose tiles are worked off together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
-  int32_t left;  // row r sees no column before r - left
-  int32_t right;  // row r sees no column after r + right
+  int32_t list_tiles;  // that a list has room for
+  int32_t list_batch;  // lists of a batch; 0: all have the same
+  int32_t list_head;  // lists of a head; 0: all have the same
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 640);
+static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
-static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, q_descale) == 400);
-static_assert(OFFSET(Parameters, k_descale) == 408 && OFFSET(Parameters, v_descale) == 416);
-static_assert(OFFSET(Parameters, o_batch_stride) == 424 && OFFSET(Parameters, o_head_stride) == 432);
-static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, q_descale_batch) == 448);
-static_assert(OFFSET(Parameters, q_descale_head) == 456 && OFFSET(Parameters, k_descale_batch) == 464);
-static_assert(OFFSET(Parameters, k_descale_head) == 472 && OFFSET(Parameters, v_descale_batch) == 480);
-static_assert(OFFSET(Parameters, v_descale_head) == 488 && OFFSET(Parameters, heads) == 496);
-static_assert(OFFSET(Parameters, seq_q) == 500 && OFFSET(Parameters, seq_k) == 504);
-static_assert(OFFSET(Parameters, dim) == 508 && OFFSET(Parameters, tiles) == 512);
-static_assert(OFFSET(Parameters, q_tiles) == 516 && OFFSET(Parameters, section) == 520);
-static_assert(OFFSET(Parameters, all_heads) == 524 && OFFSET(Parameters, sharing) == 528);
-static_assert(OFFSET(Parameters, left) == 532 && OFFSET(Parameters, right) == 536);
-static_assert(OFFSET(Parameters, scale) == 540);
-__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, counter) == 400);
+static_assert(OFFSET(Parameters, lists) == 408 && OFFSET(Parameters, listed) == 416);
+static_assert(OFFSET(Parameters, masks) == 424 && OFFSET(Parameters, o_batch_stride) == 432);
+static_assert(OFFSET(Parameters, o_head_stride) == 440 && OFFSET(Parameters, o_row_stride) == 448);
+static_assert(OFFSET(Parameters, heads) == 456 && OFFSET(Parameters, seq_q) == 460);
+static_assert(OFFSET(Parameters, seq_k) == 464 && OFFSET(Parameters, dim) == 468);
+static_assert(OFFSET(Parameters, tiles) == 472 && OFFSET(Parameters, q_tiles) == 476);
+static_assert(OFFSET(Parameters, section) == 480 && OFFSET(Parameters, all_heads) == 484);
+static_assert(OFFSET(Parameters, sharing) == 488 && OFFSET(Parameters, list_tiles) == 492);
+static_assert(OFFSET(Parameters, list_batch) == 496 && OFFSET(Parameters, list_head) == 500);
+static_assert(OFFSET(Parameters, scale) == 504);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 256] += A[64 x 32] * B[32 x 256]; A in registers, B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
 struct OutputWgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[128], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, {%128,%129,%130,%131}, %132, add, 1, 1;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
@@ -206,28 +196,22 @@ template <int kRows> struct Tile {
   }
 };
 
-// A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
-// head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they lie then. Places past the last key are zeros.
+// A stage of v, whose rows are of 16 bits: boxes of the head dimension side by side, kValueSpan bytes a row.
 struct Values {
-  static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
+  static constexpr int kColumns = kValueSpan / 2, kBoxBytes = kKvTile * kValueSpan, kBytes = kDimV / kColumns * kBoxBytes;
 
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               const Sequence& sequence, int key, int head) {
-    const int batch = sequence.batch;
     CUTE_NO_UNROLL  // the producer has few registers
-    for (int i = 0; i < kKvTile / kValueSpan; ++i)
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictLast, tile + i * kBoxBytes,
-                                   key + i * kValueSpan, 0, head, batch);
+    for (int i = 0; i < kDimV / kColumns; ++i)
+      load_box(map, full, kEvictLast, tile + i * kBoxBytes, i * kColumns, sequence.columns_at<kKvTile>(key), head);
   }
   __device__ __forceinline__ static uint64_t descriptor(const uint8_t* tile) {
-    return matrix(tile, 0, 8 * kValueSpan, 3);
+    return matrix(tile, kBoxBytes, 8 * kValueSpan, 1);
   }
 
-  // From the tile's start to where the 32 keys `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int keys(int step) {
-    return (step * 32 / kValueSpan * kBoxBytes + step * 32 % kValueSpan) / 16;
-  }
+  // From the tile's start to where the 16 keys `step` begin, in a descriptor.
+  __device__ __forceinline__ static constexpr int keys(int step) { return step * kValueSpan; }
 };
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -249,23 +233,17 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
-// next. Where tiles differ in length each section is dealt by itself, and every second one from the other
-// end: a round that ran on into the next section would give the same blocks the long ones again.
+// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
+// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
+// 0 for the next launch.
 struct Tiles {
-  int round = 0;
+  int taken = blockIdx.x - gridDim.x;
 
   __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
-    for (;;) {
-      const int section = round / rounds, turn = round - section * rounds, first = section * whole;
-      if (first >= p.tiles) return false;
-      const int offset = turn * gridDim.x + ((section + turn) % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-      ++round;
-      index = first + offset;
-      if (offset < min(whole, p.tiles - first)) return true;
-    }
+    index = gridDim.x + taken;
+    if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);
+    return index < p.tiles;
   }
 };
 
@@ -287,31 +265,12 @@ struct Turns {
   }
 };
 
-// A score is a product of q and k times their scales.
+// The softmax is of scale q k^T.
 struct Scaling {
-  float exponent;  // the factor of a product in the argument of exp2
+  float exponent;  // the factor of a score in the argument of exp2
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
-  }
-  // For the rows `row` and 8 below of a sequence and head.
-  __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
-    const float scale = p.scale * kLog2E;
-    const int64_t batch = sequence.batch, kv_head = head / p.sharing;
-    const float factor = scale * p.q_descale[batch * p.q_descale_batch + kv_head * p.q_descale_head] *
-                         p.k_descale[batch * p.k_descale_batch + kv_head * p.k_descale_head];
-    exponent = above_zero(factor);
-  }
-  // Reads the scale of the columns of tile n.
-  __device__ __forceinline__ void read(const Parameters&, int) {
-  }
-  // A masked score, -inf, must not become NaN where a scale is 0.
-  __device__ __forceinline__ static float above_zero(float factor) { return factor == 0 ? 0x1p-126f : factor; }
-  // Of a score of the thread's row r in the argument of exp2.
-  __device__ __forceinline__ float factor(int) const {
-    return exponent;
-  }
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {
-  }
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
 // The softmax by rows, in base 2.
@@ -339,54 +298,35 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far, or kSlack below it, times their factor in the exponent
+  float maximum[2];  // of the scores so far, or kSlack below it
   float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
-// 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
+// Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
+// have met nothing but -inf so far, and its maximum must not become a NaN.
+template <bool kFirst, bool kMasked>
+__device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, float scale) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
-    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
-    CUTE_UNROLL
-    for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
-    }
-  }
-}
-
-// Turns scores into exp2(factor score - maximum + kOffset) and takes note of maximum and sum. The maximum is one
-// of exponents, since factors may differ from tile to tile. A row may have met nothing but -inf so far, and its maximum
-// must not become a NaN.
-__device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, const Scaling& scaling) {
-  CUTE_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    const float factor = scaling.factor(r);
     float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
     CUTE_UNROLL
     for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
-    maximum *= factor;
-    maximum = fmaxf(maximum, rows.maximum[r]);
+    if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
-    if (!(maximum - rows.maximum[r] > kSlack)) maximum = rows.maximum[r];
-    const float reference = maximum == minus_infinity() ? 0 : maximum;
-    const float shift = reference - kOffset;
-    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // just 1 where it stays
+    if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
+    const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
-      x = fast_exp2(x * factor - shift);
-      y = fast_exp2(y * factor - shift);
+      x = fast_exp2(x * scale - shift);
+      y = fast_exp2(y * scale - shift);
       sum += x + y;
     }
-    rows.sum[r] = rows.sum[r] * rows.rescale[r] + sum;
+    rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
   }
 }
 
@@ -400,6 +340,8 @@ struct alignas(16) Work {
   Sequence sequence;
   int begin, end, full_begin, full_end;
   int skipped;  // tiles that the block loads before, for rows further down
+  // With listed blocks `begin` to `full_end` are places in a list, 0 its end; tiles from `full_end` on have masks.
+  int list, masks;  // its number; that of its first mask
 };
 
 struct SharedStorage {
@@ -411,84 +353,89 @@ struct SharedStorage {
   FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
   EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
-static_assert(sizeof(SharedStorage) <= 164864);
+static_assert(sizeof(SharedStorage) <= 132096);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
-// together; within one the longest tiles of all its heads, then the next.
-__device__ __forceinline__ Work locate(const Parameters& p, int index) {
-  const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
-  const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
-  const auto [sequence, head, row] = place(p, tile, all_head);
-  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
-  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
-  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
-}
+// A piece of work, known before its turn: what its list says is read under the last loads of the piece before.
+struct Listed {
+  int4 header;  // how many tiles, how many whole, the first mask, which tile of rows
+  int list, all_head, first;  // the list's number; the head's, of all batches; the tile that is walked first
 
-// The share of one warpgroup, whose rows begin at `row`.
-__device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
-  work.row = row;
-  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
-  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
-  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
-  work.full_end = max(work.begin, full_end / kKvTile);
-  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kBoundsRight) {  // the last tiles may be for rows further down alone
-    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
-    work.end -= work.skipped;
+  // Takes the next piece if there is one, in the order in which they are worked off: by sections of heads whose k and v
+  // fit L2 together; within one the longest lists of all its heads, then the next: lists lie in this order.
+  __device__ __forceinline__ bool take(const Parameters& p, Tiles& tiles) {
+    int index;
+    if (!tiles.next(p, index)) return false;
+    const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
+    const int heads = min(p.section, p.all_heads - section * p.section);
+    all_head = section * p.section + offset % heads;
+    const int batch = all_head / p.heads;
+    list = batch * p.list_batch + (all_head - batch * p.heads) * p.list_head + offset / heads;
+    header = p.lists[list];
+    first = p.listed[int64_t(list) * p.list_tiles];
+    return true;
   }
-  return work;
+};
+
+// Loads tile `n` of the k or v of a batch and head.
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier (&full)[kStages],
+                                     EmptyBarrier (&empty)[kStages], uint8_t (&tiles)[kStages][kStageBytes], Position at,
+                                     int n, int batch, int head) {
+  empty[at.stage].wait(at.phase);
+  full[at.stage].arrive_and_expect_tx(kStageBytes);
+  const auto columns = Sequence{batch}.columns_at<kKvTile>(n * kKvTile);
+  Tile<kKvTile>::load(map, full[at.stage], kEvictLast, tiles[at.stage], columns, head);
 }
 
-__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
-                                     uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
-  empty.wait(phase);
-  full.arrive_and_expect_tx(kStageBytes);
-  Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
-}
-
-__device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& full, EmptyBarrier& empty, uint32_t phase,
-                                            uint8_t* tile, const Sequence& sequence, int n, int head) {
-  empty.wait(phase);
-  full.arrive_and_expect_tx(Values::kBytes);
-  Values::load(p.v_map, full, tile, sequence, n * kKvTile, head);
+__device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, Position at, int n, int batch,
+                                            int head) {
+  shared.v_empty[at.stage].wait(at.phase);
+  shared.v_full[at.stage].arrive_and_expect_tx(Values::kBytes);
+  Values::load(p.v_map, shared.v_full[at.stage], shared.v[at.stage], Sequence{batch}, n * kKvTile, head);
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Ring<kQStages> q{0, 1};
-  for (int index; tiles.next(p, index);) {
-    const Work work = locate(p, index);
-    if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
-    const int head = work.head / p.sharing;
+  Listed next;
+  bool more = next.take(p, tiles), ahead = false;  // whether the first k is on its way already
+  while (more) {
+    const Listed now = next;
+    const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads, head = q_head / p.sharing;
+    const int count = now.header.x;
+    const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
     // In the order of use: the scores of a tile are multiplied before the output of the tile before.
-    if (work.end > work.begin)
-      load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
-           shared.k[position.stage], work.sequence, work.end - 1, head);
+    if (count > 0 && !ahead)
+      load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, now.first, batch, head);
     CUTE_NO_UNROLL
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      const int row = work.row + consumer * kWgmmaM;
+      const int row = now.header.w * kQTile + consumer * kWgmmaM;
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
-      shared.work[q.stage][consumer] = share(p, work, row);
+      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, 0, now.header.y, 0, now.list, now.header.z};
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
-                          work.sequence.rows_at<kWgmmaM>(row), work.head);
+                          Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
     }
+    if (count == 0) more = next.take(p, tiles);
+    ahead = false;
+    int of_v = now.first;
     CUTE_NO_UNROLL
-    for (int n = work.end - 1; n >= work.begin; --n) {
+    for (int n = 1; n <= count; ++n) {
       const Position before = position;
       position.advance();
-      if (n > work.begin)
-        load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
-             shared.k[position.stage], work.sequence, n - 1, head);
-      load_values(p, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
-                  work.sequence, n, head);
+      if (n == max(1, count - 1)) more = next.take(p, tiles);  // not earlier: others may come to it first
+      const int of_k = n < count ? listed[n] : 0;
+      if (n < count) {
+        load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, of_k, batch, head);
+      } else if (more && next.header.x > 0) {  // the next piece's first
+        const int next_batch = next.all_head / p.heads, next_head = next.all_head % p.heads / p.sharing;
+        load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, next.first, next_batch, next_head);
+        ahead = true;
+      }
+      load_values(p, shared, before, of_v, batch, head);
+      of_v = of_k;
     }
     q.advance();
   }
@@ -513,36 +460,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// What a product is to overwrite: nothing is live in it until then.
-template <int kCount> __device__ __forceinline__ void anything(float (&accumulators)[kCount]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(accumulators[i])::"memory");
-}
-
-__device__ __forceinline__ uint32_t four(float a, float b, float c, float d) {
-  uint32_t four;
-  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(four)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return four;
-}
-
-// Of each 16 keys a thread has, in a row, 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: A's columns 4 t to 4 t + 3, in v's order.
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
-  for (int i = 0; i < kScores / 8; ++i) {
-    CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float* s = scores + i * 8 + 2 * r;
-      weights[i / 2][i % 2 * 2 + r] = four(s[0], s[1], s[4], s[5]);
-    }
-  }
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
-  anything(scores);
+  fence(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -581,8 +507,14 @@ struct Consumer {
   Position position;
   int begin;         // the last kv tile: they are walked from the right to the left
   int columns;       // of the sequence
-  int row, column;   // the thread's first; the row counts from where bounds are relative to
+  int row, column;   // the thread's first, in a tile
+  int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
 
+  // Of the tile before; its v is read one step later than its k.
+  __device__ __forceinline__ Position before() const {
+    const bool wraps = position.stage == 0;
+    return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
+  }
   // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
     shared.q_full[at_q.stage][index].wait(at_q.phase);
@@ -611,54 +543,90 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
-// next one, under which nothing waits. Another warpgroup's products run under the softmax.
-struct Steps {
-  // Scores that are there become weights.
-  static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
-                                               Weights& weights, Rows& rows, int n, bool masked) {
-    c.scaling.cap(scores);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
-    softmax(scores, rows, c.scaling);
-    pack(weights, scores);
-    rescale(output, rows);
+// Which of a thread's scores its rows attend to, from the mask of a tile: a bit for every row and column. It is
+// on its way while the scores are multiplied.
+struct Shown {
+  static constexpr int kWords = kKvTile / 32;
+  uint32_t words[2][kWords];  // of the thread's rows, the first bit being of its first column
+
+  // Of the tile in place n of its list, which has a mask where `masked`.
+  __device__ __forceinline__ Shown(const Consumer& c, int n, bool masked) {
+    if (!masked) return;
+    const auto* mask = reinterpret_cast<const uint2*>(c.p.masks + ((int64_t(c.masks) + n) * kQTile + c.row) * kWords);
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      CUTE_UNROLL
+      for (int i = 0; i < kWords; i += 2) {
+        const uint2 two = mask[(8 * r * kWords + i) / 2];
+        words[r][i] = two.x >> c.column;
+        words[r][i + 1] = two.y >> c.column;
+      }
+    }
   }
 
-  // The scores of the first tile.
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], int n) {
-    c.scaling.read(c.p, n);
+  // Hides the other scores.
+  __device__ __forceinline__ void hide(float (&scores)[kScores]) const {
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      CUTE_UNROLL
+      for (int i = 0; i < kScores / 2; ++i) {
+        const int place = i / 2 * 8 + i % 2;
+        if ((words[r][place / 32] >> place % 32 & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      }
+    }
+  }
+};
+
+// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
+// before, and the softmax of the one runs under the other's products.
+struct Steps {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
+    const Shown shown(c, n, masked);
     cute::warpgroup_wait<0>();
     fence(scores);
     c.release_operands(n);
+    c.scaling.cap(scores);
+    if (masked) shown.hide(scores);
+    softmax<true, true>(scores, rows, c.scaling.exponent);
+    c.position.advance();
+    pack(weights, scores);
   }
 
-  // Tile n's weights and their product with v, and the scores of the tile before it, which is the next one.
   template <bool kMasked>
   static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                               Weights& weights, Rows& rows, int n) {
-    weigh(c, scores, output, weights, rows, n, kMasked);
-    const Position at = c.position;
-    c.position.advance();
-    c.shared.v_full[at.stage].wait(at.phase);
+    const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.scaling.read(c.p, n - 1);
     c.turns.begin();
-    multiply_output(output, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
+    if (kRescalesBetween) rescale(output, rows);
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.staged_v(before.stage));
     c.turns.pass();
-    cute::warpgroup_wait<1>();
-    fence(output);
-    release(c.shared.v_empty[at.stage]);
-    cute::warpgroup_wait<0>();
+    const Shown shown(c, n, kMasked);
+    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
     fence(scores);
-    c.release_operands(n - 1);
+    c.release_operands(n);
+    c.scaling.cap(scores);
+    if (kMasked) shown.hide(scores);
+    softmax<false, kMasked>(scores, rows, c.scaling.exponent);
+    c.position.advance();
+    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
+    // softmax runs under the output's products, which only long ones gain from.
+    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
+    cute::warpgroup_wait<0>();
+    fence(output);
+    release(c.shared.v_empty[before.stage]);
+    pack(weights, scores);
+    if (!kRescalesBetween) rescale(output, rows);
   }
 
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights) {
-    const Position at = c.position;
-    c.position.advance();
-    c.shared.v_full[at.stage].wait(at.phase);
-    multiply_output(output, weights, c.staged_v(at.stage));
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
+    if (kRescalesBetween) rescale(output, rows);
+    const Position before = c.before();
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.staged_v(before.stage));
   }
 };
 
@@ -679,18 +647,17 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
   const int lane = threadIdx.x % 4;
-  const float value_scale = c.p.v_descale[sequence.batch * c.p.v_descale_batch + work.head / c.p.sharing * c.p.v_descale_head];
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
-    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(value_scale, sum);
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] - kOffset + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL
-    for (int column = 0; column < kDim; column += 32) {
+    for (int column = 0; column < kDimV; column += 32) {
       const float* x = output + column / 2 + 2 * r;
       const uint4 eight = gather(pair(x[0] * inverse, x[1] * inverse), pair(x[4] * inverse, x[5] * inverse),
                                  pair(x[8] * inverse, x[9] * inverse), pair(x[12] * inverse, x[13] * inverse));
@@ -736,8 +703,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   while (work.more) {
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
-    c.row = work.row + work.sequence.diagonal(p) + thread_row();
-    c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
+    c.row = consumer * kWgmmaM + thread_row();
+    c.masks = work.masks - work.full_end;
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
@@ -745,16 +712,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     if (work.end > work.begin) {
       Weights weights;
       int n = work.end - 1;
-      Steps::first(c, scores, n);
+      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
-      Steps::weigh(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
-      const int stage = c.position.stage;
-      Steps::last(c, output, weights);
+      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      const int stage = c.before().stage;
+      Steps::last(c, output, weights, rows);
       if (kQStages > 1) c.release_q();
       c.at_q.advance();
       next = c.await_work();
@@ -785,7 +751,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_forward_sm90a_bf16_dim256_window_scores_e4m3_weights_e4m3_sums_fast_128x96_pingpong_rescale_needed_c23c1da6(const __grid_constant__ Parameters p) {
+    attention_forward_sm90a_bf16_dim64_v128_blocks_128x128_overlap_pingpong_dynamic_rescale_needed_918b28fb(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
