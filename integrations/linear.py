@@ -160,8 +160,9 @@ class Linear(torch.nn.Linear):
             return Explanation.by_torch(reason, "" if gpu is None else target(gpu).gpu)
         kind = product_type(input.dtype, input.device.type)  # that of autocast, where it is on
         if self.dropout_blocks and self.training:
-            x, w = input.to(kind), weight.to(kind)
-            return block_dropout.explanation(x, w, self.bias, self.dropout_blocks, gpu)
+            return block_dropout.explanation(
+                input.to(kind), weight.to(kind), self.bias, self.dropout_blocks, gpu
+            )
         return explain(input.to(kind), weight.to(kind).t(), **keywords)
 
     def extra_repr(self) -> str:
