@@ -49,14 +49,17 @@ def exact(
     )
 
 
-def held(found: torch.Tensor, expected: torch.Tensor, terms: int, what: str) -> None:
+def held(
+    found: torch.Tensor, expected: torch.Tensor, terms: int, what: str, least: float = 0.0
+) -> None:
     """Every element within some roundings of 16 bits, of a sum of so many terms.
 
-    A lost row, column, batch or scale is off by a multiple of the root mean square.
+    A lost row, column, batch or scale is off by a multiple of the root mean square, which is at
+    least `least`: that of a single sum says nothing of its terms, which may cancel.
     """
     assert found.shape == expected.shape, what
     unit = 2.0**-8 if found.dtype != FP16 else 2.0**-10
-    spread = expected.square().mean().sqrt() if expected.numel() else 0.0
+    spread = max(float(expected.square().mean().sqrt()), least) if expected.numel() else 0.0
     bound = 3 * unit * (expected.abs() + spread * (1 + terms**0.5 / 8))
     worst = ((found.double() - expected).abs() / (bound + 1e-30)).max() if found.numel() else 0
     assert worst <= 1, f"{what}: {worst:.2f} of its bound"
@@ -79,7 +82,9 @@ def check(
     kept = [one for one, leaf in zip(expected, given, strict=True) if leaf.requires_grad]
     for one, leaf_, other in zip(found, wanted, kept, strict=True):
         assert one.dtype == leaf_.dtype
-        held(one, other, max(d.numel() // max(one.numel(), 1), N), str(list(one.shape)))
+        least = float((d.detach().double() * dd.double()).norm()) if one.numel() == 1 else 0.0
+        terms = max(d.numel() // max(one.numel(), 1), N)
+        held(one, other, terms, str(list(one.shape)), least)
     return found
 
 
