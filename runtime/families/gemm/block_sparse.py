@@ -128,7 +128,8 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         (m, n), k, device = shape, a.shape[1], a.get_device()
         self._check_mask(m, n, k)
         bound = epilogue.bind(self.items, (), m, n, device, batched=False)
-        epilogue.check_finite(self.items)
+        for item in self.items:
+            epilogue.KINDS[item[0]].check_finite(item)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
         pitch_d, _ = check_out(self.out, shape, d_type, device, None)
         allowed_a, allowed_b = layouts(a, spec)
@@ -213,7 +214,8 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
     def check(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Raise ProblemError for memory that is missing or shared."""
         require_memory([*self.named(), ("out", results[0])])
-        epilogue.check_finite(self.items)
+        for item in self.items:
+            epilogue.KINDS[item[0]].check_finite(item)
         refuse_overlap(results[0], self.read(), "do not overlap")
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
