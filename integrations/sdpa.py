@@ -54,7 +54,8 @@ class Sdpa:
 
         is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
         the shape of query, of value's head dimension, and its order of strides. Differentiable, and
-        one operator of a compiled graph. Under autocast, query, key and value are converted as torch does it.
+        one operator of a compiled graph. Under autocast, query, key and value are converted as
+        torch does it.
 
         scores, which torch's function has not, is the type to which query and key are quantized in
         each call, value to e4m3: "int8", the more exact one, or "e4m3". Then the result is that of

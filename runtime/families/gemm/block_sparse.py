@@ -46,6 +46,7 @@ from warploom.runtime.families._product.operands import (
     storing,
 )
 from warploom.runtime.families._product.reference import apply, bound, rounded
+from warploom.runtime.families._product.steps import KINDS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.block_scales import blocks_of
@@ -129,7 +130,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         self._check_mask(m, n, k)
         bound = epilogue.bind(self.items, (), m, n, device, batched=False)
         for item in self.items:
-            epilogue.KINDS[item[0]].check_finite(item)
+            KINDS[item[0]].check_finite(item)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
         pitch_d, _ = check_out(self.out, shape, d_type, device, None)
         allowed_a, allowed_b = layouts(a, spec)
@@ -215,7 +216,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         """Raise ProblemError for memory that is missing or shared."""
         require_memory([*self.named(), ("out", results[0])])
         for item in self.items:
-            epilogue.KINDS[item[0]].check_finite(item)
+            KINDS[item[0]].check_finite(item)
         refuse_overlap(results[0], self.read(), "do not overlap")
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
