@@ -49,8 +49,9 @@ class Sdpa:
         torch's generator of the device: other weights than torch's own kernels drop by it.
 
         is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
-        the shape of query, of value's head dimension, and its order of strides. Differentiable, and one operator of a compiled
-        graph. Under autocast, query, key and value are converted as torch does it.
+        the shape of query, of value's head dimension, and its order of strides. Differentiable, and
+        one operator of a compiled graph. Under autocast, query, key and value are converted as
+        torch does it.
         """
         if torch._C._is_any_autocast_enabled():
             query, key, value = lowered(query), lowered(key), lowered(value)

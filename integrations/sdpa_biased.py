@@ -39,8 +39,10 @@ def masked(
     """The mask of a call as a keyword; None where torch's kernel is to run."""
     if attn_bias.dim() not in _FITTING or query.dim() != _SCORES:
         return None
-    refused = rules.of_two_dims(query, value) or rules.misfit(query, key, value, enable_gqa=True) or sdpa_mask.misfit(
-        attn_bias, query, key, is_causal=is_causal
+    refused = (
+        rules.of_two_dims(query, value)
+        or rules.misfit(query, key, value, enable_gqa=True)
+        or sdpa_mask.misfit(attn_bias, query, key, is_causal=is_causal)
     )
     if refused or not _positive(scale):
         return None

@@ -6,4 +6,11 @@ from warploom.generator.families._attention.operation import DIMS, GRADIENT_DIMS
 from warploom.generator.families._attention.problem import UNBOUNDED, AttentionProblem
 from warploom.generator.families._attention.shape import AttentionShape
 
-__all__ = ["DIMS", "GRADIENT_DIMS", "UNBOUNDED", "UNLIKE_DIMS", "AttentionProblem", "AttentionShape"]
+__all__ = [
+    "DIMS",
+    "GRADIENT_DIMS",
+    "UNBOUNDED",
+    "UNLIKE_DIMS",
+    "AttentionProblem",
+    "AttentionShape",
+]

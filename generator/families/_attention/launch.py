@@ -46,7 +46,7 @@ class AtLaunch(launches.AtLaunch[OperationT, ScheduleT, ProblemT]):
         of_keys = tensor in _KEYS
         seq = problem.total_k if of_keys else problem.total_q
         heads = problem.kv_heads if of_keys else problem.heads
-        dim = tensor in _VALUES and problem.dim_v or problem.dim
+        dim = (tensor in _VALUES and problem.dim_v) or problem.dim
         batch_stride, head_stride, seq_stride = (s * kind.bytes for s in self.strides(tensor))
         extents: tuple[int, ...] = (dim, seq, heads, problem.batch)
         pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)

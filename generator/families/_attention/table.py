@@ -24,7 +24,10 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
     kinds = ("dim",)
 
     def features(self, operation: OperationT, shape: AttentionShape) -> dict[str, Feature]:
-        """Dimension (of q and k by that of v where they differ, as 192x128), type of q, mask, lengths, modifiers, seq, query heads of a kv head."""
+        """Dimension, type of q, mask, lengths, modifiers, seq, query heads of a kv head.
+
+        The dimension of q and k by that of v, where they differ, is a word as 192x128.
+        """
         return {
             "dim": f"{operation.dim}x{operation.dim_v}" if operation.dim_v else operation.dim,
             "scores": operation.element_of("q").name,

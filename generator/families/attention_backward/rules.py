@@ -52,9 +52,7 @@ def schedule_reasons(
             *(_shared_rows(operation, schedule) if schedule.cluster_split == "rows" else ()),
             None
             if schedule.v_in_registers == "none"
-            or not (
-                schedule.overlap or operation.caps or operation.dim > WIDEST or operation.dim_v
-            )
+            or not (schedule.overlap or operation.caps or operation.dim > WIDEST or operation.dim_v)
             else f"v_in_registers {schedule.v_in_registers}: only without overlap and {CAPS}, "
             f"and of heads of up to {WIDEST}, do registers suffice for v; take none",
             None

@@ -134,7 +134,8 @@ def _step(
     shape: AttentionShape,
 ) -> tuple[float, float]:
     """Seconds of one step of all warpgroups of a block, and what a bound adds to it."""
-    q, kv, dim, dim_v = schedule.q_tile, schedule.kv_tile, operation.dim, operation.dim_v or operation.dim
+    q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
+    dim_v = operation.dim_v or dim
     # Products of q kv dim; the tensor core does 2048 multiplications of 16 bits a cycle.
     tensor = q * kv * (dim + dim_v) / 2048 / constants["tensor_clock"]
     cap = exponentials(constants, operation.modifiers)

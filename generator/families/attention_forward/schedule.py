@@ -1,7 +1,8 @@
 """Attention as a user names it: the operation (which result) and the schedule (how it is computed).
 
 q [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim], o as q: views with any strides
-whose last dimension is contiguous; that of v and o may be of another size, dim_v. Query head h attends to kv head h / (heads / kv_heads).
+whose last dimension is contiguous; that of v and o may be of another size, dim_v.
+Query head h attends to kv head h / (heads / kv_heads).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Extents:
             dims = " or ".join(f"{dim} and {dim_v}" for dim, dim_v in GRADIENT_DIMS)
             raise ProblemError(
                 f"gradients of q and k of dim {self.dim} and v of dim {self.dim_v}",
-                rule=f"where the dimensions differ, they must be up to {dims}, that of v the smaller",
+                rule=f"where the dimensions differ, they must be up to {dims}, that of v less",
                 fix="pad the smaller one with zeros, and pass the scale of the true dimension",
             )
         return pair

@@ -21,7 +21,8 @@ class BackwardArguments:
     """The arguments of one backward pass.
 
     forward      the call whose results are differentiated; its out and spec play no part
-    out, lse     its results: as q, of the dimension of v; fp32 [batch, heads, seq_q], packed [heads, total_q]
+    out, lse     its results: as q, of the dimension of v; fp32 [batch, heads, seq_q], packed
+                 [heads, total_q]
     dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
     into         dq, dk and dv, where they are to lie; None: they are made
     dsinks       where the gradient of sinks is to lie, as these do; None: it is not wanted
