@@ -19,7 +19,7 @@ from warploom.errors import ProblemError
 from warploom.generator.formats import Activations, WeightFormat
 from warploom.quantization import checks, slabs
 from warploom.quantization.codes import stored
-from warploom.quantization.metadata import Metadata
+from warploom.quantization.metadata import BIAS_OF_E8M0, Metadata, e8m0
 from warploom.quantization.packed_weight import PackedWeight
 
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,7 +33,6 @@ _E4M3_EXPONENT = 8  # of its largest number, 448
 # the even one.
 _E2M1_HALF_WAY = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _E2M1_GOES_UP = (0, 1, 0, 1, 0, 1, 0)
-_E8M0_BIAS = 127
 
 # Of groups [rows, groups, k of a group] in fp32: scales and zero points [rows, groups], and codes.
 _Quantised = tuple[Tensor, Tensor | None, Tensor]
@@ -253,12 +252,13 @@ def _mxfp8(part: Tensor, given: _Checked) -> _Quantised:
 def _powers_of_two(part: Tensor, given: _Checked, above: int) -> tuple[Tensor, Tensor]:
     """Return scales as e8m0 and in fp32: the power of two of the largest weight, less `above`."""
     largest = _largest(part).float()
-    exponent = torch.frexp(largest).exponent - 1 - above + _E8M0_BIAS
-    bits = torch.where(largest == 0, _E8M0_BIAS, exponent.clamp(min=0))
+    exponent = torch.frexp(largest).exponent - 1 - above + BIAS_OF_E8M0
+    of_zeros = e8m0(given.metadata.slab.scale_of_zeros)
+    bits = torch.where(largest == 0, of_zeros, exponent.clamp(min=0))
     # 2^(bits - 127) in fp32: its exponent, but for 2^-127, which is below the normal numbers.
     scales = torch.where(bits == 0, 1 << 22, bits << 23).to(torch.int32).view(torch.float32)
     most, _, _ = checks.largest_scale(given.metadata)
-    given.look(~torch.isfinite(largest) | (bits > checks.e8m0(most)), scales)
+    given.look(~torch.isfinite(largest) | (bits > e8m0(most)), scales)
     return bits.to(torch.uint8).view(torch.float8_e8m0fnu), scales
 
 
