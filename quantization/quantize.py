@@ -76,7 +76,9 @@ def quantize(
         packed.write(first, end, fields, scales, zeros, shared if format == "nvfp4" else None)
     if bool(torch.stack([rows.wrong for rows in given]).any()):  # a GPU is waited for once
         for rows in given:
-            rows.refuse()
+            rows.refuse_weights()
+        for rows in given:
+            rows.refuse_scales()
     return packed
 
 
@@ -111,11 +113,18 @@ class _Checked:
         """Keep which scales are too large, or not finite."""
         self.excess, self.scales, self.wrong = excess, scales, excess.any()
 
-    def refuse(self) -> None:
-        """Raise for a weight that is not finite, or for the first scale that is too large."""
+    def refuse_weights(self) -> None:
+        """Raise for a weight that is not finite.
+
+        For those of all ranges before any scale: one makes the scale that all rows share NaN.
+        """
         if bool(self.wrong):
             rows = self.weight[self.first : self.end]
             checks.refuse(~torch.isfinite(rows), rows, "weight", "be finite", self.first)
+
+    def refuse_scales(self) -> None:
+        """Raise for the first scale that is too large."""
+        if bool(self.wrong):
             _, rule, fix = checks.largest_scale(self.metadata)
             checks.refuse(self.excess, self.scales, "scale", rule, self.first, fix)
 

@@ -190,6 +190,18 @@ def test_groups_of_zeros_have_a_scale_that_kernels_take(
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_a_weight_of_any_range_that_is_not_finite_is_named_before_a_scale(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scales that ternary shares are NaN in all ranges; the first also has one too large."""
+    monkeypatch.setattr(slabs, "RANGE", 1)
+    w = drawn(200, 256)
+    w[1, 3], w[199, 7] = 1e30, math.nan
+    with pytest.raises(ProblemError, match=r"^weight nan of row 199, k 7: must be finite"):
+        quantize(w, format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-40, 1e-30, 1e30, 3.4e38])
 def test_weights_of_any_size_come_back_about_as_they_were(format: str, size: float) -> None:
     """A scale of 0 made NaN of a group of zeros, and inf of one that is nearly so."""
