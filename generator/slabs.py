@@ -2,9 +2,9 @@
 
 A slab is one piece of memory that one bulk copy brings: the codes as two bricks of 64 k each (of 2
 bits as one of 128), the scales of its groups, and their zero points. Slabs lie row block by row
-block, k inside. Rows are padded to 64 and k to 128, by codes that stand for 0, scales of 1 and zero
-points of 0. (Only where a row has one zero point does padded k stand for another number: there
-activations are 0.)
+block, k inside. Rows are padded to 64 and k to 128, by codes that stand for 0, scales of 1, or of
+the largest that kernels take where that is less, and zero points of 0. (Only where a row has one
+zero point does padded k stand for another number: there activations are 0.)
 
 A brick is in the order in which the 128 threads of a warpgroup hold wgmma's A operand in registers
 (PTX ISA, wgmma: A fragment). Thread t = 32 w + 4 l + q has rows 16 w + l and 8 below, of each
@@ -90,6 +90,11 @@ class SlabLayout:
         Where they are per channel no kernel multiplies them into weights.
         """
         return self.order.largest_scale if self.group else None
+
+    @property
+    def scale_of_zeros(self) -> float:
+        """The scale of what is 0: 1, or the largest, as kernels multiply by it all the same."""
+        return min(1.0, self.largest_scale or 1.0)
 
     @property
     def scale_type(self) -> ScaleType:

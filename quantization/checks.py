@@ -5,7 +5,6 @@ Contents are looked at, range of rows by range of rows; a GPU is waited for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -15,11 +14,10 @@ from warploom.arguments import shown
 from warploom.errors import ProblemError, WarploomError
 from warploom.generator.formats import SCALE_TYPES, WeightFormat, weight_format
 from warploom.quantization import slabs
-from warploom.quantization.metadata import Metadata, dtype_of
+from warploom.quantization.metadata import Metadata, dtype_of, e8m0
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _NAN_E8M0 = 255
-_BIAS_E8M0 = 127
 _SMALLER = "divide the weight by a power of two, and give that to its products as scale_a"
 
 
@@ -140,11 +138,6 @@ def largest_scale(metadata: Metadata) -> tuple[float, str, str]:
         return most, rule, "take scale_dtype=torch.bfloat16"
     what = f"groups of {slab.format} by activations {slab.activations!r}"
     return slab.largest_scale, f"be at most {slab.largest_scale:g} in size in {what}", _SMALLER
-
-
-def e8m0(scale: float) -> int:
-    """Return the bits of a power of two."""
-    return math.frexp(scale)[1] - 1 + _BIAS_E8M0
 
 
 def require_zeros(zeros: Tensor | None, scales: Tensor, metadata: Metadata) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import prod
 
 import torch
 
@@ -13,6 +13,7 @@ from warploom.generator.slabs import DEPTH, ROWS, SlabLayout
 from warploom.printable import brief, cut
 
 VERSION = 2  # of the packed layout: what lies where in which bits
+BIAS_OF_E8M0 = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Metadata:
     @property
     def nbytes(self) -> int:
         """Bytes of all the tensors."""
-        return sum(prod(shape) * dtype.itemsize for shape, dtype in self.tensors().values())
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.tensors().values())
 
     def as_dict(self) -> dict[str, int | str | None]:
         """Plain data, which `from_dict` reads."""
@@ -133,3 +134,8 @@ def dtype_of(name: str) -> torch.dtype:
     """Torch's type of that name."""
     found: torch.dtype = getattr(torch, name)
     return found
+
+
+def e8m0(scale: float) -> int:
+    """Return the bits of a power of two."""
+    return math.frexp(scale)[1] - 1 + BIAS_OF_E8M0

@@ -19,7 +19,7 @@ from warploom.errors import ProblemError
 from warploom.generator.formats import Activations, WeightFormat
 from warploom.quantization import checks, slabs
 from warploom.quantization.codes import stored
-from warploom.quantization.metadata import Metadata
+from warploom.quantization.metadata import BIAS_OF_E8M0, Metadata, e8m0
 from warploom.quantization.packed_weight import PackedWeight
 
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,7 +33,6 @@ _E4M3_EXPONENT = 8  # of its largest number, 448
 # the even one.
 _E2M1_HALF_WAY = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _E2M1_GOES_UP = (0, 1, 0, 1, 0, 1, 0)
-_E8M0_BIAS = 127
 
 # Of groups [rows, groups, k of a group] in fp32: scales and zero points [rows, groups], and codes.
 _Quantised = tuple[Tensor, Tensor | None, Tensor]
@@ -77,7 +76,9 @@ def quantize(
         packed.write(first, end, fields, scales, zeros, shared if format == "nvfp4" else None)
     if bool(torch.stack([rows.wrong for rows in given]).any()):  # a GPU is waited for once
         for rows in given:
-            rows.refuse()
+            rows.refuse_weights()
+        for rows in given:
+            rows.refuse_scales()
     return packed
 
 
@@ -112,11 +113,18 @@ class _Checked:
         """Keep which scales are too large, or not finite."""
         self.excess, self.scales, self.wrong = excess, scales, excess.any()
 
-    def refuse(self) -> None:
-        """Raise for a weight that is not finite, or for the first scale that is too large."""
+    def refuse_weights(self) -> None:
+        """Raise for a weight that is not finite.
+
+        For those of all ranges before any scale: one makes the scale that all rows share NaN.
+        """
         if bool(self.wrong):
             rows = self.weight[self.first : self.end]
             checks.refuse(~torch.isfinite(rows), rows, "weight", "be finite", self.first)
+
+    def refuse_scales(self) -> None:
+        """Raise for the first scale that is too large."""
+        if bool(self.wrong):
             _, rule, fix = checks.largest_scale(self.metadata)
             checks.refuse(self.excess, self.scales, "scale", rule, self.first, fix)
 
@@ -253,12 +261,13 @@ def _mxfp8(part: Tensor, given: _Checked) -> _Quantised:
 def _powers_of_two(part: Tensor, given: _Checked, above: int) -> tuple[Tensor, Tensor]:
     """Return scales as e8m0 and in fp32: the power of two of the largest weight, less `above`."""
     largest = _largest(part).float()
-    exponent = torch.frexp(largest).exponent - 1 - above + _E8M0_BIAS
-    bits = torch.where(largest == 0, _E8M0_BIAS, exponent.clamp(min=0))
+    exponent = torch.frexp(largest).exponent - 1 - above + BIAS_OF_E8M0
+    of_zeros = e8m0(given.metadata.slab.scale_of_zeros)
+    bits = torch.where(largest == 0, of_zeros, exponent.clamp(min=0))
     # 2^(bits - 127) in fp32: its exponent, but for 2^-127, which is below the normal numbers.
     scales = torch.where(bits == 0, 1 << 22, bits << 23).to(torch.int32).view(torch.float32)
     most, _, _ = checks.largest_scale(given.metadata)
-    given.look(~torch.isfinite(largest) | (bits > checks.e8m0(most)), scales)
+    given.look(~torch.isfinite(largest) | (bits > e8m0(most)), scales)
     return bits.to(torch.uint8).view(torch.float8_e8m0fnu), scales
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from warploom.generator.formats import FORMATS, STEPS, WORD_BITS, WeightFormat
 from warploom.generator.slabs import DEPTH, ROWS, SlabLayout
-from warploom.quantization.metadata import Metadata
+from warploom.quantization.metadata import Metadata, e8m0
 
 RANGE = 1 << 23  # codes that are converted at a time: little memory
 RANGE_OF_GPU = 1 << 27  # few launches: 10 bytes each, 1.3 GB, at most
@@ -73,10 +73,11 @@ def write(
         _moved(words, arranged.moved, out=words)
     if layout.group is not None:
         begin, end = layout.codes_bytes, layout.codes_bytes + layout.scales_bytes
-        # torch fills few types of 8 bits, so their one is given by its bits.
-        one = {"e8m0": 127, "e4m3": 0x38}.get(layout.scale, 1)
+        # torch fills few types of 8 bits, so their padding is given by its bits.
+        padding = layout.scale_of_zeros
+        padding = {"e8m0": e8m0(padding), "e4m3": 0x38}.get(layout.scale, padding)
         values = scales.view(torch.uint8) if layout.scale_type.bytes == 1 else scales
-        slabs[..., begin:end] = _by_position(values, blocks, layout, one)
+        slabs[..., begin:end] = _by_position(values, blocks, layout, padding)
         if zeros is not None:
             slabs[..., end:] = _by_position(zeros, blocks, layout, 0)
 

@@ -16,7 +16,7 @@ from packed_samples import same
 from torch import Tensor
 
 from warploom.errors import ProblemError
-from warploom.generator.formats import FORMATS
+from warploom.generator.formats import FORMATS, Activations
 from warploom.quantization import PackedWeight, quantize, slabs
 
 
@@ -162,6 +162,43 @@ def test_mxfp4_is_as_its_standard_says_to_the_bit() -> None:
     expected = [mx(line) for line in w.tolist()]
     assert scales.view(torch.uint8).flatten().tolist() == [bits for bits, _ in expected]
     assert codes == [block for _, block in expected]
+
+
+@pytest.mark.parametrize(
+    ("format", "activations"), [(row.name, to) for row in FORMATS.values() for to in row.orders]
+)
+def test_groups_of_zeros_have_a_scale_that_kernels_take(
+    format: str, activations: Activations
+) -> None:
+    """Of mxfp8 by 16 bits 1 is too large."""
+    w = drawn(3, 64)
+    w[1], w[2, 32:] = 0, 0
+    made = quantize(w, format, group_of(format), activations=activations)
+    assert not made.dequantize()[w == 0].any()
+    codes, scales, zeros = made.unpack()
+    whole = made.channel_scales if format == "nvfp4" else None
+    again = PackedWeight.from_codes(
+        codes,
+        scales,
+        zeros,
+        format=format,
+        group=group_of(format),
+        activations=activations,
+        global_scale=None if whole is None else whole[:3],
+    )
+    assert same(again.data, made.data)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_weight_of_any_range_that_is_not_finite_is_named_before_a_scale(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scales that ternary shares are NaN in all ranges; the first also has one too large."""
+    monkeypatch.setattr(slabs, "RANGE", 1)
+    w = drawn(200, 256)
+    w[1, 3], w[199, 7] = 1e30, math.nan
+    with pytest.raises(ProblemError, match=r"^weight nan of row 199, k 7: must be finite"):
+        quantize(w, format)
 
 
 @pytest.mark.parametrize("format", FORMATS)

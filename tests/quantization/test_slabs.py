@@ -90,8 +90,12 @@ def test_padding_stands_for_zero(kind: Kind) -> None:
     if group is not None:
         part = made.metadata.scale_dtype
         scales, zeros = slabs.read_scales(made.data, everything, 64, 128 // group, part)
-        assert set(scales[n:].float().flatten().tolist()) == {1.0}
-        assert zeros is None or not zeros[n:].any()
+        outside = torch.ones(scales.shape, dtype=torch.bool)
+        outside[:n, : k // group] = False
+        # By more than 0.5 decoding of mxfp8 by 16 bits makes infinity, and NaN of a code of 0.
+        one = 0.5 if (format, activations) == ("mxfp8", "16-bit") else 1.0
+        assert scales.float()[outside].unique().tolist() == [one]
+        assert zeros is None or not zeros[outside].any()
 
 
 @settings(max_examples=40)
