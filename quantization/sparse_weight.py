@@ -16,23 +16,18 @@ Criterion = Literal["magnitude"]
 TYPES: Final = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
 ROWS: Final = 64
 """Rows of one instruction, whose metadata 128 threads hold."""
-_BYTES: Final = 256
-"""Bytes of a row of the weight in one tile of k, before it is halved: 128 are stored."""
+COLUMNS: Final = 64
+"""Columns of the weight whose metadata is one word of each of these threads."""
 _PADDING: Final = 0b0100
 """Positions 0 and 1: the metadata of groups that are past the weight's end."""
-
-
-def k_tile(dtype: torch.dtype) -> int:
-    """Return how many columns of the weight one tile of metadata covers."""
-    return _BYTES // dtype.itemsize
 
 
 class SparseWeight:
     """W [N, K] of which two of each four neighbours along k may differ from zero.
 
-    `values` [N, K / 2] are those two, in their order; `metadata` int32 [row blocks, tiles of k, 128
-    threads, words] says where they stand, as the threads of a warpgroup give it to the instruction.
-    A row block has 64 rows; a tile of k has 128 columns in 16 bits (2 words), 256 in 8 (4 words).
+    `values` [N, K / 2] are those two, in their order; `metadata` int32 [N / 64, K / 64, 128], both
+    quotients rounded up, says where they stand: for 64 rows and 64 columns a word of each thread of
+    a warpgroup, as the instruction takes it.
     Made by `sparsify`, `from_dense`, `from_torch` or `from_tensors`; never changed in place.
     """
 
@@ -115,7 +110,7 @@ class SparseWeight:
             )
         n, k = values.shape[0], 2 * values.shape[1]
         _require_columns(k, values.dtype)
-        shape = _metadata_shape(n, k, values.dtype)
+        shape = _metadata_shape(n, k)
         fits = f"must be contiguous torch.int32 {list(shape)} for values {list(values.shape)}"
         layout = (tuple(metadata.shape), metadata.dtype, metadata.is_contiguous())
         if layout != (shape, torch.int32, True):
@@ -246,39 +241,39 @@ def _pack(weight: Tensor) -> SparseWeight:
 # - 8 bits, k64: l chooses row 16 w + r or 16 w + r + 8, and h the upper 32 columns of 64.
 
 
-def _metadata_shape(n: int, k: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    return -(-n // ROWS), -(-k // k_tile(dtype)), 128, 4 // dtype.itemsize
+def _metadata_shape(n: int, k: int) -> tuple[int, int, int]:
+    return -(-n // ROWS), -(-k // COLUMNS), 128
 
 
 def _words(codes: Tensor, dtype: torch.dtype) -> Tensor:
     """Order codes [N, K / 4] as threads give them."""
     n, groups = codes.shape
-    blocks, tiles, _, words = _metadata_shape(n, 4 * groups, dtype)
-    padded = codes.new_full((blocks * ROWS, tiles * k_tile(dtype) // 4), _PADDING)
+    blocks, tiles, threads = _metadata_shape(n, 4 * groups)
+    padded = codes.new_full((blocks * ROWS, tiles * COLUMNS // 4), _PADDING)
     padded[:n, :groups] = codes
     if dtype.itemsize == 2:
-        # [block, warp, half of the word, r, tile, word, h, l, code]
-        parts = padded.view(blocks, 4, 2, 8, tiles, words, 2, 2, 4)
-        ordered = parts.permute(0, 4, 1, 3, 6, 7, 5, 2, 8)
+        # [block, warp, half of the word, r, tile, h, l, code]
+        parts = padded.view(blocks, 4, 2, 8, tiles, 2, 2, 4)
+        ordered = parts.permute(0, 4, 1, 3, 5, 6, 2, 7)
     else:
-        # [block, warp, l, r, tile, word, h, code]
-        parts = padded.view(blocks, 4, 2, 8, tiles, words, 2, 8)
-        ordered = parts.permute(0, 4, 1, 3, 6, 2, 5, 7)
+        # [block, warp, l, r, tile, h, code]
+        parts = padded.view(blocks, 4, 2, 8, tiles, 2, 8)
+        ordered = parts.permute(0, 4, 1, 3, 5, 2, 6)
     shifts = torch.arange(0, 32, 4, dtype=torch.int64, device=codes.device)
-    whole = (ordered.reshape(blocks, tiles, 128, words, 8).long() << shifts).sum(-1)
+    whole = (ordered.reshape(blocks, tiles, threads, 8).long() << shifts).sum(-1)
     # The bits of a word, whose highest is the sign of int32.
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
 
 
 def _codes(metadata: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
     """Return codes [N, K / 4], from the order of `_words`."""
-    blocks, tiles, _, words = metadata.shape
+    blocks, tiles, _ = metadata.shape
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=metadata.device)
     codes = metadata.unsqueeze(-1) >> shifts & 15
     if dtype.itemsize == 2:
-        parts = codes.view(blocks, tiles, 4, 8, 2, 2, words, 2, 4)
-        rows = parts.permute(0, 2, 7, 3, 1, 6, 4, 5, 8)
+        parts = codes.view(blocks, tiles, 4, 8, 2, 2, 2, 4)
+        rows = parts.permute(0, 2, 6, 3, 1, 4, 5, 7)
     else:
-        parts = codes.view(blocks, tiles, 4, 8, 2, 2, words, 8)
-        rows = parts.permute(0, 2, 5, 3, 1, 6, 4, 7)
+        parts = codes.view(blocks, tiles, 4, 8, 2, 2, 8)
+        rows = parts.permute(0, 2, 5, 3, 1, 4, 6)
     return rows.reshape(blocks * ROWS, -1)[:n, : k // 4]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from warploom.errors import ProblemError
-from warploom.quantization.sparse_weight import TYPES, SparseWeight, k_tile, sparsify
+from warploom.quantization.sparse_weight import TYPES, SparseWeight, sparsify
 
 _SHAPES = [(1, 32), (64, 256), (70, 288), (130, 544)]
 
@@ -33,14 +33,13 @@ def _expanded(weight: SparseWeight) -> Tensor:
     """Read W as `wgmma.mma_async.sp` does, word by word, after the figures of the PTX ISA."""
     n, k = weight.shape
     eight = weight.dtype.itemsize == 1
-    step, tile = (64, 256) if eight else (32, 128)
-    assert tile == k_tile(weight.dtype)
+    step = 64 if eight else 32
     values, words = weight.values.double().tolist(), weight.metadata.tolist()
     full = torch.zeros(n, k, dtype=torch.float64)
     for row in range(n):
         in_warp = row % 16
         for group in range(k // 4):
-            instruction = 4 * group % tile // step
+            instruction = 4 * group // step
             chunk = 4 * group % step // 4
             if eight:
                 lane = 4 * (in_warp % 8) + 2 * (chunk // 8) + in_warp // 8
@@ -50,7 +49,7 @@ def _expanded(weight: SparseWeight) -> Tensor:
                 lane = 4 * (in_warp % 8) + 2 * selector + chunk // 4
                 word, bit = instruction // 2, 16 * (in_warp // 8) + 4 * (chunk % 4)
             thread = 32 * (row % 64 // 16) + lane
-            code = words[row // 64][4 * group // tile][thread][word] >> bit & 15
+            code = words[row // 64][word][thread] >> bit & 15
             first, second = code & 3, code >> 2
             assert first < second
             full[row, 4 * group + first] = values[row][2 * group]
@@ -122,7 +121,7 @@ def test_what_cannot_be_packed_is_named() -> None:
             {"metadata": torch.zeros(1, 1, 128, 4, dtype=torch.int32)},
             r"metadata .* \[1, 1, 128, 4\]",
         ),
-        ({"metadata": torch.zeros(1, 2, 128, 2)}, "metadata torch.float32"),
+        ({"metadata": torch.zeros(1, 4, 128)}, "metadata torch.float32"),
         ({"values": torch.zeros(64, 128)}, "values torch.float32"),
         ({"scales": torch.zeros(1)}, "tensors metadata, scales, values"),
     ],
