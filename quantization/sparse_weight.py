@@ -125,6 +125,13 @@ class SparseWeight:
             )
         return cls(values, metadata)
 
+    @classmethod
+    def empty(cls, n: int, k: int, dtype: torch.dtype, device: torch.device | str) -> SparseWeight:
+        """Return a weight [n, k] whose tensors have no contents yet."""
+        values = torch.empty(n, k // 2, dtype=dtype, device=device)
+        shape = _metadata_shape(n, k)
+        return cls(values, torch.empty(shape, dtype=torch.int32, device=device))
+
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K) of the weight before it was halved."""

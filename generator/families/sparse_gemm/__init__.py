@@ -40,9 +40,9 @@ class SparseGemm(
         return {
             "element": element(spec.operation.element),
             "group": GROUP,
-            "activation_parts": () if function == "none" else function_parts(
-                function, gradient=False
-            ),
+            "activation_parts": ()
+            if function == "none"
+            else function_parts(function, gradient=False),
             "activation_class": "" if function == "none" else activation_class(function),
         }
 
