@@ -52,7 +52,7 @@ class SparseWeight:
             ProblemError: The weight has another shape or type, or a group with three nonzeros.
         """
         _require(weight)
-        crowded = (weight.float() != 0).unflatten(1, (-1, 4)).sum(-1) > 2
+        crowded = (weight.float() != 0).reshape(weight.shape[0], -1, 4).sum(-1) > 2
         if bool(crowded.any()):
             row, group = (int(index) for index in crowded.nonzero()[0])
             raise ProblemError(
@@ -82,7 +82,7 @@ class SparseWeight:
                 rule="must be a torch.sparse.SparseSemiStructuredTensor; from_dense takes others",
             )
         # cuSPARSELt's metadata is opaque: torch multiplies by the identity, which is exact.
-        return cls.from_dense(weight.to_dense())
+        return cls.from_dense(weight.to_dense())  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SparseWeight:
@@ -162,7 +162,7 @@ class SparseWeight:
         places = torch.stack((codes & 3, codes >> 2), -1).long()
         # Bits are moved as integers: scatter has no 8-bit floats.
         carrier = torch.int8 if self.dtype.itemsize == 1 else torch.int16
-        pairs = self.values.view(carrier).unflatten(1, (-1, 2))
+        pairs = self.values.view(carrier).view(n, -1, 2)
         groups = torch.zeros(n, k // 4, 4, dtype=carrier, device=self.device)
         return groups.scatter_(-1, places, pairs).flatten(1).view(self.dtype)
 
@@ -227,8 +227,8 @@ def _names() -> str:
 
 def _pack(weight: Tensor) -> SparseWeight:
     """Keep the two largest of each group: of a 2:4 weight, all nonzeros and zeros beside them."""
-    groups = weight.unflatten(1, (-1, 4))
-    magnitudes = weight.float().abs().unflatten(1, (-1, 4))
+    groups = weight.reshape(weight.shape[0], -1, 4)
+    magnitudes = weight.float().abs().reshape(weight.shape[0], -1, 4)
     order = magnitudes.sort(dim=-1, descending=True, stable=True).indices
     # The instruction wants the smaller position first.
     places = order[..., :2].sort(-1).values

@@ -66,7 +66,7 @@ def test_a_graph_is_replayed_on_other_contents() -> None:
 
 
 def test_columns_without_values_are_not_read() -> None:
-    """Those of a group that both values are 0 of have metadata, and are multiplied by 0."""
+    """NaN in places of x that no value of the weight stands for does not reach y."""
     dense = torch.zeros(64, 64, device="cuda").bfloat16()
     dense[:, 0:64:4] = dense[:, 2:64:4] = 1
     weight = warploom.SparseWeight.from_dense(dense)
