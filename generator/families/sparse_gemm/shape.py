@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from warploom.generator import configurations
+from warploom.generator.families._product.cells import layers
+from warploom.generator.families.sparse_gemm.schedule import SparseGemmOperation
 from warploom.generator.shapes import Shape
 
 
@@ -25,3 +29,12 @@ class SparseGemmProblem:
     k: int
     x_pitch: int
     y_pitch: int
+
+
+def cells(
+    operation: SparseGemmOperation, model: str | None, rows: Sequence[int]
+) -> list[SparseGemmShape]:
+    """The weights of a model, or those that are measured."""
+    listed = configurations.cells()["sparse_gemm"]
+    weights = layers(model) if model else listed["weights"]
+    return [SparseGemmShape(m, n, k) for n, k in weights for m in rows or listed["m"]]
