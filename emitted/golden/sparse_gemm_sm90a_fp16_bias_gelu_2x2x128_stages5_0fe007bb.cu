@@ -248,8 +248,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
     walk.at(tile, row, token);
     float sums[kBlocks][kCount];
     int previous = 0;  // the stage whose products may still be running
-    CUTE_NO_UNROLL
-    for (int k_tile = 0; k_tile < p.k_tiles; ++k_tile) {
+    const auto multiply_stage = [&](int k_tile) {
       const int stage = position.stage;
       shared.full[stage].wait(position.phase);
       uint32_t words[kBlocks];
@@ -272,6 +271,16 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       if (k_tile) release_read(shared.empty[previous]);
       previous = stage;
       position.advance();
+    };
+    // wgmma reads its metadata from registers while it runs, so words may not be loaded into those of products that
+    // still run. Two copies of the code have registers of their own: products of the last but one have been waited for.
+    int k_tile = 0;
+    CUTE_NO_UNROLL
+    while (true) {
+      multiply_stage(k_tile);
+      if (++k_tile == p.k_tiles) break;
+      multiply_stage(k_tile);
+      if (++k_tile == p.k_tiles) break;
     }
     cute::warpgroup_wait<0>();
     CUTE_UNROLL

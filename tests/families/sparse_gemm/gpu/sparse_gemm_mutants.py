@@ -22,8 +22,9 @@ def extents(m: int, n: int, k: int) -> Callable[[KernelSpec, int], None]:
     return check
 
 
-WAITED = (
-    "      cute::warpgroup_wait<1>();\n      if (k_tile) release_read(shared.empty[previous]);\n"
+TWICE = (
+    "      multiply_stage(k_tile);\n      if (++k_tile == p.k_tiles) break;\n"
+    "      multiply_stage(k_tile);\n"
 )
 READ = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");\n    CUTE_NO_UNROLL\n'
 
@@ -42,6 +43,12 @@ MUTANTS = {
     ),
     "the second instruction multiplies the first values": Checked(
         "+ 2, tokens + 4", ", tokens + 4", extents(130, 300, 640), KERNEL
+    ),
+    "words are loaded into registers of products that still run": Checked(
+        TWICE,
+        "      multiply_stage(k_tile);\n",
+        extents(300, 1003, 2080),
+        KERNEL,
     ),
     "sums of the last tile are not cleared": Checked(
         "words[block], k_tile != 0);", "words[block], 1);", extents(4099, 5000, 160), KERNEL

@@ -22,6 +22,8 @@ EXTENTS = [
     (300, 520, 2080),
     (1031, 4096, 512),
 ]
+# Rows and columns of a weight by which one tile of tokens is multiplied.
+WHOLE = [(256, 128), (576, 1024), (1003, 2080)]
 
 
 @pytest.mark.parametrize("kernel", cases.EVERY, ids=short)
@@ -41,9 +43,24 @@ def test_rows_of_any_pitch_and_address(kernel: KernelSpec, pad: int, shift: int)
     cases.made(kernel, 130, 200, 288, pad=pad, shift=shift).verify()
 
 
-@pytest.mark.parametrize("kernel", cases.EVERY[:3], ids=short)
-def test_many_tiles(kernel: KernelSpec) -> None:
-    cases.made(kernel, 4099, 5000, 1056).verify()
+@pytest.mark.parametrize("k", [64, 96, 192, 1056, 1104])  # stages: 1, 2, 3, 17 and 18
+@pytest.mark.parametrize("kernel", cases.EVERY, ids=short)
+def test_blocks_of_several_tiles(kernel: KernelSpec, k: int) -> None:
+    m, n = 4099, 5003
+    tokens, rows, _ = kernel.schedule.tile
+    tiles = -(-m // tokens) * -(-n // rows)
+    assert tiles > 2 * torch.cuda.get_device_properties(0).multi_processor_count
+    cases.made(kernel, m, n, k).verify()
+
+
+@pytest.mark.parametrize("extents", WHOLE, ids=str)
+@pytest.mark.parametrize("kernel", cases.EVERY, ids=short)
+def test_every_token_of_a_tile_is_summed_over_all_stages(
+    kernel: KernelSpec, extents: tuple[int, int]
+) -> None:
+    """Long instructions still run when the next stage's metadata are loaded."""
+    tokens, _, _ = kernel.schedule.tile
+    cases.made(kernel, tokens, *extents).verify()
 
 
 @pytest.mark.parametrize("kernel", cases.EVERY[:4], ids=short)
