@@ -162,7 +162,7 @@ class SparseWeight:
         places = torch.stack((codes & 3, codes >> 2), -1).long()
         # Bits are moved as integers: scatter has no 8-bit floats.
         carrier = torch.int8 if self.dtype.itemsize == 1 else torch.int16
-        pairs = self.values.view(carrier).view(n, -1, 2)
+        pairs = self.values.view(carrier).view(n, k // 4, 2)
         groups = torch.zeros(n, k // 4, 4, dtype=carrier, device=self.device)
         return groups.scatter_(-1, places, pairs).flatten(1).view(self.dtype)
 
@@ -228,8 +228,7 @@ def _names() -> str:
 def _pack(weight: Tensor) -> SparseWeight:
     """Keep the two largest of each group: of a 2:4 weight, all nonzeros and zeros beside them."""
     groups = weight.reshape(weight.shape[0], -1, 4)
-    magnitudes = weight.float().abs().reshape(weight.shape[0], -1, 4)
-    order = magnitudes.sort(dim=-1, descending=True, stable=True).indices
+    order = groups.float().abs().sort(dim=-1, descending=True, stable=True).indices
     # The instruction wants the smaller position first.
     places = order[..., :2].sort(-1).values
     carrier = torch.int8 if weight.dtype.itemsize == 1 else torch.int16
