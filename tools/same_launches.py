@@ -144,6 +144,12 @@ def casts(spec: Any) -> Iterator[Any]:
         yield defined("CastProblem")(m, n, n + 8, n + 16, (1, m), m + 16, (1, n))
 
 
+def sparse_products(spec: Any) -> Iterator[Any]:
+    """Yield problems of products with sparse weights: one tile, part of a wave, several waves."""
+    for m, n, k in ((1, 72, 16), (61, 4096, 4160), (3001, 8200, 1024)):
+        yield defined("SparseGemmProblem")(m, n, k, k + 8, n + 1)
+
+
 def shapes(spec: Any) -> Iterator[Any]:
     """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
     kind = families()[spec.operation.family].shape
@@ -162,6 +168,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_merge": merges,
     "attention_quantize": quantizations,
     "cast": casts,
+    "sparse_gemm": sparse_products,
 }
 
 

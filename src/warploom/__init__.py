@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from warploom.integrations.sdpa import sdpa
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
+    from warploom.quantization.sparse_weight import SparseWeight, sparsify
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families._attention.block_mask import BlockMask
     from warploom.runtime.families._attention.dropout import dropout_mask
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
+    from warploom.runtime.families.sparse_gemm.api import sparse_gemm
     from warploom.tuning.autotune.api import autotune
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
     from warploom.tuning.recording import recording
@@ -71,6 +73,7 @@ __all__ = [
     "QuantizedAttention",
     "RecordsError",
     "ResultError",
+    "SparseWeight",
     "SpecificationError",
     "StoreError",
     "ToolchainError",
@@ -104,6 +107,8 @@ __all__ = [
     "records_digest",
     "register_transformers",
     "sdpa",
+    "sparse_gemm",
+    "sparsify",
     "testing",
     "warmup",
 ]
@@ -116,6 +121,7 @@ _LAZY = {
     "KernelSpec": "warploom.generator.specification",
     "PackedWeight": "warploom.quantization.packed_weight",
     "QuantizedAttention": "warploom.runtime.families.attention_quantize.api",
+    "SparseWeight": "warploom.quantization.sparse_weight",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
     "attention_8bit": "warploom.runtime.families.attention_forward.attention_8bit",
@@ -143,6 +149,8 @@ _LAZY = {
     "records_digest": "warploom.tuning.autotune.ranks",
     "register_transformers": "warploom.integrations.patch_attention",
     "sdpa": "warploom.integrations.sdpa",
+    "sparse_gemm": "warploom.runtime.families.sparse_gemm.api",
+    "sparsify": "warploom.quantization.sparse_weight",
     "testing": "warploom.testing",
     "warmup": "warploom.runtime.api",
 }

@@ -20,8 +20,11 @@ PLACES = re.compile(
     r"|quantization/importers/(?:awq|compressed_tensors)\.py"
 )
 # Of a family whose name is a word of Python and torch (typing.cast, autocast): its modules, classes
-# and kernels.
-COMMON = {"cast": r"families\.cast\b|(?-i:\bCast[A-Z])|cast_sm"}
+# and kernels. The first word of sparse_gemm is one of torch (torch.sparse): its whole name counts.
+COMMON = {
+    "cast": r"families\.cast\b|(?-i:\bCast[A-Z])|cast_sm",
+    "sparse_gemm": r"sparse_?gemm",
+}
 
 
 def words() -> re.Pattern[str]:

@@ -33,11 +33,13 @@ DEVICES = (
 )
 WHOLE = DeviceLimits(DEFAULT.multiprocessors, DEFAULT.name)
 EACH = 120  # specs of a family
-PERSISTENT = {"gemm", "mixed_gemm", "attention_forward", "attention_decode"}  # one wave of CTAs
+# One wave of CTAs.
+PERSISTENT = {"gemm", "mixed_gemm", "sparse_gemm", "attention_forward", "attention_decode"}
 # Cells that say little of waves are many; these have one tile, part of a wave, and several waves.
 GIVEN = {
     "gemm": ("1x512x64", "61x4096x4160", "700x5120x8960", "3001x2048x16384"),
     "mixed_gemm": ("1x4096x4096", "61x4096x4096", "3001x4096x4096"),
+    "sparse_gemm": ("1x4096x4096", "61x4096x4096", "3001x4096x4096"),
     "activation_backward": ("61x4096", "8192x11008"),
     "attention_merge": ("61", "40000"),
     "attention_quantize": ("1x16x4x300x1031", "16x16x16x1024x1024"),

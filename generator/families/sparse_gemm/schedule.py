@@ -1,0 +1,65 @@
+"""What is computed and how: fields of YAML, of names and of a search."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from warploom.generator.epilogue import Function
+from warploom.generator.knob import frozen, knob
+from warploom.generator.specification import KernelSpec
+
+Activation = Literal["none", Function]
+
+BLOCK = 64  # rows of the weight in one instruction
+TILE_K = 64  # columns of the weight in one stage: two instructions, which share metadata words
+GROUP = 8  # tiles of rows of the weight that are walked before the next tokens, for L2
+
+
+@frozen
+class SparseGemmOperation:
+    """What is computed: y = activation(x W' + bias)."""
+
+    element: Literal["bf16", "fp16"] = knob(doc="of x, W, bias and y; sums are fp32")
+    bias: bool = knob(default=False, doc="a vector over the columns of y is added")
+    activation: Activation = knob(
+        default="none", name="{}", doc="the function that is applied to each element of y"
+    )
+    family: Literal["sparse_gemm"] = knob(default="sparse_gemm", doc="which kernels these are")
+
+
+@frozen
+class SparseGemmSchedule:
+    """How it is computed. The rows of wgmma are rows of the weight, its columns are tokens."""
+
+    consumers: Literal[1, 2, 3] = knob(name="{}x{}x{}", doc="warpgroups, beside one that loads")
+    blocks: Literal[1, 2] = knob(name="", doc="of 64 rows of the weight, of each consumer")
+    tokens: Literal[8, 16, 32, 64, 128, 192, 256] = knob(name="", doc="rows of x in a tile")
+    stages: int = knob(name="stages{}", least=2, most=16, doc="of 64 columns of the weight")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the weight in a tile."""
+        return BLOCK * self.consumers * self.blocks
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Rows of x, rows of the weight, and k of one stage."""
+        return self.tokens, self.rows, TILE_K
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * (1 + self.consumers)
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a thread that multiplies."""
+        return 160 if self.consumers == 3 else 232
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers of a thread that loads."""
+        return 32 if self.consumers == 3 else 40
+
+
+SparseGemmSpec = KernelSpec[SparseGemmOperation, SparseGemmSchedule]

@@ -1,0 +1,195 @@
+"""One call of `sparse_gemm`: what its arguments ask for, and what is done with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.epilogue import Function
+from warploom.generator.families.sparse_gemm import (
+    SparseGemmOperation,
+    SparseGemmProblem,
+    SparseGemmShape,
+)
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import PITCH_BYTES
+from warploom.quantization.sparse_weight import SparseWeight
+from warploom.runtime import dispatch
+from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
+from warploom.runtime.call import Draft
+from warploom.runtime.elements import NAMES
+from warploom.runtime.families.sparse_gemm import reference
+from warploom.runtime.operands import refuse_overlap, refuse_repeated
+from warploom.runtime.tensors import require_memory, require_one_device, shown
+
+FUNCTIONS: tuple[str, ...] = get_args(Function)
+TYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What calls of a kind have in common."""
+
+    copies: tuple[str, ...]  # x, where TMA cannot read its rows where they lie
+
+
+@declared
+class SparseGemmCall(Arguments[Details, tuple[torch.Tensor]]):
+    """The arguments of `sparse_gemm`, which says what they mean.
+
+    values, metadata   the tensors of the packed weight
+    """
+
+    function = "sparse_gemm"
+    outputs = ("y",)
+    no_gradient = (
+        "x, bias or out that requires grad",
+        "sparse_gemm is not differentiable",
+        "call it under torch.no_grad(), or multiply by weight.dense()",
+    )
+
+    x: torch.Tensor = tensor()
+    values: torch.Tensor = tensor()
+    metadata: torch.Tensor = tensor()
+    bias: torch.Tensor | None = tensor(default=None, aligned=False)
+    activation: str | None = option(default=None, schema="str?")
+    out: torch.Tensor | None = result(default=None, aligned=False)
+    spec: KernelSpec | str | None = named_spec(default=None)
+
+    @property
+    def weight(self) -> SparseWeight:
+        """The packed weight."""
+        return SparseWeight(self.values, self.metadata)
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        Arguments.require(self)
+        if self.activation is not None and self.activation not in FUNCTIONS:
+            raise ProblemError(
+                f"activation {shown(self.activation)}",
+                rule=f"must be one of {', '.join(FUNCTIONS)}, or None",
+                fix="use one of them",
+            )
+
+    def draft(self, target: DeviceLimits) -> Draft[Details]:
+        """Check the call and choose its kernel."""
+        self.require()
+        require_one_device([(name, one) for name, one in self.named() if one is not None])
+        self._check()
+        n, k = self.weight.shape
+        m = self.x.shape[:-1].numel()
+        operation = SparseGemmOperation(
+            NAMES[self.x.dtype],  # type: ignore[arg-type]
+            bias=self.bias is not None,
+            activation=self.activation or "none",  # type: ignore[arg-type]
+        )
+        choice = dispatch.choose(
+            operation, SparseGemmShape(m, n, k), spec=self.kernel, device=target
+        )
+        copies = () if _loadable(self.x) else ("x",)
+        y_pitch = n if self.out is None else (_pitch(self.out) or n)
+        x_pitch = k if copies else (_pitch(self.x) or k)
+        problem = SparseGemmProblem(m, n, k, x_pitch, y_pitch) if m else None
+        return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
+
+    def _check(self) -> None:
+        SparseWeight.from_tensors({"values": self.values, "metadata": self.metadata})
+        x, bias, out = self.x, self.bias, self.out
+        n, k = self.weight.shape
+        if self.values.dtype not in TYPES:
+            raise ProblemError(
+                f"weight of {self.values.dtype}",
+                rule="must be packed in bfloat16 or float16: kernels of 8 bits do not exist",
+                fix="sparsify it in torch.bfloat16",
+            )
+        if x.dim() == 0 or x.shape[-1] != k:
+            raise ProblemError(
+                f"x {list(x.shape)} by a sparse weight {[n, k]}",
+                rule=f"x must be [.., M, K], K being the weight's {k}",
+                fix="reshape x, or pack the weight [N, K], as torch's are",
+            )
+        for name, one in (("x", x), ("bias", bias), ("out", out)):
+            if one is not None and one.dtype != self.values.dtype:
+                raise ProblemError(
+                    f"{name} of {one.dtype} with a weight of {self.values.dtype}",
+                    rule="must be of the weight's type",
+                    fix=f"convert with {name}.to({self.values.dtype})",
+                )
+        if bias is not None and (bias.shape != (n,) or not bias.is_contiguous()):
+            raise ProblemError(
+                f"bias {list(bias.shape)} with strides {list(bias.stride())}",
+                rule=f"must be contiguous [{n}], an element for each row of the weight",
+                fix="pass bias.contiguous() of that length",
+            )
+        if out is not None:
+            refuse_repeated("out", out)
+            if out.shape != (*x.shape[:-1], n) or (out.numel() and _pitch(out) is None):
+                raise ProblemError(
+                    f"out {list(out.shape)} with strides {list(out.stride())}",
+                    rule=f"must be {[*x.shape[:-1], n]}, with a contiguous last dimension and one "
+                    "pitch through all rows",
+                    fix="leave it out to have it made",
+                )
+
+    def results(self, details: Details) -> tuple[torch.Tensor]:
+        """y, as it was given, or new."""
+        out = self.out
+        return self.fake() if out is None else (out,)
+
+    def fake(self) -> tuple[torch.Tensor]:
+        """y of an unchecked call, without contents."""
+        return (self.x.new_empty((*self.x.shape[:-1], self.values.shape[0])),)
+
+    def check(self, details: Details, results: tuple[torch.Tensor]) -> None:
+        """Raise ProblemError for memory that is missing, shared, or not where TMA can read it."""
+        read = [
+            (name, one)
+            for name, one in (
+                ("x", self.x),
+                ("values", self.values),
+                ("metadata", self.metadata),
+                ("bias", self.bias),
+            )
+            if one is not None
+        ]
+        require_memory([*read, ("out", results[0])])
+        refuse_overlap(results[0], read, "do not overlap")
+        for name in ("values", "metadata"):
+            address = getattr(self, name).data_ptr()
+            if address % PITCH_BYTES:
+                raise ProblemError(
+                    f"weight.{name} at the address {address:#x}",
+                    rule=f"must begin at a multiple of {PITCH_BYTES} bytes: TMA reads it",
+                    fix="clone it, where it is a part of a larger tensor",
+                )
+
+    def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
+        """Compute y by plain torch operations, in fp32."""
+        with torch.no_grad(), torch.autocast(self.x.device.type, enabled=False):
+            listed = reference.items(self.bias, self.activation)
+            y = reference.sparse_gemm(self.x, self.weight, listed, torch.float32)
+            results[0].copy_(y.reshape(results[0].shape))
+
+
+def _pitch(tensor: torch.Tensor) -> int | None:
+    """Elements from row to row through all leading dimensions; None where that varies."""
+    m, columns = tensor.shape[:-1].numel(), tensor.shape[-1]
+    if columns > 1 and tensor.stride(-1) != 1:
+        return None
+    try:
+        pitch = tensor.view(m, columns).stride(0)
+    except RuntimeError:  # the rows are not one pitch apart
+        return None
+    return pitch if m > 1 else columns
+
+
+def _loadable(x: torch.Tensor) -> bool:
+    """Whether TMA can read x where it lies."""
+    pitch = _pitch(x)
+    if pitch is None or pitch < x.shape[-1] or pitch * x.element_size() % PITCH_BYTES:
+        return False
+    return x.is_meta or x.data_ptr() % PITCH_BYTES == 0

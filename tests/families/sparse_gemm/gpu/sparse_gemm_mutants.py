@@ -1,0 +1,66 @@
+"""Kernels that are wrong in one place each (mutants.py says how and why)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sparse_gemm_cases as cases
+from mutants import PAUSE, Checked
+
+from warploom.generator.specification import KernelSpec
+
+KERNEL = cases.spec(2, 2, 128, 5)
+BIASED = cases.spec(1, 1, 16, 12, bias=True)
+
+
+def extents(m: int, n: int, k: int) -> Callable[[KernelSpec, int], None]:
+    """A check of a product of these extents."""
+
+    def check(kernel: KernelSpec, seed: int) -> None:
+        cases.made(kernel, m, n, k, seed=seed).verify()
+
+    return check
+
+
+TWICE = (
+    "      multiply_stage(k_tile);\n      if (++k_tile == p.k_tiles) break;\n"
+    "      multiply_stage(k_tile);\n"
+)
+READ = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");\n    CUTE_NO_UNROLL\n'
+
+MUTANTS = {
+    "both instructions take the metadata of the first": Checked(
+        "multiply<1>(sums[block], values",
+        "multiply<0>(sums[block], values",
+        extents(130, 300, 640),
+        KERNEL,
+    ),
+    "metadata are those of the rows below": Checked(
+        "(consumer * kBlocks + block) * 128 + thread]",
+        "(consumer * kBlocks + block) * 128 + (thread ^ 4)]",
+        extents(130, 300, 640),
+        KERNEL,
+    ),
+    "the second instruction multiplies the first values": Checked(
+        "+ 2, tokens + 4", ", tokens + 4", extents(130, 300, 640), KERNEL
+    ),
+    "words are loaded into registers of products that still run": Checked(
+        TWICE,
+        "      multiply_stage(k_tile);\n",
+        extents(300, 1003, 2080),
+        KERNEL,
+    ),
+    "sums of the last tile are not cleared": Checked(
+        "words[block], k_tile != 0);", "words[block], 1);", extents(4099, 5000, 160), KERNEL
+    ),
+    "a bias is that of the row 8 above": Checked(
+        "float(p.bias[own + 8])", "float(p.bias[own])", extents(9, 130, 96), BIASED
+    ),
+    "a tile is stored before all warps have staged it": Checked(
+        READ,
+        "    CUTE_NO_UNROLL\n",
+        extents(130, 300, 640),
+        KERNEL,
+        pauses=((READ, "    if (warp == 1)\n  " + PAUSE + READ),),
+    ),
+}

@@ -1,0 +1,115 @@
+"""Calls on the CPU: what they return, what is copied and planned, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.generator.launches import NO_GPU
+from warploom.runtime.families.sparse_gemm.call import SparseGemmCall
+
+FUNCTIONS = {
+    None: lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+TYPES = (torch.bfloat16, torch.float16)
+
+
+def operands(
+    *shape: int, n: int = 72, k: int = 96, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, warploom.SparseWeight]:
+    torch.manual_seed(n + k)
+    return torch.randn(*shape, k).to(dtype), warploom.sparsify(torch.randn(n, k).to(dtype))
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_product_with_bias_and_activation(dtype: torch.dtype, activation: str | None) -> None:
+    x, weight = operands(2, 5, dtype=dtype)
+    bias = torch.randn(72).to(dtype)
+    y = warploom.sparse_gemm(x, weight, bias, activation)
+    exact = FUNCTIONS[activation](x.double() @ weight.dense().double().mT + bias.double())
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), exact, rtol=2**-8, atol=2**-9)
+
+
+def test_a_result_goes_where_it_is_told_to() -> None:
+    x, weight = operands(3)
+    room = torch.full((3, 80), 7.0, dtype=torch.bfloat16)
+    y = warploom.sparse_gemm(x, weight, out=room[:, :72])
+    assert y.data_ptr() == room.data_ptr()
+    assert torch.equal(y, warploom.sparse_gemm(x, weight)) and (room[:, 72:] == 7).all()
+
+
+def test_no_rows_and_one_row() -> None:
+    x, weight = operands(0)
+    assert warploom.sparse_gemm(x, weight).shape == (0, 72)
+    row, _ = operands()
+    assert torch.equal(
+        warploom.sparse_gemm(row, weight), warploom.sparse_gemm(row[None], weight)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("x", "copies"),
+    [
+        (torch.zeros(4, 96), ()),
+        (torch.zeros(2, 3, 96), ()),
+        (torch.zeros(4, 104)[:, :96], ()),
+        (torch.zeros(4, 97)[:, :96], ("x",)),
+        (torch.zeros(96, 4).t(), ("x",)),
+        (torch.zeros(96).expand(4, 96), ("x",)),
+        (torch.zeros(2, 8, 96)[:, :3], ("x",)),
+    ],
+)
+def test_what_tma_cannot_read_is_copied(x: torch.Tensor, copies: tuple[str, ...]) -> None:
+    _, weight = operands(1)
+    made = torch.empty_strided(x.shape, x.stride(), dtype=torch.bfloat16)
+    call = SparseGemmCall(made, weight.values, weight.metadata)
+    draft = call.draft(NO_GPU)
+    assert draft.details.copies == copies
+    assert draft.problem.x_pitch == (96 if copies else max(made.stride(-2), 96))
+
+
+def test_a_compiler_sees_an_operator() -> None:
+    x, weight = operands(4)
+    bias = torch.randn(72).bfloat16()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return warploom.sparse_gemm(x, weight, bias, "silu")
+
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), product(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.zeros(72, 96)}, "of type Tensor: must be a SparseWeight"),
+        ({"x": torch.zeros(4, 96)}, "x of torch.float32 with a weight of torch.bfloat16"),
+        ({"x": torch.zeros(4, 80).bfloat16()}, r"x \[4, 80\] by a sparse weight \[72, 96\]"),
+        ({"bias": torch.zeros(71).bfloat16()}, r"bias \[71\] .* must be contiguous \[72\]"),
+        ({"activation": "tanh"}, "activation 'tanh': must be one of relu"),
+        ({"out": torch.zeros(4, 71).bfloat16()}, r"out \[4, 71\] .* must be \[4, 72\]"),
+        (
+            {"weight": warploom.sparsify(torch.ones(72, 96).to(torch.int8))},
+            "kernels of 8 bits do not exist",
+        ),
+        (
+            {"x": torch.zeros(4, 96).bfloat16().requires_grad_()},
+            "sparse_gemm is not differentiable",
+        ),
+    ],
+)
+def test_what_cannot_be_multiplied_is_named(change: dict[str, Any], message: str) -> None:
+    x, weight = operands(4)
+    with pytest.raises(ProblemError, match=message):
+        warploom.sparse_gemm(**{"x": x, "weight": weight, **change})
