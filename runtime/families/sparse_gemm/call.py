@@ -22,8 +22,9 @@ from warploom.runtime import dispatch
 from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
+from warploom.runtime.families._product.operands import Operand, check_out
 from warploom.runtime.families.sparse_gemm import reference
-from warploom.runtime.operands import refuse_overlap, refuse_repeated
+from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device, shown
 
 FUNCTIONS: tuple[str, ...] = get_args(Function)
@@ -34,7 +35,7 @@ TYPES = (torch.bfloat16, torch.float16)
 class Details:
     """What calls of a kind have in common."""
 
-    copies: tuple[str, ...]  # x, where TMA cannot read its rows where they lie
+    copies: tuple[str, ...]  # x, where TMA cannot read its rows in place
 
 
 @declared
@@ -90,10 +91,12 @@ class SparseGemmCall(Arguments[Details, tuple[torch.Tensor]]):
         choice = dispatch.choose(
             operation, SparseGemmShape(m, n, k), spec=self.kernel, device=target
         )
-        copies = () if _loadable(self.x) else ("x",)
-        y_pitch = n if self.out is None else (_pitch(self.out) or n)
-        x_pitch = k if copies else (_pitch(self.x) or k)
-        problem = SparseGemmProblem(m, n, k, x_pitch, y_pitch) if m else None
+        rows, out = _rows(self.x), None if self.out is None else _rows(self.out)
+        x = Operand.of(rows, ("row",), None)
+        shape = (*rows.shape[:-1], n)
+        y_pitch, _ = check_out(out, shape, rows.dtype, rows.get_device(), None)
+        copies = () if x.copy is None else ("x",)
+        problem = SparseGemmProblem(m, n, k, x.matrix.pitch, y_pitch) if m else None
         return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
 
     def _check(self) -> None:
@@ -125,15 +128,12 @@ class SparseGemmCall(Arguments[Details, tuple[torch.Tensor]]):
                 rule=f"must be contiguous [{n}], an element for each row of the weight",
                 fix="pass bias.contiguous() of that length",
             )
-        if out is not None:
-            refuse_repeated("out", out)
-            if out.shape != (*x.shape[:-1], n) or (out.numel() and _pitch(out) is None):
-                raise ProblemError(
-                    f"out {list(out.shape)} with strides {list(out.stride())}",
-                    rule=f"must be {[*x.shape[:-1], n]}, with a contiguous last dimension and one "
-                    "pitch through all rows",
-                    fix="leave it out to have it made",
-                )
+        if out is not None and out.shape != (*x.shape[:-1], n):
+            raise ProblemError(
+                f"out {list(out.shape)} with strides {list(out.stride())}",
+                rule=f"must be {[*x.shape[:-1], n]}",
+                fix="leave it out to have it made",
+            )
 
     def results(self, details: Details) -> tuple[torch.Tensor]:
         """y, as it was given, or new."""
@@ -146,18 +146,8 @@ class SparseGemmCall(Arguments[Details, tuple[torch.Tensor]]):
 
     def check(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Raise ProblemError for memory that is missing, shared, or not where TMA can read it."""
-        read = [
-            (name, one)
-            for name, one in (
-                ("x", self.x),
-                ("values", self.values),
-                ("metadata", self.metadata),
-                ("bias", self.bias),
-            )
-            if one is not None
-        ]
-        require_memory([*read, ("out", results[0])])
-        refuse_overlap(results[0], read, "do not overlap")
+        require_memory([*self.named(), ("out", results[0])])
+        refuse_overlap(results[0], self.read(), "do not overlap")
         for name in ("values", "metadata"):
             address = getattr(self, name).data_ptr()
             if address % PITCH_BYTES:
@@ -175,21 +165,6 @@ class SparseGemmCall(Arguments[Details, tuple[torch.Tensor]]):
             results[0].copy_(y.reshape(results[0].shape))
 
 
-def _pitch(tensor: torch.Tensor) -> int | None:
-    """Elements from row to row through all leading dimensions; None where that varies."""
-    m, columns = tensor.shape[:-1].numel(), tensor.shape[-1]
-    if columns > 1 and tensor.stride(-1) != 1:
-        return None
-    try:
-        pitch = tensor.view(m, columns).stride(0)
-    except RuntimeError:  # the rows are not one pitch apart
-        return None
-    return pitch if m > 1 else columns
-
-
-def _loadable(x: torch.Tensor) -> bool:
-    """Whether TMA can read x where it lies."""
-    pitch = _pitch(x)
-    if pitch is None or pitch < x.shape[-1] or pitch * x.element_size() % PITCH_BYTES:
-        return False
-    return x.is_meta or x.data_ptr() % PITCH_BYTES == 0
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or one that is a single row as a matrix."""
+    return tensor if tensor.dim() > 1 else tensor[None]

@@ -79,6 +79,41 @@ def test_what_tma_cannot_read_is_copied(x: torch.Tensor, copies: tuple[str, ...]
     assert draft.problem.x_pitch == (96 if copies else max(made.stride(-2), 96))
 
 
+@pytest.mark.parametrize(
+    ("x", "out", "pitch"),
+    [
+        (torch.zeros(4, 96), torch.zeros(4, 80)[:, :72], 80),
+        (torch.zeros(2, 3, 96), torch.zeros(2, 3, 72), 72),
+        (torch.zeros(96), torch.zeros(72), 80),  # of one row: any that is aligned
+        (torch.zeros(4, 96), None, 72),
+    ],
+)
+def test_rows_of_a_result_are_as_far_apart_as_they_are(
+    x: torch.Tensor, out: torch.Tensor | None, pitch: int
+) -> None:
+    _, weight = operands(1)
+    made = None
+    if out is not None:
+        made = torch.empty_strided(out.shape, out.stride(), dtype=torch.bfloat16)
+    call = SparseGemmCall(x.bfloat16(), weight.values, weight.metadata, out=made)
+    assert call.draft(NO_GPU).problem.y_pitch == pitch
+
+
+@pytest.mark.parametrize(
+    ("x", "out"),
+    [
+        (torch.zeros(4, 96), torch.zeros(72, 4).t()),
+        (torch.zeros(2, 3, 96), torch.zeros(2, 8, 72)[:, :3]),
+        (torch.zeros(4, 96), torch.zeros(72).expand(4, 72)),
+    ],
+)
+def test_a_result_without_one_row_stride_is_refused(x: torch.Tensor, out: torch.Tensor) -> None:
+    _, weight = operands(1)
+    made = torch.empty_strided(out.shape, out.stride(), dtype=torch.bfloat16)
+    with pytest.raises(ProblemError, match=r"out .* must have"):
+        warploom.sparse_gemm(x.bfloat16(), weight, out=made)
+
+
 def test_a_compiler_sees_an_operator() -> None:
     x, weight = operands(4)
     bias = torch.randn(72).bfloat16()
