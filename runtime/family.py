@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
@@ -15,9 +15,11 @@ from warploom.generator.specification import Operation
 from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call, Draft
 from warploom.runtime.dispatch import Choice
-from warploom.runtime.explanation import Explanation
 from warploom.runtime.plan import Plan, make
 from warploom.runtime.trial import Trial
+
+if TYPE_CHECKING:
+    from warploom.runtime.explanation import Explanation  # no record of GPU tests hangs on it
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
 ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
