@@ -125,7 +125,8 @@ def by_cast(problem: Attention, one: Operands) -> Quantized:
         code, scale = warploom.cast(rows, _E4M3)
         codes[name] = code.view(batch, seq, heads, dim).transpose(1, 2)
         scales[f"{name}_descale"] = scale.expand(problem.batch, problem.kv_heads)
-    return Quantized(**codes, **scales, out=one.out, causal=problem.causal)
+    out = torch.empty_like(one.out)  # of its own: the operands' is checked after all was timed
+    return Quantized(**codes, **scales, out=out, causal=problem.causal)
 
 
 def shape_of(problem: Attention) -> AttentionShape:

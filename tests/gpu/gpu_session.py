@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import gpu_records
@@ -26,6 +27,7 @@ Build = Callable[["Sequence[KernelSpec]"], "dict[str, Artifact]"]
 GIGABYTES = 20  # that a test with the fixture `memory` takes at most
 KEPT = 1 << 30  # bytes of a GPU that a process may keep for its next test, beside other processes
 _collected: Counter[str] = Counter()  # tests of this run, by file
+_EMISSION = pytest.StashKey[Thread]()
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ..: which of several processes this is
 
 
@@ -71,6 +73,21 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 # ---- Records -------------------------------------------------------------------------------------
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Emit kernels beside the tests, since records have digests of them.
+
+    That takes most of a minute on a busy machine, in which a run that comes to the end of its time
+    would be killed, and all that passed be lost.
+    """
+    config = session.config
+    if config.getoption("--record", None) is None or hasattr(config, "workerinput"):
+        return
+    if is_gpu_session(config):
+        config.stash[_EMISSION] = Thread(target=gpu_records.emitted, daemon=True)
+        config.stash[_EMISSION].start()
+
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     _collect(item.nodeid for item in session.items)
 
@@ -109,6 +126,8 @@ def pytest_terminal_summary(
     folder = config.getoption("--record", None)
     if folder is None or not _is_whole(config):
         return
+    if _EMISSION in config.stash:
+        config.stash[_EMISSION].join()
     stats = terminalreporter.stats
 
     def by_file(kind: str) -> Counter[str]:

@@ -105,17 +105,10 @@ AWAITED: dict[str, set[str]] = {
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {
     **dict.fromkeys(
-        (
-            "families/attention_append/gpu",
-            "families/attention_merge/gpu",
-            "gpu",
-            "integrations/gpu",
-        ),
-        "calls are recognised on other paths on the host, and new calls look records up by their "
-        "operation; kernels and launches of append and merge are what they were",
+        PLACES,
+        "runtime/family.py imports less, and families gained grouped, sparse and fp32 kernels: the "
+        "tests run again on the tree that has all of them",
     ),
-    "families/sparse_gemm/gpu": "its kernels passed a comparison with float64 on a GPU, at five "
-    "shapes and six schedules; its files of tests have not run to their end",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
@@ -208,7 +201,7 @@ def digests() -> dict[str | None, str]:
         ("runtime/families/_attention/mask.py", {*ATTENTION, "integrations"}),
         ("quantization/slabs.py", {"mixed_gemm", "sparse_gemm", "integrations"}),
         ("runtime/kernel.py", {*SUBJECTS}),
-        ("runtime/api.py", {None, "integrations"}),
+        ("runtime/explanation.py", {None, "gemm", "integrations"}),
         ("integrations/__init__.py", {"integrations"}),
         ("tuning/search.py", set()),
     ],
