@@ -21,12 +21,17 @@ from warploom.runtime.families.attention_forward.trial import (
 )
 
 _WIDEST = 6.0  # standard deviations that the largest number of 8 bits stands for
-_MEAN = 1.0  # of v: sums of products that are all of one sign tell short accumulators
+# Of v where sums are promoted: those of products of one sign tell short accumulators. Where sums
+# are fast the tensor core truncates each product, and a bound of such sums would tell nothing.
+_MEAN = 1.0
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
 class EightBitTrial(AttentionTrial):
-    """An attention on normal random data of 8 bits; v has a mean, and lies as kernels read it."""
+    """An attention on normal random data of 8 bits; v lies as kernels read it.
+
+    v has a mean, but where the tensor core alone adds up its products.
+    """
 
     def eight_bit_call(self) -> EightBitCall:
         """A call on the first set."""
@@ -38,7 +43,8 @@ class EightBitTrial(AttentionTrial):
         operation, shape = self.operation, self.shape
         q, q_scale = _quantized(self.queries(), TORCH[operation.scores])
         k, k_scale = _quantized(self.keys(), TORCH[operation.scores])
-        v, lengths = self.keys() + _MEAN, self.lengths()
+        mean = 0.0 if operation.weights == "e4m3" and operation.sums == "fast" else _MEAN
+        v, lengths = self.keys() + mean, self.lengths()
         out = torch.full_like(q, torch.nan, dtype=TORCH[operation.element])
         heads = (shape.batch, shape.kv_heads)
         by_rows: tuple[int, ...] = heads
@@ -56,7 +62,7 @@ class EightBitTrial(AttentionTrial):
             "k_descale": scales(k_scale, *by_blocks),
         }
         if operation.weights == "e4m3":
-            v, v_scale = _quantized(v, torch.float8_e4m3fn, _MEAN)
+            v, v_scale = _quantized(v, torch.float8_e4m3fn, mean)
             v = values.dim_major(v, lengths.get("cu_seqlens_k"))
             keywords |= {"v_descale": scales(v_scale, *heads), "v_layout": "dim_major"}
             keywords["sums"] = operation.sums
