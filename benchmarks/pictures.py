@@ -19,7 +19,7 @@ import click
 
 from benchmarks import lettering, plots
 from benchmarks.families import CellJson, family_of, group_of
-from benchmarks.protocol import read
+from benchmarks.protocol import read, summary
 from benchmarks.wording import (
     RATIO,
     DocumentJson,
@@ -108,6 +108,15 @@ def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
     )
     paint = partial(plots.ranked, panels, counts, title)
     return Picture(stem, alt, [title, panels, counts], paint)
+
+
+def means(stem: str, rows: Mapping[str, Sequence[CellJson]], place: str) -> Picture:
+    """A bar for each row of the README's table: the geometric mean of its ratios."""
+    found = {name: summary(cells)["geometric_mean"] for name, cells in rows.items()}
+    found = {name: mean for name, mean in found.items() if mean}
+    title = f"Geometric means on {place}"
+    alt = f"A bar for each of {len(found)} operations: the geometric mean of {RATIO} on {place}."
+    return Picture(stem, alt, [title, found], partial(plots.bars, found, title))
 
 
 def compared(documents: Sequence[DocumentJson]) -> dict[str, list[CellJson]]:

@@ -1,4 +1,4 @@
-"""The three kinds of picture, from plain numbers: a heat map, sorted ratios, rates over length.
+"""The kinds of picture, from plain numbers: bars, a heat map, sorted ratios, rates over length.
 
 Nothing is told by colour alone: numbers stand in a heat map's fields, and what is won, tied and
 lost, and each contender of a chart, has a mark of its own. Texts of any length are fitted to the
@@ -68,6 +68,39 @@ def _titled(picture: Any, title: str, below: str = "") -> float:  # noqa: ANN401
         text += f"\n{fitted(below, room, _TITLE)}"
     picture.suptitle(text, fontsize=_TITLE)
     return height(_TITLE, text.count("\n") + 1)
+
+
+# ---- Bars ----------------------------------------------------------------------------------------
+
+
+def bars(means: Mapping[str, float], title: str) -> Any:  # noqa: ANN401
+    """A mean ratio of each name, as a bar that begins at 1."""
+    names = [shortened(name, _WIDE / 2, _LABEL) for name in means]
+    picture = figure(0.75 * _WIDE, 1)
+    above = _titled(picture, title, _FASTER)
+    picture.set_figheight((above + 17 * len(names) + 30) / _INCH)
+    axes = picture.subplots()
+    places = range(len(names))
+    colours = [_VERDICTS["won" if mean >= 1 else "lost"][0] for mean in means.values()]
+    axes.barh(places, [mean - 1 for mean in means.values()], left=1, color=colours, height=0.7)
+    for place, mean in zip(places, means.values(), strict=True):
+        axes.annotate(
+            f"{mean:.2f}",
+            (max(mean, 1), place),
+            (3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=_NUMBER,
+        )
+    axes.axvline(1.0, color="0.4", linewidth=0.8)
+    axes.set_yticks(places, names, fontsize=_LABEL)
+    axes.invert_yaxis()
+    axes.set_xlim(min(0.9, *means.values()), 1.1 * max(means.values()))
+    axes.tick_params(axis="x", labelsize=_NUMBER)
+    axes.tick_params(axis="y", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    return picture
 
 
 # ---- Heat map ------------------------------------------------------------------------------------

@@ -12,17 +12,15 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
 import click
 
-from benchmarks.families import CellJson, group_of
-from benchmarks.pictures import overview
-from benchmarks.report import OVERVIEW, documents, grids, image
+from benchmarks.report import MEANS, documents, grids, image, rows, summary_picture
 from benchmarks.tables import summaries
-from benchmarks.wording import DocumentJson, by_kind, kind_name, losses
+from benchmarks.wording import DocumentJson, by_kind, losses
 from warploom.atomic_file import replace_file
 from warploom.generator.markdown import insert
 from warploom.generator.render import render
@@ -37,11 +35,9 @@ _WORST = 3  # subjects of each kind whose losses the README names
 def renewed(text: str) -> str:
     """The README with its picture, table, losses, kernel and output as they should be."""
     listed = documents()
-    picture = overview(OVERVIEW, grids(listed))
-    if picture:
-        shown = image(picture, "docs/pictures")
-        line = re.compile(rf"^!\[.*\]\(.*/{OVERVIEW}\.svg\)$", re.MULTILINE)
-        text = line.sub(lambda _: shown, text)
+    shown = image(summary_picture(listed), "docs/pictures")
+    line = re.compile(rf"^!\[.*\]\(.*/{MEANS}\.svg\)$", re.MULTILINE)
+    text = line.sub(lambda _: shown, text)
     text = insert(text, "measured", summaries(rows(listed)))
     text = insert(text, "losses", _losses(grids(listed)))
     return _in_block(_in_block(text, "cpp", excerpt(kernel(text))), "text", printed(text))
@@ -51,16 +47,6 @@ def _in_block(text: str, language: str, content: str) -> str:
     """`text` with the contents of its one code block of a language replaced."""
     block = re.compile(rf"^```{language}\n.*?^```$", re.MULTILINE | re.DOTALL)
     return block.sub(lambda _: f"```{language}\n{content}\n```", text)
-
-
-def rows(listed: Mapping[str, DocumentJson]) -> dict[str, list[CellJson]]:
-    """The cells of each row of the README's table, as their families name them."""
-    every = (cell for document in listed.values() for cell in document["cells"])
-    return by_kind((cell for cell in every if group_of(cell).row), _row)
-
-
-def _row(cell: CellJson) -> str:
-    return group_of(cell).row.format(kind=kind_name(cell), **cell["problem"])
 
 
 def _losses(documents: Sequence[DocumentJson]) -> str:

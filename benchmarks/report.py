@@ -14,12 +14,14 @@ import click
 
 from benchmarks import tables
 from benchmarks.absences import absences
-from benchmarks.families import group_of
-from benchmarks.pictures import Picture, compared, of_section, overview, where
+from benchmarks.families import CellJson, group_of
+from benchmarks.pictures import Picture, compared, means, of_section, overview, where
 from benchmarks.protocol import read
 from benchmarks.wording import (
     DocumentJson,
     beside,
+    by_kind,
+    kind_name,
     losses,
     of_grid,
     order,
@@ -31,7 +33,7 @@ from warploom.generator.markdown import insert
 
 RESULTS = Path(__file__).parent / "results"
 MARKERS = "benchmarks"
-OVERVIEW = "every_cell"
+OVERVIEW, MEANS = "every_cell", "means"
 NOTHING = "Nothing has been measured yet."
 
 
@@ -46,8 +48,23 @@ def grids(listed: Mapping[str, DocumentJson]) -> list[DocumentJson]:
     return [document for document in listed.values() if of_grid(document["cells"][0])]
 
 
+def rows(listed: Mapping[str, DocumentJson]) -> dict[str, list[CellJson]]:
+    """The cells of each row of the README's table, as their families name them."""
+    every = (cell for document in listed.values() for cell in document["cells"])
+    return by_kind((cell for cell in every if group_of(cell).row), _row)
+
+
+def _row(cell: CellJson) -> str:
+    return group_of(cell).row.format(kind=kind_name(cell), **cell["problem"])
+
+
+def summary_picture(listed: Mapping[str, DocumentJson]) -> Picture:
+    """The bars of the README."""
+    return means(MEANS, rows(listed), where(grids(listed)))
+
+
 def pictures(listed: Mapping[str, DocumentJson]) -> list[Picture]:
-    """Every picture of the page, that of all cells first."""
+    """Every picture of the page, those of all cells first."""
     found = [
         picture
         for stem, document in listed.items()
@@ -55,14 +72,14 @@ def pictures(listed: Mapping[str, DocumentJson]) -> list[Picture]:
         for picture in of_section(stem, title, document)
     ]
     every = overview(OVERVIEW, grids(listed)) if grids(listed) else None
-    return [every, *found] if every else found
+    return [summary_picture(listed), every, *found] if every else found
 
 
 def draw(folder: Path = RESULTS) -> str:
     """Return the markdown of every result in `folder`."""
     listed = documents(folder)
     every = overview(OVERVIEW, grids(listed)) if grids(listed) else None
-    parts = [_every(every, grids(listed))] if every else []
+    parts = [_every([summary_picture(listed), every], grids(listed))] if every else []
     titles = [title for document in listed.values() for title in sections(document)]
     if len(titles) > 1:
         parts.append("\n".join(f"- [{title}](#{anchor(title)})" for title in titles))
@@ -81,12 +98,12 @@ def image(picture: Picture, folder: str = "pictures") -> str:
     return f"![{picture.alt}]({folder}/{picture.stem}.svg)"
 
 
-def _every(picture: Picture, documents: Sequence[DocumentJson]) -> str:
-    """The section of all cells: their picture, and the sums of each kind."""
+def _every(shown: Sequence[Picture], documents: Sequence[DocumentJson]) -> str:
+    """The section of all cells: their pictures, and the sums of each kind."""
     kinds = compared(documents)
-    told = f"Measured on {where(documents)}; each mark of the picture is a case."
+    told = f"Measured on {where(documents)}; each mark of the second picture is a case."
     return "\n\n".join(
-        ["## Every case", told, image(picture), tables.totals("operation and dtype", kinds)]
+        ["## Every case", told, *map(image, shown), tables.totals("operation and dtype", kinds)]
     )
 
 

@@ -75,7 +75,9 @@ def test_what_the_readme_prints_does_not_depend_on_who_renews_it(
 
 
 def test_the_readme_is_short_and_its_table_shorter() -> None:
-    assert len(README.splitlines()) <= 145
+    told = re.sub(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", "", README, flags=re.DOTALL)
+    told = re.sub(r"^```(text|cpp)\n.*?^```$", "", told, flags=re.DOTALL | re.MULTILINE)
+    assert len(told.splitlines()) < 110 and len(told.split()) < 900, "what is not generated"
     measured = README.partition("measured: begin -->")[2].partition("<!--")[0]
     rows = [line for line in measured.splitlines() if line.startswith("|")]
     assert 4 < len(rows) - 2 <= 12
