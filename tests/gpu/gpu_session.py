@@ -87,7 +87,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         config.stash[_EMISSION].start()
 
 
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     _collect(item.nodeid for item in session.items)
 
