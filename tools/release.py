@@ -59,12 +59,12 @@ def mistakes(version: str, root: Path = ROOT, today: datetime.date | None = None
 def _mistakes_of_changelog(version: str, root: Path, today: datetime.date) -> Iterator[str]:
     titles = re.findall(r"^## (.*)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
     title = titles[0] if titles else ""
-    found = re.fullmatch(rf"{re.escape(version)} \((\d{{4}}-\d\d-\d\d)\)", title)
-    wanted = f"## {version} ({today.isoformat()})"
-    if not found:
-        yield f"CHANGELOG.md begins with the section {title!r}. It must be `{wanted}`."
-    elif found[1] != today.isoformat():
-        yield f"CHANGELOG.md dates {version} to {found[1]}. Today it must be `{wanted}`."
+    match = re.fullmatch(rf"{re.escape(version)} \((\d{{4}}-\d\d-\d\d)\)", title)
+    heading = f"## {version} ({today.isoformat()})"
+    if not match:
+        yield f"CHANGELOG.md begins with the section {title!r}. It must be `{heading}`."
+    elif match[1] != today.isoformat():
+        yield f"CHANGELOG.md dates {version} to {match[1]}. Today it must be `{heading}`."
 
 
 def placeholders(root: Path = ROOT) -> list[str]:
@@ -108,9 +108,9 @@ def build(version: str, root: Path = ROOT) -> list[Path]:
 
 def next_steps(version: str, files: list[Path], root: Path = ROOT) -> Iterator[str]:
     """Yield what is left to do by hand."""
-    if found := placeholders(root):
+    if urls := placeholders(root):
         yield "Before anything is uploaded, replace the placeholders of [project.urls]:"
-        yield from (f"  {one}" for one in found)
+        yield from (f"  {one}" for one in urls)
         yield "and make the release again."
     yield "Then:"
     yield f"  git push origin main v{version}"
@@ -125,8 +125,8 @@ def next_steps(version: str, files: list[Path], root: Path = ROOT) -> Iterator[s
 @click.option("--dry-run", is_flag=True, help="Check and build, and make no tag.")
 def main(version: str, dry_run: bool) -> None:
     """Release the commit that is checked out as VERSION, such as 0.2.0."""
-    if found := [*mistakes(version)]:
-        raise click.ClickException("\n  ".join(["this commit cannot be released.", *found]))
+    if problems := [*mistakes(version)]:
+        raise click.ClickException("\n  ".join(["this commit cannot be released.", *problems]))
     files = build(version)
     if not dry_run:
         git("tag", "--annotate", f"v{version}", "--message", f"Warploom {version}")

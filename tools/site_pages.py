@@ -33,7 +33,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "LICENSE": "license.md",
 }
-# Where the public names of the package are told: by the beginning of the module that defines them.
+# Pages of the API, by the beginning of the names of the modules that define what is public.
 GROUPS = {
     "warploom.runtime.families": ("kernels", "Kernels", "Functions on tensors, one kernel each."),
     "warploom.integrations": (
@@ -66,9 +66,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     entries["API"] += [{"Overview": "api/index.md"}]
     entries["API"] += [{title: f"api/{name}.md"} for name, title, *_ in api()]
     entries["Tutorials"] += [page_of_notebook(path) for path in notebooks()]
-    listed = json.dumps(nav)
+    nav_text = json.dumps(nav)
     for path in sorted((ROOT / "docs").glob("*.md")):
-        if f'"{path.name}"' not in listed:
+        if f'"{path.name}"' not in nav_text:
             entries["Guides"].append(path.name)
     config.nav = nav
     return config
@@ -103,7 +103,7 @@ def resolved(target: str, document: str) -> str:
 
 def linked_sources() -> list[str]:
     """Return the files and folders, neither pages nor in docs/, that documents link to."""
-    found = set()
+    places = set()
     documents = [ROOT / name for name in ROOT_PAGES if name.endswith(".md")]
     for path in (*documents, *(ROOT / "docs").rglob("*.md")):
         document = path.relative_to(ROOT).as_posix()
@@ -112,8 +112,8 @@ def linked_sources() -> list[str]:
             if target and ":" not in target:
                 place = resolved(target, document)
                 if place not in ROOT_PAGES and not f"{place}/".startswith("docs/"):
-                    found.add(place)
-    return sorted(one for one in found if (ROOT / one).exists())
+                    places.add(place)
+    return sorted(one for one in places if (ROOT / one).exists())
 
 
 def source(place: str) -> str:
@@ -156,10 +156,10 @@ def api() -> Iterator[tuple[str, str, str]]:
         elif not name.startswith("_"):
             start = max((one for one in GROUPS if module.startswith(one)), key=len)
             members[GROUPS[start]].append(name)
-    for (page, title, told), names in members.items():
+    for (page, title, summary), names in members.items():
         functions_first = sorted(names, key=lambda name: (name[0].isupper(), name))
         blocks = [documented(f"warploom.{name}") for name in functions_first]
-        yield page, title, "\n".join([f"# {title}", "", told, "", *blocks])
+        yield page, title, "\n".join([f"# {title}", "", summary, "", *blocks])
     for module in sorted(modules):
         blocks = [documented(f"warploom.{module}.{name}") for name in public(module)]
         title = f"warploom.{module}"
@@ -192,8 +192,8 @@ def module_text(module: str) -> str:
 
 def public(module: str) -> list[str]:
     """Return the names that a module offers."""
-    found = re.search(r"^__all__ = \[(.*?)\]", module_text(module), re.MULTILINE | re.DOTALL)
-    return re.findall(r'"(\w+)"', found.group(1)) if found else []
+    match = re.search(r"^__all__ = \[(.*?)\]", module_text(module), re.MULTILINE | re.DOTALL)
+    return re.findall(r'"(\w+)"', match.group(1)) if match else []
 
 
 def first_paragraph(module: str) -> str:
@@ -204,11 +204,11 @@ def first_paragraph(module: str) -> str:
 def overview() -> str:
     """Return the page that lists all of the API."""
     rows = [f"- [{title}]({name}.md)" for name, title, _ in api()]
-    told = (
+    summary = (
         "Everything public, made from docstrings. `import warploom` loads neither torch nor the "
         "runtime: a name loads what it needs when it is first used."
     )
-    return "\n".join(["# API", "", told, "", *rows, ""])
+    return "\n".join(["# API", "", summary, "", *rows, ""])
 
 
 # ---- Commands ------------------------------------------------------------------------------------
@@ -219,10 +219,10 @@ def commands() -> str:
     os.environ["COLUMNS"] = str(HELP_WIDTH)
     from warploom.cli import main
 
-    told = (
+    summary = (
         "What `--help` of each command prints. The [guide](guide.md#commands) has the exit codes."
     )
-    parts = ["# Commands", "", told, ""]
+    parts = ["# Commands", "", summary, ""]
     for path, command in every_command(main, ()):
         title = " ".join(("warploom", *path))
         context = click.Context(command, info_name=title, terminal_width=HELP_WIDTH)
@@ -266,8 +266,8 @@ def notebook(path: Path) -> str:
         if printed:
             parts.append(f"```text\n{printed.rstrip()}\n```")
     title, _, rest = "\n\n".join(parts).partition("\n")
-    told = f"This page is a notebook: [{path.name}]({path.name}) runs on any machine, on a CPU."
-    return f"{title}\n\n{told}\n{rest}\n"
+    summary = f"This page is a notebook: [{path.name}]({path.name}) runs on any machine, on a CPU."
+    return f"{title}\n\n{summary}\n{rest}\n"
 
 
 def printed_by(cell: Mapping[str, Any]) -> Iterator[str]:

@@ -92,7 +92,7 @@ def page_of(file: str) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write llms.txt, which names every page, and the Markdown of pages beside their HTML."""
+    """Write llms.txt, which names every page, and the Markdown of pages next to their HTML."""
     site = Path(config.site_dir)
     lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
     for title, pages in sections(_navigation[0]):
@@ -102,9 +102,9 @@ def on_post_build(config: MkDocsConfig) -> None:
             if not place.startswith("api/"):  # of which the Markdown says only what to show
                 place = Path(place).with_suffix(".md").as_posix()
                 (site / place).write_text(page.markdown or "")
-            told = first_sentence(page.markdown or "")
+            summary = first_sentence(page.markdown or "")
             address = f"{config.site_url}{place}"
-            lines.append(f"- [{page.title}]({address}){f': {told}' if told else ''}")
+            lines.append(f"- [{page.title}]({address}){f': {summary}' if summary else ''}")
         lines.append("")
     (site / "llms.txt").write_text("\n".join(lines))
 

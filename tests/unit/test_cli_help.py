@@ -30,8 +30,8 @@ COMMANDS = dict(commands(main))
 
 
 def examples(command: click.Command) -> list[str]:
-    told = (command.help or "").partition("Examples:\n")[2].partition("\n\n")[0]
-    return [line.strip() for line in told.splitlines() if line.strip()]
+    block = (command.help or "").partition("Examples:\n")[2].partition("\n\n")[0]
+    return [line.strip() for line in block.splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -42,11 +42,11 @@ def test_help_begins_with_a_sentence_on_what_the_command_is_for(name: str) -> No
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_are_printed_line_by_line_and_their_options_exist(name: str) -> None:
-    told = examples(COMMANDS[name])
-    assert told
+    lines = examples(COMMANDS[name])
+    assert lines
     printed = CliRunner().invoke(main, [*name.split()[1:], "--help"]).stdout
-    assert [line for line in told if f"\n    {line}\n" not in printed] == []
-    for line in told:
+    assert [line for line in lines if f"\n    {line}\n" not in printed] == []
+    for line in lines:
         words = shlex.split(line.partition(" > ")[0])
         owner = max((one for one in COMMANDS if f"{line} ".startswith(f"{one} ")), key=len)
         assert owner.startswith(name), line

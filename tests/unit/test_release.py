@@ -62,7 +62,7 @@ def test_a_tag_that_exists_is_refused(clone: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ("## Unreleased", "begins with the section 'Unreleased'"),
         ("## 0.2.0", "begins with the section '0.2.0'"),
@@ -70,13 +70,13 @@ def test_a_tag_that_exists_is_refused(clone: Path) -> None:
     ],
 )
 def test_a_changelog_without_todays_section_is_refused(
-    section: str, told: str, clone: Path
+    section: str, message: str, clone: Path
 ) -> None:
     path = clone / "CHANGELOG.md"
     path.write_text(path.read_text().replace("## 0.2.0 (2026-12-01)", section))
     commit(clone)
     (mistake,) = release.mistakes("0.2.0", clone, TODAY)
-    assert told in mistake and "`## 0.2.0 (2026-12-01)`" in mistake
+    assert message in mistake and "`## 0.2.0 (2026-12-01)`" in mistake
 
 
 def test_a_citation_of_another_version_is_refused(clone: Path) -> None:

@@ -38,10 +38,10 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.anchors |= {given[key] or "" for key in ("id", "name") if key in given}
+        attributes = dict(attrs)
+        self.anchors |= {attributes[key] or "" for key in ("id", "name") if key in attributes}
         if tag in ("a", "img", "script", "link"):
-            self.links += [given[key] or "" for key in ("href", "src") if key in given]
+            self.links += [attributes[key] or "" for key in ("href", "src") if key in attributes]
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,10 @@ def test_no_link_of_the_site_is_dead(site: Path) -> None:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
             anchor = unquote(parts.fragment)
-            found = target.is_file() and (
+            alive = target.is_file() and (
                 target.suffix != ".html" or anchor in parsed(target).anchors
             )
-            if not found:
+            if not alive:
                 dead.append((path.relative_to(site).as_posix(), link))
     assert dead == [] and inner > 3000
 
@@ -106,12 +106,12 @@ def test_every_document_is_a_page(site: Path) -> None:
 
 
 def test_every_family_and_command_is_in_the_navigation(site: Path) -> None:
-    beside = parsed(site / "families" / "gemm.html").links
+    links = parsed(site / "families" / "gemm.html").links
     assert [
-        name for name in families.names() if name != "gemm" and f"{name}.html" not in beside
+        name for name in families.names() if name != "gemm" and f"{name}.html" not in links
     ] == []
-    listed = text(site / "commands.html")
-    assert [one for one in COMMANDS if f"Usage: warploom {one}" not in listed] == []
+    page = text(site / "commands.html")
+    assert [one for one in COMMANDS if f"Usage: warploom {one}" not in page] == []
 
 
 def test_every_public_name_is_on_a_page_of_the_api(site: Path) -> None:
@@ -131,8 +131,8 @@ def test_columns_of_a_docstring_are_a_list() -> None:
     """Lines of names and meanings ran into one paragraph."""
     import site_docstrings
 
-    told = "First line.\n\ncausal    True, or\n          more\nout, spec   where\n\nThe end."
-    assert site_docstrings.with_lists(told) == (
+    text = "First line.\n\ncausal    True, or\n          more\nout, spec   where\n\nThe end."
+    assert site_docstrings.with_lists(text) == (
         "First line.\n\n\n- `causal`: True, or\n    more\n- `out`, `spec`: where\n\nThe end."
     )
     assert (
@@ -148,14 +148,14 @@ def test_the_site_can_be_searched_and_its_tables_sorted(site: Path) -> None:
 
 
 def test_llms_txt_names_every_page_with_its_markdown(site: Path) -> None:
-    told = (site / "llms.txt").read_text()
-    assert told.startswith("# Warploom\n\n> ")
-    (base,) = set(re.findall(r"\((https://[^)]*?/)index\.md\)", told))
-    listed = [link.removeprefix(base) for link in re.findall(r"\((https://[^)]*)\)", told)]
-    assert [one for one in listed if not (site / one).is_file()] == []
+    llms = (site / "llms.txt").read_text()
+    assert llms.startswith("# Warploom\n\n> ")
+    (base,) = set(re.findall(r"\((https://[^)]*?/)index\.md\)", llms))
+    addresses = [link.removeprefix(base) for link in re.findall(r"\((https://[^)]*)\)", llms)]
+    assert [one for one in addresses if not (site / one).is_file()] == []
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     pages = {one for one in pages if not one.startswith("source/") and one != "404.html"}
-    assert pages == {re.sub(r"\.md$", ".html", one) for one in listed}
+    assert pages == {re.sub(r"\.md$", ".html", one) for one in addresses}
     assert "| --- |" in (site / "guide.md").read_text()
 
 

@@ -38,7 +38,7 @@ def test_a_tutorial_runs_as_it_is_written(
         done = shell.run(command, tmp_path)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         if command == "python -m tutorial":
-            assert all(told in done.stdout for told in blocks(tutorial, "text"))
+            assert all(output in done.stdout for output in blocks(tutorial, "text"))
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
@@ -58,9 +58,9 @@ def test_a_notebook_prints_what_it_shows(
     (tmp_path / "notebook.py").write_text(notebooks.program(document))
     done = shell.run("python -m notebook", tmp_path)
     assert done.returncode == 0, done.stderr
-    shown = [notebooks.shown(cell) for cell in notebooks.code(document)]
-    assert len(shown) > 4
-    assert notebooks.printed(done.stdout) == shown, (
+    stored = [notebooks.shown(cell) for cell in notebooks.code(document)]
+    assert len(stored) > 4
+    assert notebooks.printed(done.stdout) == stored, (
         "python tools/notebooks.py docs/notebooks/*.ipynb"
     )
 
