@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import posixpath
 import re
 import sys
@@ -49,7 +48,7 @@ GROUPS = {
 }
 # Modules that are imported by their own names; those of `warploom.__all__` come by themselves.
 MODULES = ("flash_attn", "flashinfer", "float8", "quantization.importers")
-HELP_WIDTH = 100
+HELP_WIDTH = 84
 UNSEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
 LINKED = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -216,7 +215,6 @@ def overview() -> str:
 
 def commands() -> str:
     """Return the page of all commands: what `--help` prints."""
-    os.environ["COLUMNS"] = str(HELP_WIDTH)
     from warploom.cli import main
 
     summary = (
@@ -225,7 +223,12 @@ def commands() -> str:
     parts = ["# Commands", "", summary, ""]
     for path, command in every_command(main, ()):
         title = " ".join(("warploom", *path))
-        context = click.Context(command, info_name=title, terminal_width=HELP_WIDTH)
+        context = click.Context(
+            command,
+            info_name=title,
+            terminal_width=HELP_WIDTH,
+            help_option_names=main.context_settings["help_option_names"],
+        )
         parts += [f"## {title}", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(parts)
 
