@@ -23,8 +23,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
-
 # Pages of files that stay where they are at the root of the repository, by that file.
 ROOT_PAGES = {
     "README.md": "index.md",
@@ -55,6 +53,8 @@ LINKED = re.compile(r"\]\(([^)\s]+)\)")
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Take addresses from pyproject.toml, and list pages that nobody lists by hand."""
+    if str(ROOT / "src") not in sys.path:
+        sys.path.insert(0, str(ROOT / "src"))  # MkDocs forgets what a hook adds while it is loaded
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     config.site_url = urls["Documentation"]
     nav: list[Any] = [*(config.nav or [])]
