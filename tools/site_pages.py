@@ -269,7 +269,10 @@ def notebook(path: Path) -> str:
         if printed:
             parts.append(f"```text\n{printed.rstrip()}\n```")
     title, _, rest = "\n\n".join(parts).partition("\n")
-    summary = f"This page is a notebook: [{path.name}]({path.name}) runs on any machine, on a CPU."
+    summary = (
+        f'This page is a notebook: <a href="{path.name}" download>{path.name}</a> runs on any '
+        "machine, on a CPU."
+    )
     return f"{title}\n\n{summary}\n{rest}\n"
 
 

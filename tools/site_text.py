@@ -85,6 +85,8 @@ def page_of(file: str) -> str:
     """Return where the site shows a file of the repository, from the root of the site."""
     if file in ROOT_PAGES:
         return ROOT_PAGES[file]
+    if file.endswith(".ipynb"):
+        file = f"{file.removesuffix('.ipynb')}.md"
     return file.removeprefix("docs/") if f"{file}/".startswith("docs/") else f"source/{file}.md"
 
 

@@ -142,6 +142,11 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert warploom.__version__[0].isdigit()
 
 
+def test_the_tests_have_what_the_site_is_built_of() -> None:
+    """Without the extra, the tests of the site would be skipped."""
+    assert "-e '.[nvrtc,dev,docs]'" in (ROOT / "Makefile").read_text()
+
+
 def test_the_workflow_runs_what_continuous_integration_runs_and_the_site() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
     steps = {
