@@ -76,12 +76,12 @@ def command(
     path: Path | None,
     plot: Path | None,
 ) -> None:
-    """Measure families, or all of them, next to their peers.
+    """Measure kernels, compared with their baselines.
 
-    NAME is a family, or what the names of several begin with. It prints tables with geometric
-    means, and writes a document and pictures on demand. `--cells all` is what pages compare; a set
-    that there is not is answered with those that there are. With --ray, each cell is measured on
-    one of the GPUs of a cluster.
+    NAME is a kernel family, or a prefix that several names share; without one, all are measured.
+    Tables with geometric means are printed, and --json and --plot write files. `--cells all` is
+    what the pages of benchmarks compare; an unknown set of cases is reported with the valid ones.
+    With --ray, each case is measured on one of the GPUs of a cluster.
 
     With --shapes, NAME is a family or the FILE of a configuration. Its kernels are verified and
     timed at your shapes, next to the same in eager torch, in torch.compile and in cuBLAS, or for an
