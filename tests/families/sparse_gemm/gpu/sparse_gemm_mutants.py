@@ -23,8 +23,8 @@ def extents(m: int, n: int, k: int) -> Callable[[KernelSpec, int], None]:
 
 
 TWICE = (
-    "      multiply_stage(k_tile);\n      if (++k_tile == p.k_tiles) break;\n"
-    "      multiply_stage(k_tile);\n"
+    "      multiply_stage(k_tile, even, odd);\n      if (++k_tile == p.k_tiles) break;\n"
+    "      multiply_stage(k_tile, odd, even);\n"
 )
 READ = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");\n    CUTE_NO_UNROLL\n'
 
@@ -36,8 +36,8 @@ MUTANTS = {
         KERNEL,
     ),
     "metadata are those of the rows below": Checked(
-        "(consumer * kBlocks + block) * 128 + thread]",
-        "(consumer * kBlocks + block) * 128 + (thread ^ 4)]",
+        "(shared.metadata[stage]) + thread;",
+        "(shared.metadata[stage]) + (thread ^ 4);",
         extents(130, 300, 640),
         KERNEL,
     ),
@@ -46,12 +46,12 @@ MUTANTS = {
     ),
     "words are loaded into registers of products that still run": Checked(
         TWICE,
-        "      multiply_stage(k_tile);\n",
+        "      multiply_stage(k_tile, even, even);\n",
         extents(300, 1003, 2080),
         KERNEL,
     ),
     "sums of the last tile are not cleared": Checked(
-        "words[block], k_tile != 0);", "words[block], 1);", extents(4099, 5000, 160), KERNEL
+        "words[block][0], k_tile != 0);", "words[block][0], 1);", extents(4099, 5000, 160), KERNEL
     ),
     "a bias is that of the row 8 above": Checked(
         "float(p.bias[own + 8])", "float(p.bias[own])", extents(9, 130, 96), BIASED
