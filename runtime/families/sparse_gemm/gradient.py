@@ -22,7 +22,7 @@ without = Function("sparse_gemm", SparseGemmCall)
 
 
 def wanted(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether autograd wants a gradient that there is."""
+    """Whether autograd wants gradients, and x and bias have types that can have them."""
     given = [one for one in (x, bias) if isinstance(one, torch.Tensor)]
     return any(one.requires_grad for one in given) and all(one.dtype in OUTPUTS for one in given)
 

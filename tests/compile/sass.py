@@ -45,6 +45,14 @@ class Instruction:
         return int(re.findall(r"\bR(\d+)", self.operands)[-1])
 
     @property
+    def read_while_running(self) -> range:
+        """The registers that a wgmma reads until it is done: A, or a sparse one's metadata."""
+        if self.metadata is not None:
+            return range(self.metadata, self.metadata + 1)
+        a = re.match(r"R\d+, R(\d+)(?:\.reuse)?, gdesc", self.operands)
+        return range(int(a[1]), int(a[1]) + 4) if a and "GMMA" in self.name else range(0)
+
+    @property
     def commits(self) -> bool:
         """Whether a group of wgmma ends here."""
         return "GMMA" in self.name and "gsb0" in self.operands
@@ -68,7 +76,7 @@ class Instruction:
 def instructions(
     program: str, cubin: bytes, path: Path
 ) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions of a cubin's only kernel, and where its labels are."""
+    """The instructions of a cubin, whose kernels follow each other, and where its labels are."""
     path.write_bytes(cubin)
     text = subprocess.run([program, "-c", path], capture_output=True, text=True, check=True).stdout
     listed: list[Instruction] = []
@@ -82,13 +90,12 @@ def instructions(
 
 
 def overwritten(listed: list[Instruction], labels: dict[str, int]) -> Iterator[str]:
-    """Instructions that write a register which a wgmma may still be reading its metadata from.
+    """Instructions that write a register which a wgmma may still be reading.
 
     Every path from each wgmma is followed until a wait covers its group.
     """
     for start, first in enumerate(listed):
-        register = first.metadata
-        if register is None:
+        if not first.read_while_running:
             continue
         seen = set[tuple[int, int]]()
         # The groups that have been committed since, its own included.
@@ -101,11 +108,11 @@ def overwritten(listed: list[Instruction], labels: dict[str, int]) -> Iterator[s
             one = listed[at]
             if one.waits_for is not None and groups > one.waits_for:
                 continue
-            if one.writes(register):
-                yield f"{one.name} {one.operands}: R{register} of {first.name}"
+            if any(one.writes(register) for register in first.read_while_running):
+                yield f"{one.name} {one.operands}: of {first.name} {first.operands}"
                 continue
             if one.name.startswith("BRA"):
-                ahead += [(labels[one.operands.split("(")[1][:-1]], groups)]
+                ahead.append((labels[one.operands.split("(")[1][:-1]], groups))
             if one.name in ("EXIT", "BRA") and not one.predicate:
                 continue
             ahead.append((at + 1, min(groups + one.commits, 2)))
