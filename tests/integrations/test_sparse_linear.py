@@ -81,7 +81,7 @@ def test_a_state_is_saved_and_loaded() -> None:
     file = io.BytesIO()
     torch.save(made.state_dict(), file)
     file.seek(0)
-    other.load_state_dict(torch.load(file))
+    other.load_state_dict(torch.load(file, weights_only=True))
     x = torch.randn(3, 96).bfloat16()
     assert torch.equal(made(x), other(x))
 
