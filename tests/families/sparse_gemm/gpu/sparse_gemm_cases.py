@@ -22,10 +22,10 @@ from warploom.runtime.measure import largest_share
 BESIDE = 256  # elements on both sides of what is guarded
 
 
-def spec(*schedule: int, element: str = "bf16", **options: Any) -> KernelSpec:
+def spec(*schedule: int, element: str = "bf16", split_k: int = 1, **options: Any) -> KernelSpec:
     """A kernel by its schedule."""
     operation = SparseGemmOperation(element, **options)  # type: ignore[arg-type]
-    return KernelSpec("sm_90a", operation, SparseGemmSchedule(*schedule))  # type: ignore[arg-type]
+    return KernelSpec("sm_90a", operation, SparseGemmSchedule(*schedule, split_k=split_k))  # type: ignore[arg-type]
 
 
 EVERY = [

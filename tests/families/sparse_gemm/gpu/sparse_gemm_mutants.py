@@ -10,6 +10,8 @@ from mutants import PAUSE, Checked
 from warploom.generator.specification import KernelSpec
 
 KERNEL = cases.spec(2, 2, 128, 5)
+EIGHT = cases.spec(1, 1, 64, 8, element="int8", output="bf16", scaled=True)
+SPLIT = cases.spec(1, 1, 64, 8, split_k=2)
 BIASED = cases.spec(1, 1, 16, 12, bias=True)
 
 
@@ -55,6 +57,24 @@ MUTANTS = {
     ),
     "a bias is that of the row 8 above": Checked(
         "float(p.bias[own + 8])", "float(p.bias[own])", extents(9, 130, 96), BIASED
+    ),
+    "both words of a stage are its first": Checked(
+        "words[block][kWords - 1]", "words[block][0]", extents(130, 300, 640), EIGHT
+    ),
+    "a scale of x is its neighbour's": Checked(
+        "lane % 4 * 2 + i, p.m - 1)", "lane % 4 * 2, p.m - 1)", extents(70, 300, 640), EIGHT
+    ),
+    "a scale of the weight is that of the row 8 above": Checked(
+        "p.scale_weight[min(own + 8, ", "p.scale_weight[min(own, ", extents(70, 300, 640), EIGHT
+    ),
+    "the last part of k is left out": Checked(
+        "of < p.parts; ++of", "of < p.parts - 1; ++of", extents(70, 300, 640), SPLIT
+    ),
+    "a part of k begins a stage early": Checked(
+        "int k_tile = part.first; k_tile < part.end",
+        "int k_tile = part.first - (part.part > 0); k_tile < part.end - (part.part > 0)",
+        extents(70, 300, 2080),
+        SPLIT,
     ),
     "a tile is stored before all warps have staged it": Checked(
         READ,
