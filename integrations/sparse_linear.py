@@ -79,8 +79,9 @@ class SparseLinear(torch.nn.Module):
         """Return a layer with the weight of a torch.nn.Linear or warploom.nn.Linear, packed.
 
         Args:
-            linear: The layer, whose weight is 2:4 sparse along its inputs. Its bias, hooks and
-                training flag are shared with the new one.
+            linear: The layer, whose weight is 2:4 sparse along its inputs, dense in memory or one
+                of torch's semi-structured tensors. Its bias, hooks and training flag are shared
+                with the new one.
 
         Raises:
             ProblemError: The weight is not 2:4, is not bf16 or fp16, or trains in fp8; or the layer
@@ -95,7 +96,9 @@ class SparseLinear(torch.nn.Module):
                 fix="convert the layer, as by layer.to(torch.bfloat16)",
             )
         activation = linear.activation if isinstance(linear, Linear) else None
-        made = cls(SparseWeight.from_dense(weight), linear.bias, activation)
+        given = isinstance(weight, torch.sparse.SparseSemiStructuredTensor)
+        pack = SparseWeight.from_torch if given else SparseWeight.from_dense
+        made = cls(pack(weight), linear.bias, activation)
         made.training = linear.training
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
             getattr(made, name).update(getattr(linear, name))

@@ -167,3 +167,26 @@ def test_a_layer_that_is_not_sparse_is_named_and_nothing_is_patched() -> None:
 def test_options_that_exclude_each_other_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         warploom.patch(Model(), attention=False, **options)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor")
+def test_a_weight_that_torch_holds_as_semi_structured_is_packed() -> None:
+    from torch.sparse._semi_structured_conversions import (
+        sparse_semi_structured_from_dense_cutlass,
+    )
+
+    source = pruned(64, 64)
+    exact = source.weight.detach().clone()
+    values, meta = sparse_semi_structured_from_dense_cutlass(exact)
+    held = torch.sparse.SparseSemiStructuredTensorCUTLASS(
+        exact.shape,
+        packed=values,
+        meta=meta,
+        packed_t=None,
+        meta_t=None,
+        compressed_swizzled_bitmask=None,
+    )
+    source.weight = torch.nn.Parameter(held, requires_grad=False)
+    model = torch.nn.Sequential(source)
+    warploom.patch(model, attention=False, sparse="2:4")
+    assert isinstance(model[0], SparseLinear) and torch.equal(model[0].weight, exact)

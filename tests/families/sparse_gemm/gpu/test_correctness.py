@@ -143,3 +143,22 @@ def test_columns_without_values_are_not_read() -> None:
     x = torch.full((8, 64), float("nan"), device="cuda").bfloat16()
     x[:, 0:64:4] = x[:, 2:64:4] = 1
     assert (warploom.sparse_gemm(x, weight) == 32).all()
+
+
+def test_layers_of_a_patched_model_run_on_sparse_kernels() -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(288, 384), torch.nn.Linear(384, 288)]
+    model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1]).cuda().bfloat16()
+    with torch.no_grad():
+        for one in layers:
+            one.weight.copy_(warploom.sparsify(one.weight).dense())
+    x = torch.randn(33, 288, device="cuda").bfloat16()
+    exact = model.double()(x.double())
+    warploom.patch(model.bfloat16(), attention=False, sparse="2:4")
+    before = warploom.counters.launches
+    y = model(x)
+    assert warploom.counters.launches == before + 2
+    error = (y.double() - exact).abs().max()
+    assert error <= 2**-6 * exact.abs().max()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.equal(model(x.float()), y)
