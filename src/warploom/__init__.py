@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.runtime.families.sparse_gemm.api import sparse_gemm
+    from warploom.reports.report import kernel_report
     from warploom.tuning.autotune.api import autotune
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
     from warploom.tuning.recording import recording
@@ -95,6 +96,7 @@ __all__ = [
     "explain",
     "functional",
     "gemm",
+    "kernel_report",
     "load",
     "merge_state",
     "mixed_gemm",
@@ -138,6 +140,7 @@ _LAZY = {
     "explain": "warploom.runtime.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
+    "kernel_report": "warploom.reports.report",
     "load": "warploom.runtime.api",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",
