@@ -31,7 +31,7 @@ class Check:
 
 @dataclass(slots=True)
 class Checks:
-    """The rules that were checked: those with a value and a limit, and how many there were in all."""
+    """The rules that were checked: those with a value and a limit, and how many in all."""
 
     named: list[Check] = field(default_factory=list)
     total: int = 0

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
     from warploom.quantization.sparse_weight import SparseWeight, sparsify
+    from warploom.reports.report import kernel_report
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families._attention.block_mask import BlockMask
     from warploom.runtime.families._attention.dropout import dropout_mask
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.runtime.families.sparse_gemm.api import sparse_gemm
-    from warploom.reports.report import kernel_report
     from warploom.tuning.autotune.api import autotune
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
     from warploom.tuning.recording import recording

@@ -82,6 +82,4 @@ def work(operation: AttentionOperation, shape: AttentionShape) -> Roofline:
     k, v = operation.element_of("k"), operation.element_of("v")
     q_and_o = rows * shape.heads * (dim * k.bytes + 2 * dim_v)
     moved = q_and_o + columns * shape.kv_heads * (dim * k.bytes + dim_v * v.bytes)
-    return Roofline(
-        2.0 * (dim + dim_v) * scores(operation, shape), float(moved), k.bits
-    )
+    return Roofline(2.0 * (dim + dim_v) * scores(operation, shape), float(moved), k.bits)

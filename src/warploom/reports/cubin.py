@@ -91,9 +91,7 @@ def _sections(image: bytes) -> list[_Section]:
     header = _HEADER.unpack_from(image)
     start, count, names_at = header[6], header[12], header[13]
     rows = [_SECTION.unpack_from(image, start + i * _SECTION.size) for i in range(count)]
-    contents = [
-        b"" if row[1] == _NOBITS else image[row[4] : row[4] + row[5]] for row in rows
-    ]
+    contents = [b"" if row[1] == _NOBITS else image[row[4] : row[4] + row[5]] for row in rows]
     return [
         _Section(_text(contents[names_at], row[0]), row[1], row[4], row[5], row[6], content)
         for row, content in zip(rows, contents, strict=True)

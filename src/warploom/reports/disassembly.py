@@ -46,15 +46,16 @@ class Instruction:
 
 
 def find() -> Path | None:
-    """Return nvdisasm: of PATH, of CUDA_HOME or CUDA_PATH, of NVIDIA's wheel, of /usr/local/cuda."""
+    """Return nvdisasm: of PATH, CUDA_HOME or CUDA_PATH, NVIDIA's wheel, or /usr/local/cuda."""
     if found := shutil.which(TOOL):
         return Path(found)
     roots = [Path(root) for name in ("CUDA_HOME", "CUDA_PATH") if (root := os.environ.get(name))]
     package = importlib.util.find_spec("nvidia")
     for location in (package and package.submodule_search_locations) or ():
         roots += [Path(location) / "cu13", Path(location) / "cuda_nvdisasm"]
-    for root in (*roots, Path("/usr/local/cuda")):
-        if os.access(tool := root / "bin" / TOOL, os.X_OK):
+    for folder in (*roots, Path("/usr/local/cuda")):
+        tool = folder / "bin" / TOOL
+        if os.access(tool, os.X_OK):
             return tool
     return None
 

@@ -43,7 +43,9 @@ class Axis:
 class Figure:
     """A plot with two axes, grown by one kind of mark after the other."""
 
-    def __init__(self, title: str, x: Axis, y: Axis, *, width: int = WIDTH, height: int = 260) -> None:
+    def __init__(
+        self, title: str, x: Axis, y: Axis, *, width: int = WIDTH, height: int = 260
+    ) -> None:
         """Draw the axes; `title` is what a screen reader says."""
         self._title, self._size = title, (width, height)
         self._right, self._bottom = width - _RIGHT, height - _BOTTOM
@@ -81,20 +83,27 @@ class Figure:
     def svg(self) -> Markup:
         """Return the figure."""
         width, height = self._size
-        opening = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(self._title)}">'
+        opening = (
+            f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(self._title)}">'
+        )
         return Markup("\n".join([opening, *self._parts, "</svg>"]))  # noqa: S704 (texts are escaped)
 
     def _axes(self, x: Axis, y: Axis) -> list[str]:
         parts = []
         for value, text in x.ticks:
             at = self.x(value)
-            parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{self._bottom}"/>')
             parts.append(
-                f'<text x="{at:.1f}" y="{self._bottom + 15}" text-anchor="middle">{escape(text)}</text>'
+                f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{self._bottom}"/>'
+            )
+            parts.append(
+                f'<text x="{at:.1f}" y="{self._bottom + 15}" text-anchor="middle">'
+                f"{escape(text)}</text>"
             )
         for value, text in y.ticks:
             at = self.y(value)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{self._right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            parts.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{self._right}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            )
             parts.append(
                 f'<text x="{_LEFT - 7}" y="{at + 4:.1f}" text-anchor="end">{escape(text)}</text>'
             )

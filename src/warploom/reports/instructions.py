@@ -11,17 +11,17 @@ from warploom.reports.disassembly import Instruction
 
 # Class -> how its opcodes begin, in the order in which they are shown; the first match counts.
 CLASSES: dict[str, str] = {
-    "tensor core": r"[HIQBD]G?MMA|MMA|R2UR\.FENCE",
+    "tensor core": r"[HIQBD]G?MMA",
     "floating point": r"F(ADD|MUL|FMA|MNMX|SET|SETP|SEL|CHK|SWZADD|2F|2FP|2I|RND)|H(ADD|MUL|FMA"
     r"|MNMX|SET|SETP)2?|VHMNMX|D(ADD|MUL|FMA|SETP)|I2F|F2I|I2FP|F2FP",
     "shared memory": r"LDS|STS|STSM|LDSM|ATOMS|MOVM",
-    "integer and address": r"U?(IMAD|IADD3?|IADD|LEA|SHF|SHL|SHR|LOP3?|ISETP|IMNMX|VIADD|VIMNMX|"
+    "integer and address": r"U?(IMAD|IADD3?|IADD|LEA|SHF(?!L)|SHL|SHR|LOP3?|ISETP|IMNMX|VIADD|VIMNMX|"
     r"IABS|SGXT|BMSK|FLO|POPC|PRMT|BREV|IDP|ISCADD|VIADDMNMX)",
     "special function": r"MUFU",
-    "global and constant memory": r"LDG|STG|LD\b|ST\b|ATOM|ATOMG|RED|UTMA|UBLKCP|LDL|STL|CCTL|LDC|ULDC|LDGSTS|"
-    r"LDGDEPBAR|DEPBAR",
-    "synchronization": r"SYNCS|BAR|MEMBAR|FENCE|WARPSYNC|WARPGROUP|UCGABAR|ERRBAR|ACQBULK|NANOSLEEP|"
-    r"DEPBAR|BSSY|BSYNC|VOTE|ELECT|B2R|CGAERRBAR|USETMAXREG|REDUX|SHFL|ACQSHMINIT",
+    "global and constant memory": r"LDG|STG|LD\b|ST\b|ATOM|RED(?!UX)|UTMA|UBLKCP|LDL|STL|CCTL|"
+    r"U?LDC",
+    "synchronization": r"SYNCS|BAR|MEMBAR|FENCE|WARPSYNC|WARPGROUP|UCGABAR|ERRBAR|ACQBULK|"
+    r"NANOSLEEP|DEPBAR|BSSY|BSYNC|VOTE|ELECT|B2R|CGAERRBAR|USETMAXREG|REDUX|SHFL|ACQSHMINIT",
     "moves and control": r".*",
 }
 _PATTERNS = {name: re.compile(rf"(?:{pattern})") for name, pattern in CLASSES.items()}

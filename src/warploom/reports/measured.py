@@ -69,6 +69,6 @@ def _of_journal(path: Path, operation: Operation) -> Iterator[Timing]:
     from warploom.tuning.journal import read
 
     for entry in read(path):
-        if entry.operation == operation and entry.result.seconds is not None:
-            result = entry.result
-            yield Timing(entry.environment.gpu, entry.shape, result.schedule, result.seconds)
+        seconds = entry.result.seconds
+        if entry.operation == operation and seconds is not None:
+            yield Timing(entry.environment.gpu, entry.shape, entry.result.schedule, seconds)

@@ -106,7 +106,9 @@ def _sass(number: int, code: Code) -> list[tuple[str, Instruction, str, str]]:
 def _shares(mix: Mapping[str, int]) -> list[tuple[str, str, int, float]]:
     """Class, its class of CSS, count, and percent, of those that there are."""
     total = sum(mix.values()) or 1
-    return [(name, _KINDS[name], count, 100 * count / total) for name, count in mix.items() if count]
+    return [
+        (name, _KINDS[name], count, 100 * count / total) for name, count in mix.items() if count
+    ]
 
 
 def _map(report: KernelReport) -> list[Part]:

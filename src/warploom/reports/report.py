@@ -38,7 +38,7 @@ class Code:
 
     instructions  none where there is no nvdisasm
     loops         those of LEAST_OF_A_LOOP instructions or more
-    same          whether it is byte for byte that of the kernel cache; None: the kernel is not there
+    same          whether it is byte for byte that of the kernel cache; None: it is not there
     """
 
     entry: Entry
@@ -53,8 +53,8 @@ class Code:
         every = [("whole kernel", instructions.mix(self.instructions))]
         for one in self.loops:
             first, last = one.lines
-            name = f"{' ' * 2 * one.depth}loop {one.first:04x} to {one.last:04x}, lines {first} to {last}"
-            every.append((name, instructions.mix(one.instructions)))
+            where = f"loop {one.first:04x} to {one.last:04x}, lines {first} to {last}"
+            every.append(("  " * one.depth + where, instructions.mix(one.instructions)))
         return every
 
     @property
@@ -127,6 +127,7 @@ class KernelReport:
         tile = "x".join(map(str, schedule.tile))
         stored = {True: "the same machine code, byte for byte", False: "other machine code"}
         compiled = stored[first.same] if first.same is not None else "not compiled yet"
+        most = self.spec.architecture.shared_bytes
         facts = {
             "architecture": f"{self.spec.arch} ({self.spec.architecture.title})",
             "digest": self.spec.digest,
@@ -134,14 +135,16 @@ class KernelReport:
             "registers": ", ".join(str(one.resources.registers) for one in self.codes)
             + " a thread at launch",
             "spills": f"{sum(one.resources.spill_bytes for one in self.codes)} bytes",
-            "shared memory": f"{self.shared_bytes:,} of {self.spec.architecture.shared_bytes:,} bytes",
+            "shared memory": f"{self.shared_bytes:,} of {most:,} bytes",
             "machine code": f"{sum(len(one.entry.code) for one in self.codes):,} bytes, "
             f"{sum(one.entry.instructions for one in self.codes):,} instructions",
             "kernel cache": compiled,
         }
         if timed := sections.rows(self.spec, self.problems):
             best = min(timed, key=lambda one: one[4])
-            facts["measured"] = f"{len(timed)} shapes; at best {best[4]:.3f} of the fastest kernel's time"
+            facts["measured"] = (
+                f"{_shapes(len(timed))}; at best {best[4]:.3f} of the fastest kernel's time"
+            )
         return facts
 
     @property
@@ -149,7 +152,10 @@ class KernelReport:
         """Each field of operation and schedule: of what, name, value, what it may be, its meaning,
         and whether it is at its default.
         """
-        return [*_fields("operation", self.spec.operation), *_fields("schedule", self.spec.schedule)]
+        return [
+            *_fields("operation", self.spec.operation),
+            *_fields("schedule", self.spec.schedule),
+        ]
 
     @property
     def checks(self) -> rules.Checks:
@@ -246,7 +252,9 @@ def _codes(
         try:
             functions = disassembly.disassemble(tool, cubin, f"{_file(spec)}.cu")
         except OSError as error:
-            missing = f"nvdisasm could not disassemble the kernel, so its code is not shown: {error}"
+            missing = (
+                f"nvdisasm could not disassemble the kernel, so its code is not shown: {error}"
+            )
     stored = Store.default().find(source_digest(source), spec.arch)
     before = {one.name: one.code for one in Cubin(stored.cubin).entries} if stored else {}
     unknown = Resources(0, 0, 0)
@@ -259,9 +267,7 @@ def _codes(
     return sorted(codes, key=lambda one: one.entry.name != spec.name), missing
 
 
-def _kind(
-    spec: KernelSpec, gpu: str | None, problems: Sequence[measured.Problem]
-) -> gpus.GpuKind:
+def _kind(spec: KernelSpec, gpu: str | None, problems: Sequence[measured.Problem]) -> gpus.GpuKind:
     """The GPU kind that was named, or the one with most timings of the kernel, or of others."""
     if gpu is not None:
         return gpus.kind(gpus.resolve(gpu, {one.gpu for one in problems}))
@@ -282,6 +288,10 @@ def _fields(of: str, record: Any) -> list[tuple[str, str, str, str, str, bool]]:
         may = said[one.name].span or choices
         rows.append((of, one.name, text or "none", may, said[one.name].doc, value == one.default))
     return rows
+
+
+def _shapes(count: int) -> str:
+    return f"{count} shape{'s' * (count != 1)}"
 
 
 def _choices(hint: object) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from warploom.reports.instructions import Loop, class_of
 from warploom.reports.measured import Problem, Timing
 
 _PIXELS = 1080  # steps of the line of live registers that can be told apart
+_LETTERS = 175  # of the texts below a figure, side by side
 
 
 def live_registers(
@@ -51,7 +52,7 @@ def live_registers(
         figure.line([(0, launched), (end, launched)], "limit")
         figure.label(end, launched, f"{launched} registers at launch", "end")
     tensor = [one for one in instructions if class_of(one.opcode) == "tensor core"]
-    figure.marks([Mark(one.address, 0, "mark0", one.text) for one in tensor], 2.5)
+    figure.marks([Mark(one.address, 0, "tensor", one.text) for one in tensor], 2.5)
     return figure.svg()
 
 
@@ -71,8 +72,8 @@ def roofline(spec: KernelSpec, problems: Sequence[Problem], gpu: GpuKind) -> Mar
     peak, bandwidth = gpu.flops.get(bits, gpu.flops[16]), gpu.bytes_per_second
     ridge = peak / bandwidth
     intensities = [work.flops / work.bytes for _, work in known]
-    low = min(1.0, *intensities, 1e9)
-    x_ticks, x_high = powers(low, max(1e4, *intensities)), max(1e4, *intensities)
+    low = min([1.0, *intensities])
+    x_ticks, x_high = powers(low, max([1e4, *intensities])), max([1e4, *intensities])
     y_low = min([peak / 1e3, *(_rate(work, problem.timings[0]) for problem, work in known)]) * 0.8
     y_ticks = [one for one in powers(y_low, peak) if y_low <= one <= peak * 1.6]
     x = Axis(
@@ -83,7 +84,7 @@ def roofline(spec: KernelSpec, problems: Sequence[Problem], gpu: GpuKind) -> Mar
     figure = Figure(f"Roofline of {gpu.name}", x, y, height=320)
     left = max(x_ticks[0], y_low / bandwidth)
     figure.line([(left, left * bandwidth), (ridge, peak), (x_high, peak)], "roof")
-    figure.label(x_high, peak, f"{peak / 1e12:.0f} TFLOP/s, operands of {bits} bits", "end")
+    figure.label(ridge, peak, f"{peak / 1e12:.0f} TFLOP/s, operands of {bits} bits", "end")
     figure.label(left * 1.1, left * bandwidth * 1.6, f"{bandwidth / 1e12:.2f} TB/s")
     others, own = [], []
     for problem, work in known:
@@ -131,19 +132,24 @@ def scatter(spec: KernelSpec, problems: Sequence[Problem], gpu: GpuKind) -> Mark
         return None
     worst = max(one.timings[-1].seconds / one.timings[0].seconds for one in shown)
     high = min(4.0, max(1.2, worst * 1.05))
+    texts = max(1, _LETTERS // (max(len(str(one.shape)) for one in shown) + 3))
+    every = -(-len(shown) // texts)
     x = Axis(
         "shapes that were tuned, in the order of their extents", -0.5, len(shown) - 0.5,
-        [(i, str(one.shape)) for i, one in enumerate(shown) if i % max(1, len(shown) // 6) == 0],
+        [(i, str(one.shape)) for i, one in enumerate(shown) if i % every == 0],
     )  # fmt: skip
     y = Axis("time / fastest", 0.97, high, [(one, f"{one:g}") for one in nice(1, high, 5)])
     figure = Figure("Times of schedules, relative to the fastest of each shape", x, y, height=260)
-    own, others = [], []
+    own: list[Mark] = []
+    others: list[Mark] = []
     for i, problem in enumerate(shown):
         best = problem.timings[0].seconds
         for one in problem.timings:
             mine, ratio = one.schedule == spec.schedule, one.seconds / best
             name = KernelSpec.of_legal(spec.arch, spec.operation, one.schedule).name
-            says = f"{problem.shape}: {one.seconds * 1e6:.1f} us, {ratio:.3f} of the fastest\n{name}"
+            says = (
+                f"{problem.shape}: {one.seconds * 1e6:.1f} us, {ratio:.3f} of the fastest\n{name}"
+            )
             mark = Mark(i, min(ratio, high), "mark0" if mine else "ring", says)
             (own if mine else others).append(mark)
     figure.marks(others, 3)

@@ -53,7 +53,7 @@ class _Member:
 
 
 def members(source: str) -> tuple[str, list[_Member]]:
-    """Return the struct's name and its members in a source; "" and none where there is no struct."""
+    """Return the struct's name and its members in a source; "" and none without a struct."""
     found = _STRUCT.search(source)
     if not found:
         return "", []
@@ -63,7 +63,7 @@ def members(source: str) -> tuple[str, list[_Member]]:
 
 
 def probe(source: str) -> str:
-    """Return the C++ that, appended to the source, tables the offsets; "" where there is no struct."""
+    """Return C++ to append to the source: a table of the offsets; "" where there is no struct."""
     name, every = members(source)
     if not every:
         return ""
@@ -77,7 +77,7 @@ def probe(source: str) -> str:
 
 
 def read(source: str, cubin: Cubin) -> tuple[int, list[Buffer]]:
-    """Return the struct's bytes and its buffers, by the table in a cubin made of source and probe."""
+    """Return the struct's bytes and its buffers, from a cubin made of the source and its probe."""
     _, every = members(source)
     content = cubin.variable(_TABLE) or b""
     if not every or len(content) != 4 * (1 + 3 * len(every)):
