@@ -15,8 +15,8 @@ CLASSES: dict[str, str] = {
     "floating point": r"F(ADD|MUL|FMA|MNMX|SET|SETP|SEL|CHK|SWZADD|2F|2FP|2I|RND)|H(ADD|MUL|FMA"
     r"|MNMX|SET|SETP)2?|VHMNMX|D(ADD|MUL|FMA|SETP)|I2F|F2I|I2FP|F2FP",
     "shared memory": r"LDS|STS|STSM|LDSM|ATOMS|MOVM",
-    "integer and address": r"U?(IMAD|IADD3?|IADD|LEA|SHF(?!L)|SHL|SHR|LOP3?|ISETP|IMNMX|VIADD|VIMNMX|"
-    r"IABS|SGXT|BMSK|FLO|POPC|PRMT|BREV|IDP|ISCADD|VIADDMNMX)",
+    "integer and address": r"U?(IMAD|IADD3?|IADD|LEA|SHF(?!L)|SHL|SHR|LOP3?|ISETP|IMNMX|VIADD|"
+    r"VIMNMX|IABS|SGXT|BMSK|FLO|POPC|PRMT|BREV|IDP|ISCADD|VIADDMNMX)",
     "special function": r"MUFU",
     "global and constant memory": r"LDG|STG|LD\b|ST\b|ATOM|RED(?!UX)|UTMA|UBLKCP|LDL|STL|CCTL|"
     r"U?LDC",
