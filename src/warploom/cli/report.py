@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Write one page of HTML about one kernel.
 
-    The page has its source beside its machine code (SASS), linked both ways; live registers;
+    The page has its source next to its machine code (SASS), linked both ways; live registers;
     the map of shared memory; the instruction mix of its loops; a roofline with measured times; the
     rules and their values; and what the tuner measured. It needs no network, and no GPU is needed
     to make it. SASS needs nvdisasm, of a CUDA toolkit or its wheel on PyPI, nvidia-cuda-nvdisasm.

@@ -18,7 +18,7 @@ class Entry:
     """An entry of a cubin.
 
     code            its machine code
-    static_bytes    of shared memory that its declarations take, beside what a launch asks for
+    static_bytes    of shared memory that its declarations take, next to what a launch asks for
     constant_bytes  of the constant bank that its parameters are in
     """
 

@@ -187,7 +187,7 @@ def kernel_report(
     gpu: str | None = None,
     journal: str | Path | None = None,
 ) -> KernelReport:
-    """Report one kernel: source beside machine code, registers, shared memory, measured times.
+    """Report one kernel: source next to machine code, registers, shared memory, measured times.
 
     It compiles the kernel once more, with line information; the kernel cache is not changed. That
     needs no GPU. Machine code needs nvdisasm, of a CUDA toolkit or `pip install

@@ -135,7 +135,7 @@ def scatter(spec: KernelSpec, problems: Sequence[Problem], gpu: GpuKind) -> Mark
     texts = max(1, _LETTERS // (max(len(str(one.shape)) for one in shown) + 3))
     every = -(-len(shown) // texts)
     x = Axis(
-        "shapes that were tuned, in the order of their extents", -0.5, len(shown) - 0.5,
+        "shapes that were tuned, in the order of their sizes", -0.5, len(shown) - 0.5,
         [(i, str(one.shape)) for i, one in enumerate(shown) if i % every == 0],
     )  # fmt: skip
     y = Axis("time / fastest", 0.97, high, [(one, f"{one:g}") for one in nice(1, high, 5)])
@@ -186,10 +186,10 @@ def _addresses(end: int) -> list[tuple[float, str]]:
 
 
 def _smallest(spec: KernelSpec) -> Work | None:
-    """The work of a shape whose every extent is 1, which says what there is to count."""
+    """The work of a shape whose every size is 1, which says what there is to count."""
     described = family(spec.operation.family)
-    extents = [one for one in fields(described.shape) if one.default is MISSING]
-    return described.work(spec.operation, described.shape(*[1] * len(extents)))
+    sizes = [one for one in fields(described.shape) if one.default is MISSING]
+    return described.work(spec.operation, described.shape(*[1] * len(sizes)))
 
 
 def _rate(work: Work, timing: Timing) -> float:

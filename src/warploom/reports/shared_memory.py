@@ -26,7 +26,7 @@ class Buffer:
     kind    what it is declared as, without its extents
     stages  of a ring; 1 of what is none
     line    of the source, counted from 1
-    says    the comment beside it
+    says    the comment on its line
     """
 
     name: str
