@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
     from warploom.quantization.sparse_weight import SparseWeight, sparsify
+    from warploom.reports.report import kernel_report
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families._attention.block_mask import BlockMask
     from warploom.runtime.families._attention.dropout import dropout_mask
@@ -95,6 +96,7 @@ __all__ = [
     "explain",
     "functional",
     "gemm",
+    "kernel_report",
     "load",
     "merge_state",
     "mixed_gemm",
@@ -138,6 +140,7 @@ _LAZY = {
     "explain": "warploom.runtime.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
+    "kernel_report": "warploom.reports.report",
     "load": "warploom.runtime.api",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",

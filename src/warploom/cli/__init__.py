@@ -25,6 +25,7 @@ COMMANDS = (
     "compile",
     "list",
     "show",
+    "report",
     "explain",
     "tune",
     "records",
