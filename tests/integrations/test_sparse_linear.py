@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 import warploom
 from warploom.errors import ProblemError
@@ -78,10 +78,7 @@ def test_types_that_no_kernel_takes_are_torchs_and_told() -> None:
 def test_a_state_is_saved_and_loaded() -> None:
     made, other = SparseLinear.from_linear(pruned()), SparseLinear.from_linear(pruned())
     other.values.zero_()
-    file = io.BytesIO()
-    torch.save(made.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(load(save(made.state_dict())))
     x = torch.randn(3, 96).bfloat16()
     assert torch.equal(made(x), other(x))
 
