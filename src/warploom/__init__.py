@@ -30,6 +30,8 @@ from warploom.suggestions import suggestion
 if TYPE_CHECKING:
     from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
+    from warploom.integrations.checkpoints.load import load_checkpoint
+    from warploom.integrations.checkpoints.quantizer import WarploomConfig
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
@@ -78,6 +80,7 @@ __all__ = [
     "StoreError",
     "ToolchainError",
     "UnknownNameError",
+    "WarploomConfig",
     "WarploomError",
     "__version__",
     "append_kv_cache",
@@ -96,6 +99,7 @@ __all__ = [
     "functional",
     "gemm",
     "load",
+    "load_checkpoint",
     "merge_state",
     "mixed_gemm",
     "nn",
@@ -122,6 +126,7 @@ _LAZY = {
     "PackedWeight": "warploom.quantization.packed_weight",
     "QuantizedAttention": "warploom.runtime.families.attention_quantize.api",
     "SparseWeight": "warploom.quantization.sparse_weight",
+    "WarploomConfig": "warploom.integrations.checkpoints.quantizer",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
     "attention_8bit": "warploom.runtime.families.attention_forward.attention_8bit",
@@ -139,6 +144,7 @@ _LAZY = {
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",
+    "load_checkpoint": "warploom.integrations.checkpoints.load",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",
     "patch": "warploom.integrations.patch",
