@@ -69,7 +69,8 @@ class QuantizedExperts(torch.nn.Module):
         """
         total = torch.zeros_like(hidden_states)
         listed = routing_weights.shape == router_indices.shape
-        for expert in router_indices.unique().tolist():
+        hit: torch.Tensor = torch.unique(router_indices)
+        for expert in hit.tolist():
             if expert >= len(self.down_proj):  # transformers marks tokens of other ranks so
                 continue
             token, slot = torch.where(router_indices == expert)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -172,7 +173,8 @@ def _made(shards: Shards, dtype: torch.dtype | None, options: dict[str, Any]) ->
         del config.quantization_config
     kind = dtype or getattr(config, "dtype", None) or torch.bfloat16
     with torch.device("meta"):
-        made: Any = AutoModelForCausalLM.from_config(config, dtype=kind, **options)
+        classes: Any = AutoModelForCausalLM
+        made: Any = classes.from_config(config, dtype=kind, **options)
     if (shards.folder / "generation_config.json").is_file():
         made.generation_config = GenerationConfig.from_pretrained(shards.folder)
     return cast("torch.nn.Module", made)
@@ -204,32 +206,26 @@ class _Found:
 
     def read(self, progress: bool) -> None:
         """Read all that the model has a place for; ProblemError where it does not fit."""
-        steps = dict(self._steps())
+        steps = list(self._steps())
         console = Console(stderr=True)
         quiet = not (progress and console.is_terminal)
         name = self._shards.folder.name
-        for step in track(steps.values(), f"Loading {name}", console=console, disable=quiet):
+        for step in track(steps, f"Loading {name}", console=console, disable=quiet):
             step()
         self._check_missing()
         self._check_left()
 
-    def _steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What there is to read: by the names of modules, layers that are quantized and others."""
+    def _steps(self) -> Iterator[Callable[[], None]]:
+        """What there is to do for each module."""
         own: dict[str, list[str]] = {}
         for key in self._shards:
             own.setdefault(key.rpartition(".")[0], []).append(key)
         for name, module in self._model.named_modules():
             keys = own.get(name, [])
             if type(module).__name__ == CLASS and f"{name}.{PARTS[0]}_blocks" in keys:
-                yield (
-                    name,
-                    lambda name=name, module=module, keys=keys: self._experts(name, module, keys),
-                )
+                yield partial(self._experts, name, module, keys)
             elif type(module) in (torch.nn.Linear, Linear) and self._is_quantized(keys):
-                yield (
-                    name,
-                    lambda name=name, module=module, keys=keys: self._layer(name, module, keys),
-                )
+                yield partial(self._layer, name, cast("torch.nn.Linear", module), keys)
             elif isinstance(module, QuantizedLinear) and keys:
                 raise ProblemError(
                     f"{name}: a quantized layer in the model",
@@ -237,7 +233,7 @@ class _Found:
                     fix="make the model anew, without quantizing it",
                 )
             else:
-                yield name, lambda name=name, module=module: self._plain(name, module)
+                yield partial(self._plain, name, module)
 
     def _is_quantized(self, keys: list[str]) -> bool:
         """Whether a layer's tensors are more than a weight and a bias of 16 or 32 bits."""

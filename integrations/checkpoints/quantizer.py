@@ -30,7 +30,7 @@ METHOD = "warploom"  # quant_method of config.json
 
 
 @register_quantization_config(METHOD)
-class WarploomConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class WarploomConfig(QuantizationConfigMixin):
     """How `from_pretrained(path, quantization_config=...)` quantizes a model's linear layers.
 
     A layer is quantized when its weight has been read, before the next one is: memory holds the
@@ -73,15 +73,13 @@ class WarploomConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """
         if quant_method != METHOD:
             raise ProblemError(f"quant_method {quant_method!r}", rule=f"must be {METHOD!r}")
-        self.quant_method = METHOD
+        self.quant_method: Any = METHOD
         self.format = format
         self.group_size = group_size
         self.symmetric = symmetric
         self.scale_dtype = _name(scale_dtype)
-        self.skip = None if skip is None or isinstance(skip, str) else list(skip)
+        self.skip: Any = list(skip) if isinstance(skip, tuple | set | frozenset) else skip
         self.layers = layers
-        if isinstance(skip, str):
-            self.skip = skip  # which Asked refuses, by name
         self.asked()
 
     def asked(self) -> Asked:
@@ -93,7 +91,7 @@ class WarploomConfig(QuantizationConfigMixin):  # type: ignore[misc]
             "scale_dtype": None if self.scale_dtype is None else getattr(torch, self.scale_dtype),
         }
         if self.skip is not None:
-            options["skip"] = self.skip
+            options["skip"] = self.skip  # what is no list is refused by name
         return Asked(options)
 
 
@@ -211,13 +209,13 @@ def _plain(module: QuantizedLinear, dtype: torch.dtype) -> torch.nn.Linear:
     return made.train(module.training)
 
 
-class Quantize(ConversionOps):  # type: ignore[misc]
+class Quantize(ConversionOps):
     """Puts a quantized layer in the place of one whose weight has been read."""
 
     def __init__(self, quantizer: WarploomQuantizer) -> None:
         self._quantizer = quantizer
 
-    def convert(
+    def convert(  # type: ignore[override]
         self,
         input_dict: dict[str, Any],
         *,

@@ -68,22 +68,23 @@ def place(model: torch.nn.Module, layers: object) -> None:
         experts.setdefault(parent, {})[part, int(number)] = record, given
     for parent, parts in experts.items():
         made[parent] = _empty_experts(model, parent, parts)
-    for name, module in made.items():
-        model.set_submodule(name, module)
+    for name, layer in made.items():
+        model.set_submodule(name, layer)
 
 
 def _kinds(layers: object) -> dict[str, Record]:
     """The record of each layer, by its name."""
     found: dict[str, Record] = {}
     for record in layers if isinstance(layers, list) else [layers]:
-        names = record.get("modules") if isinstance(record, Mapping) else None
-        if not isinstance(names, list) or set(record) != {*_KIND, "bias", "modules"}:
+        about: dict[str, Any] = dict(record) if isinstance(record, Mapping) else {}
+        names = about.get("modules")
+        if not isinstance(names, list) or set(about) != {*_KIND, "bias", "modules"}:
             keys = ", ".join((*_KIND, "bias", "modules"))
             raise ProblemError(f"layers {brief(record)}", rule=f"must be a list of dicts of {keys}")
         for name in names:
             if not isinstance(name, str) or name in found:
                 raise ProblemError(f"layers with {brief(name)}", rule="must name a layer once")
-            found[name] = dict(record)
+            found[name] = about
     return found
 
 

@@ -115,12 +115,11 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 }
 
 
-def write(folder: Path, name: str, shards: int = 1, **sizes: Any) -> tuple[Any, dict[str, Tensor]]:
+def write(folder: Path, name: str, shards: int = 1, **sizes: Any) -> dict[str, Tensor]:
     """Write a checkpoint of CHECKPOINTS.
 
     Returns:
-        The model that it was made of, whose quantized layers are other than what was written, and
-        the weights that were written, in float64, by the names of layers (of experts: [n, k] with
+        The weights that were written, in float64, by the names of layers (of experts: [n, k] with
         the name that a quantized model has).
     """
     kind, config, writer = CHECKPOINTS[name]
@@ -141,7 +140,7 @@ def write(folder: Path, name: str, shards: int = 1, **sizes: Any) -> tuple[Any, 
     save(folder, tensors, shards)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": config}))
-    return made, weights
+    return weights
 
 
 def _mxfp4(key: str, shape: torch.Size, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,26 +20,30 @@ from warploom.nn import QuantizedLinear
 IDS = torch.randint(2, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-def load(folder: Path) -> Any:  # noqa: ANN401
-    return warploom.load_checkpoint(folder, attn_implementation="eager")
+def load(folder: Path, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
+    return warploom.load_checkpoint(folder, attn_implementation="eager", dtype=dtype)
 
 
-def plain(made: Any, quantized: Any) -> Any:  # noqa: ANN401
-    """The model of 16 bits whose weights are those of the quantized one, dequantized by torch."""
-    made = copy.deepcopy(made)
-    with torch.no_grad():
-        for name, module in quantized.named_modules():
-            if isinstance(module, QuantizedLinear):
-                weight, (path, _, last) = module.weight.dequantize(torch.bfloat16), _split(name)
-                if last.isdecimal():
-                    made.get_parameter(path)[int(last)].copy_(weight.t())
-                else:
-                    made.get_submodule(name).weight.copy_(weight)
-    return made
+@torch.no_grad()
+def plain(quantized: Any) -> Any:  # noqa: ANN401
+    """A model of torch's layers, whose weights are those of the quantized one, dequantized."""
+    from transformers import AutoModelForCausalLM
 
-
-def _split(name: str) -> tuple[str, str, str]:
-    return name.rpartition(".")
+    classes: Any = AutoModelForCausalLM
+    made = classes.from_config(quantized.config, attn_implementation="eager", dtype=quantized.dtype)
+    state = {key: one for key, one in quantized.state_dict().items() if key in made.state_dict()}
+    assert not made.load_state_dict(state, strict=False).unexpected_keys
+    for name, module in quantized.named_modules():
+        if not isinstance(module, QuantizedLinear):
+            continue
+        weight = module.weight.dequantize(torch.float32)
+        path, _, last = name.rpartition(".")
+        if last.isdecimal():  # an expert
+            made.get_parameter(path)[int(last)].copy_(weight.t())
+            made.get_parameter(f"{path}_bias")[int(last)].copy_(module.bias)
+        else:
+            made.get_submodule(name).weight.copy_(weight)
+    return made.eval()
 
 
 def spoken(speaking: Any) -> torch.Tensor:  # noqa: ANN401
@@ -57,8 +60,8 @@ def test_a_checkpoint_loads_whole_generates_and_is_saved(
     """A code, scale or name that is read wrong, a layer left random, or lost where it is saved."""
     from transformers import AutoModelForCausalLM
 
-    made, weights = write(tmp_path / "given", name, shards)
-    found = load(tmp_path / "given")
+    weights = write(tmp_path / "given", name, shards)
+    found = load(tmp_path / "given", torch.float32)
     assert weights
     for layer, weight in weights.items():
         module = found.get_submodule(layer)
@@ -67,9 +70,9 @@ def test_a_checkpoint_loads_whole_generates_and_is_saved(
     quantized = sum(isinstance(one, QuantizedLinear) for one in found.modules())
     assert quantized == len(weights)
     assert not found.training
-    other = plain(made, found)
-    ours, theirs = found(IDS).logits.float(), other(IDS).logits.float()
-    assert (ours - theirs).norm() <= 2**-7 * theirs.norm()
+    other = plain(found)
+    ours, theirs = found(IDS).logits, other(IDS).logits
+    assert (ours - theirs).norm() <= 2**-16 * theirs.norm()
     assert torch.equal(spoken(found), spoken(other))
     found.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", attn_implementation="eager")
@@ -82,7 +85,7 @@ def test_a_checkpoint_loads_whole_generates_and_is_saved(
 @torch.no_grad()
 def test_a_module_is_filled_where_it_is(tmp_path: Path) -> None:
     """Its type, hooks and mode stay; what shares a parameter goes on to share it."""
-    _, weights = write(tmp_path, "gptq", tie_word_embeddings=True)
+    weights = write(tmp_path, "gptq", tie_word_embeddings=True)
     made = model("Llama", "eager", torch.float32, tie_word_embeddings=True, **SIZES).train()
     called = []
     layer = made.model.layers[0].mlp.up_proj
@@ -94,9 +97,10 @@ def test_a_module_is_filled_where_it_is(tmp_path: Path) -> None:
     assert made.model.layers[0].mlp.up_proj.weight.dtype == torch.float32
     made(IDS)
     assert called == [1]
-    other = warploom.load_checkpoint(tmp_path, attn_implementation="eager", dtype=torch.float32)
+    other = load(tmp_path, torch.float32)
     assert other.lm_head.weight is other.model.embed_tokens.weight
-    assert torch.equal(other(IDS).logits, made.eval()(IDS).logits)
+    expected, state = made.state_dict(), other.state_dict()
+    assert all(torch.equal(state[key], one) for key, one in expected.items())
     assert len(weights) == 14
 
 
@@ -116,23 +120,23 @@ def test_adapters_train_on_a_loaded_model(tmp_path: Path) -> None:
 
 def test_experts_are_those_of_transformers_with_gradients(tmp_path: Path) -> None:
     """Each token by its own experts, clamped and weighted; the gradient of the input too."""
-    made, _ = write(tmp_path, "mxfp4")
+    write(tmp_path, "mxfp4")
     found = load(tmp_path)
     experts = found.model.layers[0].mlp.experts
     assert isinstance(experts, QuantizedExperts)
-    other = plain(made, found).model.layers[0].mlp.experts.double()
+    other = plain(found).model.layers[0].mlp.experts.float()
     x = torch.randn(7, 128, generator=torch.Generator().manual_seed(1)) * 4
     chosen = torch.tensor([[0, 1]] * 3 + [[1, 0]] * 3 + [[1, 1]])
     shares = torch.rand(7, 2, generator=torch.Generator().manual_seed(2))
     ours = x.bfloat16().requires_grad_()
-    theirs = x.bfloat16().double().requires_grad_()
+    theirs = x.bfloat16().float().requires_grad_()
     y = experts(ours, chosen, shares.bfloat16())
-    exact = other(theirs, chosen, shares.bfloat16().double())
-    assert (y.double() - exact).norm() <= 2**-6 * exact.norm()
+    exact = other(theirs, chosen, shares.bfloat16().float())
+    assert (y - exact).norm() <= 2**-6 * exact.norm()
     y.sum().backward()
     exact.sum().backward()
     assert ours.grad is not None and theirs.grad is not None
-    assert (ours.grad.double() - theirs.grad).norm() <= 2**-5 * theirs.grad.norm()
+    assert (ours.grad - theirs.grad).norm() <= 2**-5 * theirs.grad.norm()
     assert experts(ours[:0], chosen[:0], shares[:0].bfloat16()).shape == (0, 128)
 
 
