@@ -30,7 +30,7 @@ METHODS = (
 )
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# What checkpoints have beside weights for activations and caches in 8 bits, which stay in 16 here.
+# Scales of activations and caches in 8 bits, which stay in 16 here.
 _IGNORED = re.compile(
     r"\.(input_scale|output_scale|activation_scale|input_global_scale|input_zero_point"
     r"|[kqv]_scale|[kv]_zero_point|inv_freq)$"
@@ -74,7 +74,7 @@ def load_checkpoint(
 
     Each quantized layer becomes a `warploom.nn.QuantizedLinear` of the same weight, number for
     number, for activations of 16 bits; experts of GPT-OSS become such layers, too. Files are read
-    layer by layer, so that memory holds the packed model and one layer. `save_pretrained` of the
+    layer by layer, so that memory holds the quantized model and one layer. `save_pretrained` of the
     model writes a checkpoint that `from_pretrained` loads.
 
     Args:
@@ -130,7 +130,7 @@ def load_checkpoint(
 
 
 def _settings(shards: Shards) -> Mapping[str, Any]:
-    """The quantization_config of config.json, or what ModelOpt writes beside it."""
+    """The quantization_config of config.json, whose method is one that is read."""
     config = shards.config
     text = config.get("text_config")
     settings = config.get("quantization_config") or config.get("compression_config")

@@ -34,7 +34,7 @@ class WarploomConfig(QuantizationConfigMixin):
     """How `from_pretrained(path, quantization_config=...)` quantizes a model's linear layers.
 
     A layer is quantized when its weight has been read, before the next one is: memory holds the
-    quantized model and one weight. `save_pretrained` writes packed weights and this configuration,
+    quantized model and one weight. `save_pretrained` writes quantized weights and this configuration,
     and `from_pretrained` of that folder gives the same bits back, on a CPU or a GPU; a new process
     calls `warploom.register_transformers()` first, or names this class.
 
@@ -105,7 +105,7 @@ def _name(dtype: torch.dtype | str | None) -> str | None:
 
 @register_quantizer(METHOD)
 class WarploomQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Quantizes linear layers while transformers loads them, or makes room for packed weights."""
+    """Quantizes linear layers while transformers loads them, or makes layers to be filled."""
 
     quantization_config: WarploomConfig
 
@@ -130,7 +130,7 @@ class WarploomQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
     def is_serializable(self) -> bool:
-        """Return True: `save_pretrained` writes packed weights."""
+        """Return True: `save_pretrained` writes quantized weights."""
         return True
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:  # noqa: ANN401
@@ -143,7 +143,7 @@ class WarploomQuantizer(HfQuantizer):  # type: ignore[misc]
         return Quantize(self)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Choose the layers, or make room for packed ones; the model is on `meta`."""
+        """Choose the layers, or make quantized ones to be filled; the model is on `meta`."""
         if self.pre_quantized:
             if self.quantization_config.layers is None:
                 raise ProblemError(
