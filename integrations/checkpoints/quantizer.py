@@ -34,9 +34,9 @@ class WarploomConfig(QuantizationConfigMixin):
     """How `from_pretrained(path, quantization_config=...)` quantizes a model's linear layers.
 
     A layer is quantized when its weight has been read, before the next one is: memory holds the
-    quantized model and one weight. `save_pretrained` writes quantized weights and this configuration,
-    and `from_pretrained` of that folder gives the same bits back, on a CPU or a GPU; a new process
-    calls `warploom.register_transformers()` first, or names this class.
+    quantized model and one weight. `save_pretrained` writes quantized weights and this
+    configuration, and `from_pretrained` of that folder gives the same bits back, on a CPU or a GPU;
+    a new process calls `warploom.register_transformers()` first, or names this class.
 
     Example:
         >>> config = WarploomConfig("int4", group_size=128)
