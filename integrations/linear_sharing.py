@@ -24,12 +24,7 @@ def check_module(module: torch.nn.Linear, *able: type[torch.nn.Linear]) -> None:
             rule="must be a torch.nn.Linear itself: a subclass may compute something else",
             fix="make a warploom.nn.Linear and load its state dict",
         )
-    if "forward" in vars(module):
-        raise ProblemError(
-            "a Linear whose forward was replaced on the instance",
-            rule="must compute what torch.nn.Linear does",
-            fix="convert it before its calls are wrapped, as offloading does",
-        )
+    check_unwrapped(module)
     places = {name: tensor.device for name, tensor in module.named_parameters()}
     told = ", ".join(f"{name} on {device}" for name, device in places.items())
     if any(device.type == "meta" for device in places.values()):
@@ -38,6 +33,16 @@ def check_module(module: torch.nn.Linear, *able: type[torch.nn.Linear]) -> None:
         )
     if len(set(places.values())) > 1:
         raise ProblemError(told, rule="must be on one device", fix="move them together")
+
+
+def check_unwrapped(module: torch.nn.Linear) -> None:
+    """Raise ProblemError for a module whose forward was replaced on the instance."""
+    if "forward" in vars(module):
+        raise ProblemError(
+            "a Linear whose forward was replaced on the instance",
+            rule="must compute what torch.nn.Linear does",
+            fix="convert it before its calls are wrapped, as offloading does",
+        )
 
 
 def sharing(made: LayerT, module: torch.nn.Linear) -> LayerT:

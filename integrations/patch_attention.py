@@ -52,6 +52,8 @@ class PatchedAttention:
 def register_transformers() -> None:
     """Let models of transformers be made with `attn_implementation="warploom"`.
 
+    And let `from_pretrained` load what `save_pretrained` wrote of models with quantized layers.
+
     Also with "warploom_8bit", whose attention quantizes q, k and v to 8 bits, as
     `warploom.attention_8bit` does, where that has a kernel for a call.
 
@@ -64,6 +66,7 @@ def register_transformers() -> None:
             fix="pip install 'warploom[transformers]'",
         )
     from warploom.integrations import transformers_attention  # imports transformers
+    from warploom.integrations.checkpoints import quantizer  # noqa: F401 (importing registers it)
 
     transformers_attention.register()
 

@@ -21,7 +21,7 @@ from warploom.integrations.quantized_rules import (
     check_whole,
     refusal,
 )
-from warploom.integrations.quantized_state import KEY, check_state, encoded, entries
+from warploom.integrations.quantized_state import KEY, check_kind, check_state, encoded, entries
 from warploom.integrations.quantized_weight import LayerWeight, dequantized
 from warploom.integrations.saving import guard
 from warploom.quantization import PackedWeight, quantize
@@ -31,6 +31,8 @@ from warploom.quantization.quantize import described
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.mixed_gemm.api import mixed_gemm
 from warploom.runtime.families.mixed_gemm.layer import Call, Layer, Read
+
+READ = "_is_hf_initialized"  # what transformers marks a parameter by that it has read
 
 
 class QuantizedLinear(torch.nn.Linear):
@@ -139,10 +141,29 @@ class QuantizedLinear(torch.nn.Linear):
         """
         check_linear(linear)
         packed = quantize(linear.weight.detach(), format, group, symmetric, scale_dtype, INPUTS)
+        return cls.in_place_of(linear, packed, linear.bias)
+
+    @classmethod
+    def in_place_of(
+        cls, linear: torch.nn.Linear, weight: PackedWeight, bias: torch.Tensor | None
+    ) -> Self:
+        """Return a layer of a packed weight and a bias that is else what a linear layer is.
+
+        Args:
+            linear: Whose hooks, training flag, type and activation the new layer has; of its own
+                weight and bias nothing is read.
+            weight: [N, K] of the layer.
+            bias: [N] or None.
+
+        Raises:
+            ProblemError: what `from_packed` raises.
+        """
         activation = linear.activation if isinstance(linear, Linear) else None
-        made = cls.from_packed(packed, linear.bias, activation=activation)
+        made = cls.from_packed(weight, bias, activation=activation)
         made.dtype = linear.weight.dtype
+        own = made.bias
         _share(made, linear)
+        made.register_parameter("bias", own)
         return made
 
     # ---- What it is ------------------------------------------------------------------------------
@@ -285,7 +306,9 @@ class QuantizedLinear(torch.nn.Linear):
                 "whose weight is tied to an embedding's out of what is quantized",
             )
         if name in NAMES and type(param) is torch.nn.Parameter:  # torch made it anew
+            read = getattr(param, READ, False)
             param = FrozenParameter(param.data)
+            setattr(param, READ, read)
         super().register_parameter(name, param)
 
     def get_extra_state(self) -> torch.Tensor:
@@ -294,7 +317,7 @@ class QuantizedLinear(torch.nn.Linear):
 
     def set_extra_state(self, state: object) -> None:
         """Raise ProblemError for tensors of another kind: a layer stays what it is."""
-        check_state({KEY: state, **self.weight.tensors()}, self.metadata, None)
+        check_kind(state, self.metadata)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         guard(QuantizedLinear)

@@ -52,13 +52,8 @@ def check_state(given: Mapping[str, object], metadata: Metadata, bias: torch.Ten
             fix="load it into a torch.nn.Linear, and quantise that with from_linear",
         )
     packed = {name: one for name, one in given.items() if name in (*NAMES, KEY)}
-    found = decoded(packed[KEY]) if KEY in packed else metadata
-    if found != metadata:
-        raise ProblemError(
-            f"a weight of {found}",
-            rule=f"must be of {metadata}, as the layer's",
-            fix="make a layer of that kind: its arguments are named so",
-        )
+    if KEY in packed:
+        check_kind(packed[KEY], metadata)
     missing = [name for name in entries(metadata) if name not in packed]
     if packed and missing:
         raise ProblemError(
@@ -74,6 +69,17 @@ def check_state(given: Mapping[str, object], metadata: Metadata, bias: torch.Ten
         raise ProblemError(
             f"bias {shown(given['bias']) if has is None else list(has)}",
             rule=f"must be {list(bias.shape)}, as the layer's",
+        )
+
+
+def check_kind(state: object, metadata: Metadata) -> None:
+    """Raise ProblemError for the entry KEY of a state, where it is of another kind of weight."""
+    found = decoded(state)
+    if found != metadata:
+        raise ProblemError(
+            f"a weight of {found}",
+            rule=f"must be of {metadata}, as the layer's",
+            fix="make a layer of that kind: its arguments are named so",
         )
 
 

@@ -1,8 +1,9 @@
-"""Which ways to save a model are refused while it has quantized layers.
+"""How models with quantized layers are saved by `save_pretrained`, and where that is refused.
 
 `save_pretrained` of transformers and diffusers writes a configuration from which `from_pretrained`
-makes the model anew. It would make torch.nn.Linear, find no weights for them, and fill them with
-random numbers.
+makes the model anew. That of transformers is made to say which layers are quantized. That of
+diffusers has no place for it: it would make torch.nn.Linear, find no weights for them, and fill
+them with random numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 
 from warploom.errors import ProblemError
 
+_TRANSFORMERS = "transformers.modeling_utils"
 _CLASSES = {  # modules and their classes of models
-    "transformers.modeling_utils": "PreTrainedModel",
+    _TRANSFORMERS: "PreTrainedModel",
     "diffusers.models.modeling_utils": "ModelMixin",
 }
 _METHODS = ("save_pretrained", "push_to_hub")
@@ -26,7 +28,7 @@ _guarded: set[type] = set()
 
 
 def guard(layer: type[torch.nn.Module]) -> None:
-    """Let the models of libraries that are loaded refuse to be saved with a `layer` in them.
+    """Let the models of libraries that are loaded say that they have a `layer`, or not be saved.
 
     Quantized layers call this whenever one is made or its state is read: a library may be loaded
     after warploom, and a layer put into a model by hand. If the first to read its state is a save,
@@ -60,15 +62,26 @@ def _refuse_running(save: Callable[..., Any], layer: type[torch.nn.Module]) -> N
 def _refusing(save: Callable[..., Any], layer: type[torch.nn.Module]) -> Callable[..., Any]:
     @functools.wraps(save)
     def checked(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        _check(model, save.__name__, layer)
-        return save(model, *args, **kwargs)
+        if not _whole(model) or not any(isinstance(one, layer) for one in model.modules()):
+            return save(model, *args, **kwargs)
+        if not isinstance(model, getattr(sys.modules.get(_TRANSFORMERS), "PreTrainedModel", ())):
+            _check(model, save.__name__, layer)
+        from warploom.integrations.checkpoints.quantizer import described  # has transformers
+
+        with described(model):
+            return save(model, *args, **kwargs)
 
     return checked
 
 
+def _whole(model: torch.nn.Module) -> bool:
+    """Whether all of a model is saved; of one with adapters of peft, these alone are."""
+    return not getattr(model, "_hf_peft_config_loaded", False)
+
+
 def _check(model: torch.nn.Module, method: str, layer: type[torch.nn.Module]) -> None:
     """Raise ProblemError for a model with quantized layers, unless only adapters are saved."""
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if not _whole(model):
         return
     names = [name for name, module in model.named_modules() if isinstance(module, layer)]
     if names:
@@ -76,6 +89,7 @@ def _check(model: torch.nn.Module, method: str, layer: type[torch.nn.Module]) ->
         raise ProblemError(
             f"{method} of a {type(model).__name__} with quantized layers ({names[0]}{more})",
             rule="must be of a model without them: from_pretrained would give them random weights",
-            fix="save the model before it is quantized, and patch it where it is loaded; or "
+            fix="save a model of transformers once more: it is known to have such layers now; save "
+            "another before it is quantized, and patch it where it is loaded, or "
             "torch.save(model.state_dict(), path), which loads into a model that is patched alike",
         )

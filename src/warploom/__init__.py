@@ -30,6 +30,8 @@ from warploom.suggestions import suggestion
 if TYPE_CHECKING:
     from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
+    from warploom.integrations.checkpoints.load import load_checkpoint
+    from warploom.integrations.checkpoints.quantizer import WarploomConfig
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
@@ -79,6 +81,7 @@ __all__ = [
     "StoreError",
     "ToolchainError",
     "UnknownNameError",
+    "WarploomConfig",
     "WarploomError",
     "__version__",
     "append_kv_cache",
@@ -98,6 +101,7 @@ __all__ = [
     "gemm",
     "kernel_report",
     "load",
+    "load_checkpoint",
     "merge_state",
     "mixed_gemm",
     "nn",
@@ -124,6 +128,7 @@ _LAZY = {
     "PackedWeight": "warploom.quantization.packed_weight",
     "QuantizedAttention": "warploom.runtime.families.attention_quantize.api",
     "SparseWeight": "warploom.quantization.sparse_weight",
+    "WarploomConfig": "warploom.integrations.checkpoints.quantizer",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
     "attention_8bit": "warploom.runtime.families.attention_forward.attention_8bit",
@@ -142,6 +147,7 @@ _LAZY = {
     "gemm": "warploom.runtime.families.gemm.api",
     "kernel_report": "warploom.reports.report",
     "load": "warploom.runtime.api",
+    "load_checkpoint": "warploom.integrations.checkpoints.load",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",
     "patch": "warploom.integrations.patch",

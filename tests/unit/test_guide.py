@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 FAMILY_PAGES = {path.stem: path.read_text() for path in (ROOT / "docs" / "families").glob("*.md")}
 PAGES = {"guide": GUIDE, **dict(sorted(FAMILY_PAGES.items()))}
-MODELS, FP8 = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("models", "fp8"))
+MODELS, FP8, CHECKPOINTS = (
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("models", "fp8", "checkpoints")
+)
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
 SECTIONS = ("Calling it", "Numerics", "Limits", "Choosing a schedule", "Every field", "Messages")
@@ -67,10 +69,10 @@ def test_every_command_that_needs_no_gpu_works(folder: Path) -> None:
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "models", "fp8"])
+@pytest.mark.parametrize("page", [*PAGES, "models", "fp8", "checkpoints"])
 def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
     """Of the guide and of families: test_pages.py runs the README's, for what it prints."""
-    text = (PAGES | {"models": MODELS, "fp8": FP8})[page]
+    text = (PAGES | {"models": MODELS, "fp8": FP8, "checkpoints": CHECKPOINTS})[page]
     (folder / f"{page}_program.py").write_text("\n".join(blocks(text, "python")))
     done = shell.run(f"python -m {page}_program", folder)
     assert done.returncode == 0, done.stderr

@@ -50,6 +50,8 @@ LATE = {
     # A spec asks its family's rules whether it is valid; families are made of specs.
     ("warploom.generator.specification", "warploom.generator.families"),
     ("warploom.generator.specification", "warploom.generator.families.family"),
+    # Layers have models say at a save that they have them; what says it is made of layers.
+    ("warploom.integrations.saving", "warploom.integrations.checkpoints.quantizer"),
 }
 # Circles of the runtime that imports inside functions close: to be none, ever.
 LATE_CIRCLES: set[frozenset[str]] = set()

@@ -1,0 +1,1 @@
+"""Whole checkpoints: quantized while they load, saved and loaded back, or read from others."""
