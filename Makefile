@@ -21,7 +21,7 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compil
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 
-.PHONY: demo test quick cpu-test waiting-test lint gpu-test clean
+.PHONY: demo test quick cpu-test waiting-test lint gpu-test site clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python -m warploom.demo
@@ -50,6 +50,10 @@ gpu-test:
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH \
 		$(PYTHON) -m pytest -q -m gpu -n $(WORKERS) --dist loadgroup --record $(RECORD) $(GPU_TESTS)
 
+# mkdocs' notice about its next version is no matter of this site.
+site: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
+
 clean:
 	rm -rf $(VENV) build src/warploom.egg-info
 
@@ -58,6 +62,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	name another, as in make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'Installing into $(VENV): torch and the libraries of CUDA, some minutes the first time'
-	$(PIP) --upgrade pip setuptools
-	$(PIP) --no-build-isolation -e '.[nvrtc,dev]'
+	$(PIP) --upgrade pip setuptools setuptools-scm
+	$(PIP) --no-build-isolation -e '.[nvrtc,dev,docs]'
 	touch $@

@@ -108,6 +108,7 @@ class WeightFormat:
     scales: tuple[str, ...] = ("bf16", "fp16", "fp32")  # the default first
     groups: tuple[int | None, ...] = (128, 64, 32, None)  # of k; None: all of it, per channel
     decoded_as: str = ""  # the format whose decoding parts it has; empty: its own
+    one_scale: bool = False  # `quantize` gives all channels one where scales are per channel
     scaled_twice: bool = False  # by a scale of fp32 for each row beside those of groups
 
     @property
@@ -157,7 +158,7 @@ _TABLE = (
     WeightFormat("int2",  2, lowest=-2,   highest=1,   codes="int8", orders=_TWO_BITS),
     # -1, 0 and 1 (BitNet b1.58), as int2 has them.
     WeightFormat("ternary", 2, lowest=-1, highest=1,   codes="int8", orders=_TWO_BITS,
-                 groups=(None, 128, 64, 32), decoded_as="int2"),
+                 groups=(None, 128, 64, 32), decoded_as="int2", one_scale=True),
 )
 # fmt: on
 FORMATS: Mapping[str, WeightFormat] = {row.name: row for row in _TABLE}

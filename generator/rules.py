@@ -7,7 +7,9 @@ no constraint is stated anywhere else. A family lists its own rules beside its o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, get_args, get_origin
@@ -18,8 +20,45 @@ from warploom.generator.knob import Knob, knobs, types
 Reason = str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A rule that was checked: what it is of, the value, and what this must be."""
+
+    name: str
+    value: object
+    rule: str
+
+
+@dataclass(slots=True)
+class Checks:
+    """The rules that were checked: those with a value and a limit, and how many in all."""
+
+    named: list[Check] = field(default_factory=list)
+    total: int = 0
+
+
+_noted: ContextVar[Checks | None] = ContextVar("warploom_rules", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[Checks]:
+    """Yield what will have the rules that this thread checks inside of the block."""
+    checks = Checks()
+    token = _noted.set(checks)
+    try:
+        yield checks
+    finally:
+        _noted.reset(token)
+
+
+def _note(name: str, value: object, rule: str) -> None:
+    if (checks := _noted.get()) is not None:
+        checks.named.append(Check(name, value, rule))
+
+
 def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
     """`value` is one of `allowed`."""
+    _note(field, value, f"one of {', '.join(map(str, allowed))}")
     for choice in allowed:
         if value == choice and type(value) is type(choice):
             return None
@@ -29,6 +68,7 @@ def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
 
 def multiple_of(field: str, value: int, divisor: int) -> Reason:
     """`value` is a positive multiple of `divisor`."""
+    _note(field, value, f"a positive multiple of {divisor}")
     if value > 0 and divisor > 0 and value % divisor == 0:
         return None
     return f"{field} {value}: must be a positive multiple of {divisor}"
@@ -36,6 +76,7 @@ def multiple_of(field: str, value: int, divisor: int) -> Reason:
 
 def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
     """`n` is legal for wgmma (PTX ISA): multiples of 8 to 256; int8 has 8, 16, 24 and then 16s."""
+    _note(field, n, "what wgmma takes as n")
     if n in range(8, 257, 8) and (not integer or n <= 24 or n % 16 == 0):
         return None
     step = "8, 24 and multiples of 16" if integer else "multiples of 8"
@@ -44,6 +85,7 @@ def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
 
 def fits_shared(used: int, arch: Architecture) -> Reason:
     """Dynamic shared memory is within what one block may opt in to."""
+    _note("shared memory", used, f"at most {arch.shared_bytes} bytes")
     if used <= arch.shared_bytes:
         return None
     return (
@@ -54,6 +96,7 @@ def fits_shared(used: int, arch: Architecture) -> Reason:
 
 def fits_registers(registers: int, budget: int) -> Reason:
     """What a thread is expected to hold fits its registers without spills."""
+    _note("registers expected of a thread", registers, f"at most {budget}")
     if registers <= budget:
         return None
     return (
@@ -64,7 +107,10 @@ def fits_registers(registers: int, budget: int) -> Reason:
 
 def broken(reasons: Iterable[Reason]) -> list[str]:
     """Return the reasons that are not None."""
-    return [*filter(None, reasons)]
+    found = [*reasons]
+    if (checks := _noted.get()) is not None:
+        checks.total += len(found)
+    return [*filter(None, found)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,20 @@ class Shape:
         return tuple([getattr(self, f.name) for f in fields(self) if f.name not in self.calls])
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a problem asks of any kernel: the least that a roofline counts.
+
+    flops   operations of the tensor core, a multiplication and an addition each
+    bytes   of memory, where each operand is read once and each result written once
+    bits    of the operands that are multiplied, which decide the tensor core's rate
+    """
+
+    flops: float
+    bytes: float
+    bits: int = 16
+
+
 def distance(one: Shape, other: Shape) -> float:
     """How far shapes of a family are apart: the sum over extents of |log2| of their ratios.
 

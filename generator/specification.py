@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from functools import cache, cached_property
+from html import escape
 from typing import Any, ClassVar, Generic, Protocol, Self
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -138,6 +139,20 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
         """The procedural name, see names.py: a C identifier, unique by its last 8 digits."""
         told = names.short(self.operation), names.short(self.schedule)
         return "_".join((self.operation.family, self.architecture.token, *told, self.digest[:8]))
+
+    def _repr_html_(self) -> str:
+        """Its name and what is not at its default, for notebooks, and how to see all of it."""
+        rows = [("kernel", self.name), ("digest", self.digest)]
+        for of, record in (("operation", self.operation), ("schedule", self.schedule)):
+            rows += [
+                (f"{of} {name}", str(value)) for name, value in counted(record).items() if value
+            ]
+        cells = "".join(
+            f"<tr><th>{escape(name)}</th><td><code>{escape(text)}</code></td></tr>"
+            for name, text in rows
+        )
+        code = escape(f'warploom.kernel_report("{self.name}", "kernel.html")')
+        return f"<table>{cells}</table><p><code>{code}</code> shows its machine code.</p>"
 
 
 def _illegal(reasons: list[str]) -> SpecificationError:

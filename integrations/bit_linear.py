@@ -134,9 +134,7 @@ class BitLinear(QuantizedLinear):
         reason = refusal(input, weight, residual, named=gpu is not None)
         if reason:
             return Explanation.by_torch(reason, "")
-        values = input.detach().reshape(-1, input.shape[-1])
-        q, scale = cast(values, torch.int8, block="row")
-        keywords: dict[str, Any] = {"scale_a": scale, "bias": self.bias, "out_dtype": input.dtype}
+        q, keywords = _quantized(input.detach(), self.bias)
         return explain(mixed_gemm, q, weight, gpu=gpu, **keywords)
 
 
@@ -149,10 +147,15 @@ def _product(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         q = (x.float() * scale).round().clamp(-128, 127)
         y = F.linear(q, weight.dequantize(torch.float32)) / scale
         return (y if bias is None else y + bias.float()).to(x.dtype)
-    rows = x.reshape(-1, x.shape[-1])
-    q, scale = cast(rows, torch.int8, block="row")
-    y = mixed_gemm(q, weight, scale_a=scale, bias=bias, out_dtype=x.dtype)
+    q, keywords = _quantized(x, bias)
+    y = mixed_gemm(q, weight, **keywords)
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _quantized(x: Tensor, bias: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
+    """The input as int8 [M, K], and what else its GEMM is given."""
+    q, scale = cast(x.reshape(-1, x.shape[-1]), torch.int8, block="row")
+    return q, {"scale_a": scale, "bias": bias, "out_dtype": x.dtype}
 
 
 class _Product(torch.autograd.Function):

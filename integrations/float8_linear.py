@@ -172,7 +172,7 @@ class Float8Linear(torch.nn.Linear):
     def extra_repr(self) -> str:
         """Extents, and whether there is a bias."""
         extents = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{extents}, bias={self.bias is not None}"
+        return f"{extents}, bias={self.bias is not None}, kernels=warploom"
 
 
 def _product(

@@ -143,7 +143,7 @@ class GatedMLP(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """The function of the gate."""
-        return f"gate={self.gate!r}"
+        return f"gate={self.gate!r}, kernels=warploom"
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """As a module's, after which parameters have memory of their own: it is joined again."""

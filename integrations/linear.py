@@ -167,7 +167,7 @@ class Linear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         """What torch's layer shows, and the options that are not at their defaults."""
-        return super().extra_repr() + shown_options(self)
+        return super().extra_repr() + shown_options(self) + ", kernels=warploom"
 
     @classmethod
     def from_torch(cls, module: torch.nn.Linear, **options: Unpack[Options]) -> Self:

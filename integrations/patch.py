@@ -26,6 +26,7 @@ from warploom.integrations.patch_report import AS_IT_WAS, Row, table
 from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose, output_heads
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.recipes import Recipe, require_recipe
+from warploom.integrations.sparse_linear import SparseLinear
 from warploom.runtime.tensors import shown
 
 _patched: WeakSet[torch.nn.Module] = WeakSet()  # models, and the layers that they got
@@ -34,7 +35,7 @@ _patched: WeakSet[torch.nn.Module] = WeakSet()  # models, and the layers that th
 class Patch:
     """What `warploom.patch` did to a model: prints as a table, and undoes it.
 
-    As a context manager it undoes it at the end of its block. Where weights were quantised it
+    As a context manager it undoes it at the end of its block. Where weights were packed it
     cannot be undone, nor be a context manager: those that there were are dropped.
     """
 
@@ -62,7 +63,7 @@ class Patch:
         The modules are the objects that they were, wherever the layers in their place are by now,
         with the parameters, the mode and the hooks that these have. One that was interrupted is
         finished by another call. Raises ProblemError, and leaves the model as it is, where a
-        layer's parameters have other names than its own had, and where weights were quantised.
+        layer's parameters have other names than its own had, and where weights were packed.
         """
         self._require_weights()
         model = self._model
@@ -87,7 +88,7 @@ class Patch:
     def _require_weights(self) -> None:
         if self._quantized:
             raise ProblemError(
-                f"{self._title}, whose weights were quantised",
+                f"{self._title}, whose weights were packed",
                 rule="cannot be undone: the weights that there were are dropped",
                 fix="load the model again; copy.deepcopy(model) before a patch keeps them",
             )
@@ -116,6 +117,7 @@ def patch(
     weights: str | Weights | None = None,
     recipe: Recipe | None = None,
     filter: Callable[[torch.nn.Module, str], bool] | None = None,
+    sparse: Literal["2:4"] | None = None,
 ) -> Patch:
     """Let a model run on Warploom, as it stands and where it lies; what it returns can undo that.
 
@@ -137,8 +139,11 @@ def patch(
                quantised are dropped: this is not undone
 
     recipe     the layers train in fp8: a recipe of warploom.nn.Linear
-    filter     called with each torch.nn.Linear and its name, says which of them train in fp8; None:
-               all but the output head
+    filter     called with each torch.nn.Linear and its name, says which of them train in fp8, or
+               are sparse; None: all but the output head
+    sparse     "2:4": the layers become warploom.nn.SparseLinear. Their weights must be 2:4 already:
+               one that is not is refused by the layer's name. The dense weights are dropped: this
+               is not undone
 
     Each layer asks at each call whether there is a kernel for it; torch computes the others. Raises
     ProblemError for a model that is patched already or quantised, and for linear layers without
@@ -155,12 +160,13 @@ def patch(
     if not isinstance(attention, str):
         require_boolean("attention", attention)
     _check(model, linear=linear, weights=weights)
-    _check_recipe(recipe, filter, linear=linear, weights=weights)
+    _check_recipe(recipe, filter, linear=linear, weights=weights, sparse=sparse)
     asked = None if weights is None else Asked(weights)
     chosen, left = choose(model, asked) if asked else ({}, {})
     training = _training(model, filter) if recipe else set()
-    layers = _layers(model, chosen, training, recipe) if linear else {}
-    quantized: dict[torch.nn.Module, QuantizedLinear] = {}
+    pruned = _sparse_layers(model, filter) if sparse else {}
+    layers = _layers(model, {*chosen, *pruned}, training, recipe) if linear else {}
+    quantized: dict[torch.nn.Module, QuantizedLinear | SparseLinear] = {**pruned}
     if asked:
         quantized |= _quantized(chosen, asked)
     if linear:
@@ -228,17 +234,37 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
         )
 
 
-def _check_recipe(recipe: object, filter: object, *, linear: bool, weights: object) -> None:
-    """Raise ProblemError for an unknown recipe, or arguments that exclude one."""
-    if recipe is None:
+def _check_recipe(
+    recipe: object, filter: object, *, linear: bool, weights: object, sparse: object
+) -> None:
+    """Raise ProblemError for an unknown recipe or pattern, or arguments that exclude one."""
+    if sparse is not None:
+        if sparse != "2:4":
+            raise ProblemError(
+                f"sparse {shown(sparse)}",
+                rule='must be "2:4", or None',
+                fix='pass sparse="2:4"',
+            )
+        if recipe is not None or weights is not None or not linear:
+            others = {"recipe": recipe, "weights": weights, "linear": linear or None}
+            given = [f"{name}={shown(one)}" for name, one in others.items() if one is not None]
+            raise ProblemError(
+                f"sparse {shown(sparse)} with {', '.join(given) or 'linear=False'}",
+                rule="is for linear layers of 16 bits whose weights do not train",
+                fix="leave one of them out",
+            )
+        if filter is None or callable(filter):
+            return
+    if recipe is None and sparse is None:
         if filter is not None:
             raise ProblemError(
                 f"filter {shown(filter)} without a recipe",
-                rule="says which layers train in fp8",
+                rule="says which layers train in fp8, or are sparse",
                 fix='leave it out, or name a recipe, as recipe="rowwise"',
             )
         return
-    require_recipe("recipe", recipe)
+    if recipe is not None:
+        require_recipe("recipe", recipe)
     if weights is not None or not linear:
         beside = "linear=False" if not linear else f"weights {shown(weights)}"
         raise ProblemError(
@@ -293,7 +319,7 @@ def _replace(
 def _training(
     model: torch.nn.Module, filter: Callable[[torch.nn.Module, str], bool] | None
 ) -> set[torch.nn.Module]:
-    """The layers that are to train in fp8."""
+    """The layers that are to train in fp8, or to be sparse: by default all but output heads."""
     heads = set() if filter else set(output_heads(model))
     return {
         module
@@ -301,6 +327,19 @@ def _training(
         if type(module) is torch.nn.Linear
         and (filter(module, name) if filter else module not in heads)
     }
+
+
+def _sparse_layers(
+    model: torch.nn.Module, filter: Callable[[torch.nn.Module, str], bool] | None
+) -> dict[torch.nn.Module, SparseLinear]:
+    """Make a layer for each that is to be sparse; the model has none of them yet."""
+    chosen = _training(model, filter)
+    layers: dict[torch.nn.Module, SparseLinear] = {}
+    for name, module in model.named_modules():
+        if module in chosen:
+            with _naming(name):
+                layers[module] = SparseLinear.from_linear(cast("torch.nn.Linear", module))
+    return layers
 
 
 def _layers(
@@ -390,7 +429,7 @@ def _naming(layer: str) -> Iterator[None]:
 def _linear_rows(
     model: torch.nn.Module,
     layers: Mapping[torch.nn.Linear, Linear | Float8Linear],
-    quantized: Mapping[torch.nn.Module, QuantizedLinear],
+    quantized: Mapping[torch.nn.Module, QuantizedLinear | SparseLinear],
     left: Mapping[torch.nn.Module, str],
     told: str,
 ) -> Iterator[Row]:
@@ -404,6 +443,8 @@ def _linear_rows(
         why = left.get(module, "")
         if isinstance(quantized.get(module), BitLinear):
             counted[type(module).__name__, "warploom.nn.BitLinear", ""] += 1
+        elif isinstance(quantized.get(module), SparseLinear):
+            counted[_known(module), "warploom.nn.SparseLinear, 2:4", ""] += 1
         elif isinstance(module, torch.nn.Linear) and module in quantized:
             reason = _inputs_by_torch(module.weight)
             now = told + (", torch's product" if reason else "")

@@ -165,7 +165,8 @@ class QuantizedLinear(torch.nn.Linear):
         told = f"in_features={self.in_features}, out_features={self.out_features}, "
         told += f"bias={self.bias is not None}, format={self.metadata.format!r}, "
         told += f"group={self.metadata.group}, bits={self.weight.bits:.3f}"
-        return told + (f", activation={self.activation!r}" if self.activation else "")
+        told += f", activation={self.activation!r}" if self.activation else ""
+        return f"{told}, kernels=warploom"
 
     # ---- What it computes ------------------------------------------------------------------------
 

@@ -73,7 +73,8 @@ def quantize(
         part = weight[first:end].contiguous().reshape(end - first, metadata.groups, -1)
         scales, zeros, codes = _QUANTISERS[format](part, rows)
         fields = stored(codes.reshape(end - first, metadata.k), metadata.slab)
-        packed.write(first, end, fields, scales, zeros, shared if format == "nvfp4" else None)
+        twice = shared if metadata.slab.row.scaled_twice else None
+        packed.write(first, end, fields, scales, zeros, twice)
     if bool(torch.stack([rows.wrong for rows in given]).any()):  # a GPU is waited for once
         for rows in given:
             rows.refuse_weights()
@@ -178,9 +179,9 @@ def _shared_scale(weight: Tensor, metadata: Metadata) -> Tensor | None:
     Of ternary weights with a scale per channel it is the mean size; of nvfp4 the global scale, with
     which the scale of the largest weight is e4m3's largest number.
     """
-    if metadata.format == "ternary" and metadata.group is None:
+    if metadata.slab.row.one_scale and metadata.group is None:
         return _mean_size(weight, metadata)
-    if metadata.format != "nvfp4":
+    if not metadata.slab.row.scaled_twice:
         return None
     ranges = slabs.row_ranges(metadata, weight.device)
     largest = torch.stack([weight[a:b].abs().amax().float() for a, b in ranges]).amax()

@@ -237,7 +237,7 @@ def carried(
         return None  # with no model at all, it tells of shapes where the same is run untuned
     found.sort(key=lambda one: one.seconds)
     told = f"nearest record, {record.shape}{f' on {near.lender}' if near.lender else ''}"
-    told += ", carried over by the model" if factors else ", as it is: no model of this GPU"
+    told += ", scaled by the cost model" if factors else ", as it is: no cost model of this GPU"
     best = fit(record.best.schedule)
     if near.certain and best:
         found.sort(key=lambda one: one.spec != best)
@@ -267,7 +267,7 @@ def modelled(
     found = [Alternative(one.spec, one.seconds, "predicted") for one in ranked]
     if not found:
         return None
-    told = "the model alone: nothing near was recorded"
+    told = "cost model: no tuned config is near"
     if other := constants.families[found[0].spec.operation.family].fitted_on:
         told += f"; its constants are those of {other}, rescaled; {NOT_TIMED}"
     return _first_of(found, told)

@@ -126,8 +126,8 @@ class Explainable(Protocol):
 def _because(reason: str) -> list[str]:
     """The lines about why a kernel was chosen."""
     lines = [f"because  {reason}"]
-    if reason.startswith("least waves"):  # its words are for those who know them
-        lines += ["         waves: tiles of the busiest multiprocessor; cost: measured time of one"]
+    if reason.startswith("default table: least waves"):  # its words are for those who know them
+        lines += ["         waves: tiles of the busiest SM; cost: measured time of one"]
     return lines
 
 

@@ -30,9 +30,12 @@ ALWAYS = ("tests/unit/test_hygiene.py", "tests/unit/test_imports.py")
 HELD = {
     "templates/": ("tests/golden/test_golden.py",),
     "configs/": ("tests/unit/test_configurations.py",),
-    "docs/": ("tests/unit/test_pages.py",),
+    "docs/": ("tests/unit/test_pages.py", "tests/unit/test_site.py"),
+    "docs/notebooks/": ("tests/unit/test_tutorials.py",),
+    "docs/tutorials/": ("tests/unit/test_tutorials.py",),
+    "mkdocs.yml": ("tests/unit/test_site.py",),
     "Makefile": ("tests/unit/test_makefile.py",),
-    "pyproject.toml": ("tests/unit/test_packaging.py",),
+    "pyproject.toml": ("tests/unit/test_packaging.py", "tests/unit/test_release.py"),
 }
 WITH_FAMILIES = ("generator", "runtime", "templates", "configs")  # where a family has a folder
 MOST = 40  # files of tests that import one changed module; where there are more, none tells much

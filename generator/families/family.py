@@ -19,7 +19,7 @@ from warploom.generator.families.table import OperationT, ScheduleT, ShapeT, Tab
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.models import Model
 from warploom.generator.parameters import ParameterBlock
-from warploom.generator.shapes import extents_of
+from warploom.generator.shapes import Work, extents_of
 from warploom.generator.specification import KernelSpec
 
 ProblemT = TypeVar("ProblemT", default=Any)
@@ -172,6 +172,10 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         names = [one.name for one in fields(self.shape)]
         return {name: problem[name] for name in names} if {*names} <= problem.keys() else None
 
+    def work(self, operation: OperationT, shape: ShapeT) -> Work | None:
+        """What a problem asks of any kernel, for a roofline; None where the family does not say."""
+        return None
+
     def seconds(
         self,
         constants: Mapping[str, float],
@@ -190,7 +194,7 @@ _REQUIRED = ("operation", "schedule", "shape", "schedule_reasons", "parameters",
 _METHODS = (
     *("operation_reasons", "schedule_reasons", "complete", "tailored", "layout", "parameters"),
     *("context", "launches", "workspaces", "parse_shape", "cells", "of_model", "extents_of_cell"),
-    "seconds",
+    *("seconds", "work"),
 )
 _FOLDERS = __name__.rpartition(".")[0] + "."
 

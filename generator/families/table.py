@@ -117,7 +117,7 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
 
     def reason(self, operation: OperationT, shape: ShapeT, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first, with this order."""
-        return "first of its class in the table"
+        return "default table: first of its class"
 
     def required(self, operation: OperationT, shape: ShapeT) -> object:
         """What dense tensors of a shape require."""

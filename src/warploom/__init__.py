@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
     from warploom.quantization.sparse_weight import SparseWeight, sparsify
+    from warploom.reports.report import kernel_report
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families._attention.block_mask import BlockMask
     from warploom.runtime.families._attention.dropout import dropout_mask
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
     from warploom.tuning.recording import recording
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "BlockMask",
@@ -95,6 +96,7 @@ __all__ = [
     "explain",
     "functional",
     "gemm",
+    "kernel_report",
     "load",
     "merge_state",
     "mixed_gemm",
@@ -138,6 +140,7 @@ _LAZY = {
     "explain": "warploom.runtime.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
+    "kernel_report": "warploom.reports.report",
     "load": "warploom.runtime.api",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",
@@ -165,6 +168,9 @@ def _import(name: str) -> object:
     if name in renamed.NAMES:
         renamed.warn(f"warploom.{name}", f"warploom.{renamed.NAMES[name]}")
         return _import(renamed.NAMES[name])
+    if name == "__version__":
+        globals()[name] = _version()
+        return globals()[name]
     if name not in _LAZY:
         near = "" if name.startswith("_") else suggestion(name, __all__)
         told = f"module {__name__!r} has no attribute {name!r}"
@@ -174,6 +180,16 @@ def _import(name: str) -> object:
     value: object = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """Return the version that was installed: of the last tag, or one on the way to the next."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("warploom")
+    except PackageNotFoundError:  # a checkout on the path, not installed
+        return "0.0.0+unknown"
 
 
 if not TYPE_CHECKING:  # where every name is known, so that one that is misspelt is told

@@ -1,24 +1,24 @@
-"""`make demo`: from a YAML file to kernels in the store, then one layer of Llama 3 8B, checked.
+"""`make demo`: one layer of Llama 3 8B on Warploom, compiled and checked, in one screen.
 
-The kernels of configs/*/smoke.yaml are generated and compiled, which needs no GPU. Then the seven
-GEMMs of the layer run through `warploom.gemm`, and its attention through `warploom.attention`, with
-its gradients, and are held against float64: on a Hopper GPU, with times beside torch's, or else on
-the CPU reference with fewer tokens. The exit code is 3 if a result is wrong.
+The seven GEMMs of the layer run through `warploom.gemm`, and its attention through
+`warploom.attention`, with its gradients. Each element is held against float64: on a Hopper GPU,
+with times of torch in the same loop, or else on the CPU reference with fewer tokens. Their kernels
+are compiled, which needs no GPU. The exit code is 3 if a result is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from warploom.cli.compile import COLUMNS, row
 from warploom.cli.output import Output, reporting
 from warploom.errors import ResultError, WarploomError
 from warploom.generator.architectures import served, serving
 from warploom.generator.gpus import DEFAULT
-from warploom.generator.specification import KernelSpec
+from warploom.generator.specification import parse_name
 
 if TYPE_CHECKING:
     import torch
@@ -38,65 +38,108 @@ ELSEWHERE = DEFAULT.name  # whose kernels are named on machines without a Hopper
 HEADS, KV_HEADS, DIM = 32, 8, 128  # of the layer's attention
 
 
+COLUMNS = ["part", "shape", "tile", "registers", "error / bound"]
+TIMES = ["us", "torch us", "ratio"]  # where kernels run: torch's time over Warploom's last
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the layer that was run and checked.
+
+    share    the largest error of an element, as a share of its bound
+    kernel   the name of the kernel that ran, or would run on ELSEWHERE
+    times    microseconds, torch's, and their ratio; none where no kernel runs
+    """
+
+    name: str
+    shape: str
+    kernel: str
+    share: float
+    times: tuple[float, ...] = ()
+
+
 @click.command()
 @reporting
 def command(output: Output) -> None:
-    """Compile the smoke configuration, then run and check one transformer layer."""
+    """Run and check one transformer layer, and compile its kernels."""
     output.for_people = True
-    compile_kernels(output)
     device = "cuda" if _has_hopper(output) else "cpu"
-    run_layer(output, device)
-    run_attention(output, device)
+    with output.progress("computing", total=len(LAYER) + 4) as advance:
+        parts = [*_gemms(device, advance), *_attentions(device, advance)]
+    registers = compile_kernels(output, [one.kernel for one in parts])
+    _show(output, parts, registers, device)
+    if wrong := [one.name for one in parts if not one.share <= 1]:
+        raise ResultError(
+            ", ".join(wrong),
+            rule="must differ from float64 by no more than the bound of each element",
+            fix="`make gpu-test` finds which kernels are wrong on this GPU",
+        )
+    largest = max(one.share for one in parts)
+    output.line(
+        f"Checked: {len(parts)} results, every element against float64. "
+        f"The largest error is {largest:.2f} of its bound."
+    )
+    output.document("largest error / bound", largest)
+    attention = next(one.kernel for one in parts if "attention" in one.name)
+    output.line("Next:")
+    for written, shows in _next(attention):
+        output.line(f"  {written:<56}  {shows}")
 
 
-# ---- Kernels -------------------------------------------------------------------------------------
+def _next(kernel: str) -> list[tuple[str, str]]:
+    """What to try next: a command, and what it shows."""
+    asked = "warploom explain gemm --shapes 4096x6144x4096 --gpu h200"
+    return [
+        ("python -c 'import warploom; help(warploom.patch)'", "a model of transformers on it"),
+        (f"warploom report {kernel[-8:]}", "attention: source, SASS, registers"),
+        (asked, "which kernel runs, and why"),
+        ("warploom emit configs/gemm/smoke.yaml", "from YAML to CUDA C++"),
+    ]
 
 
-def compile_kernels(output: Output) -> None:
-    """Generate and compile every kernel of configs/*/smoke.yaml that is not in the store yet."""
-    from warploom.generator import build, configurations
-    from warploom.generator.space import expand_file
+def compile_kernels(output: Output, names: Sequence[str]) -> dict[str, int]:
+    """Compile the kernels that are not in the kernel cache yet; return the registers of each."""
+    from warploom.generator import build
 
-    specs = [spec for path in configurations.smoke() for spec in expand_file(path).specs]
-    compiled_before = build.counters.compiles
-    stored: set[KernelSpec] = set()
-    output.line(f"{len(specs)} kernels of configs/*/smoke.yaml, from YAML to cubin:")
+    specs = [parse_name(name) for name in dict.fromkeys(names)]
     with output.progress("compiling", total=len(specs)) as advance:
-
-        def done(spec: KernelSpec, result: build.Result) -> None:
-            if build.counters.compiles == compiled_before:  # what is stored is handed out first
-                stored.add(spec)
-            advance(spec.digest[:8])
-
-        results = build.build_many(specs, on_done=done)
-    rows: list[list[object]] = []
+        results = build.build_many(specs, on_done=lambda spec, _: advance(spec.digest[:8]))
+    registers: dict[str, int] = {}
     for spec, result in zip(specs, results, strict=True):
         if isinstance(result, WarploomError):
             raise result
-        rows.append(row(spec, result, stored=spec in stored))
-    output.table("kernels", COLUMNS, rows)
+        registers[spec.name] = max(one.registers for one in result.resources.values())
+    return registers
+
+
+def _show(output: Output, parts: Sequence[Part], registers: dict[str, int], device: str) -> None:
+    rows: list[list[object]] = []
+    for one in parts:
+        tile = "x".join(map(str, parse_name(one.kernel).schedule.tile))
+        told = [one.name, one.shape, tile, registers[one.kernel], one.share]
+        rows.append([*told, *one.times, one.kernel[-8:]])
+    columns = [*COLUMNS, *(TIMES if device == "cuda" else ()), "kernel"]
+    output.table("layer", columns, rows)
+    output.document("kernels", {one.name: one.kernel for one in parts})
 
 
 # ---- Layer ---------------------------------------------------------------------------------------
 
 
-def run_layer(output: Output, device: str) -> None:
-    """Run and check the GEMMs of the layer; ResultError if one is wrong."""
+def _gemms(device: str, advance: Callable[[str], None]) -> list[Part]:
     import torch
 
-    tokens = TOKENS[device]
     torch.manual_seed(0)
-    where = torch.cuda.get_device_name() if device == "cuda" else "the CPU reference"
-    output.line(f"\nThe seven GEMMs of one Llama 3 8B layer, {tokens} tokens in bf16, on {where}:")
-    with torch.no_grad():
-        rows = [_multiply(name, weight, tokens, device) for name, weight in LAYER.items()]
-    output.table("layer", ["projection", "M", "N", "K", *_columns(device, "torch.mm")], rows)
-    wrong = [str(row[0]) for row in rows if not float(str(row[4])) <= 1]
-    _conclude(output, f"projections {', '.join(wrong)}" if wrong else "", "differ")
+    parts = []
+    for name, weight in LAYER.items():
+        with torch.no_grad():
+            parts.append(_multiply(name, weight, TOKENS[device], device))
+        advance(name)
+    return parts
 
 
-def _multiply(name: str, weight: tuple[int, int], tokens: int, device: str) -> list[object]:
-    """One row of the table."""
+def _multiply(name: str, weight: tuple[int, int], tokens: int, device: str) -> Part:
+    """Run, check and time one GEMM."""
     import torch
 
     import warploom
@@ -109,41 +152,42 @@ def _multiply(name: str, weight: tuple[int, int], tokens: int, device: str) -> l
     kernel = warploom.explain(a, b, gpu=_elsewhere(device)).kernel
     peer = torch.empty_like(d)
     times = _times(device, lambda: warploom.gemm(a, b, out=d), lambda: torch.mm(a, b, out=peer))
-    return [name, tokens, n, k, error_share(d, a, b), *times, kernel]
+    return Part(name, f"{tokens}x{n}x{k}", kernel, error_share(d, a, b), times)
 
 
 # ---- Attention -----------------------------------------------------------------------------------
 
 
-def run_attention(output: Output, device: str) -> None:
-    """Run and check the attention of the layer and its gradients; ResultError if one is wrong."""
+def _attentions(device: str, advance: Callable[[str], None]) -> list[Part]:
     import torch
 
     tokens = 8 * TOKENS[device]
-    output.line(f"\nIts attention: {HEADS} query heads over {KV_HEADS}, {tokens} tokens:")
     torch.manual_seed(0)
     q, k, v = (
         torch.randn(1, tokens, heads, DIM, device=device).bfloat16().transpose(1, 2)
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
-    columns = ["mask", "tokens", *_columns(device, "torch")]
-    with torch.no_grad():
-        rows = [_attend(causal, q, k, v) for causal in (False, True)]
-    output.table("attention", columns, rows)
-    output.line("\nIts gradients:")
-    gradients = [_differentiate(causal, q, k, v) for causal in (False, True)]
-    output.table("gradients", columns, gradients)
-    wrong = [
-        f"{what} with mask {row[0]}"
-        for what, found in (("attention", rows), ("gradients", gradients))
-        for row in found
-        if not float(str(row[2])) <= 1
-    ]
-    _conclude(output, ", ".join(wrong), "differs")
+    parts = []
+    for causal in (False, True):
+        with torch.no_grad():
+            parts.append(_attend(causal, q, k, v))
+        advance("attention")
+    for causal in (False, True):
+        parts.append(_differentiate(causal, q, k, v))
+        advance("gradients")
+    return parts
 
 
-def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[object]:
-    """One row of the table; torch's time is that of its scaled_dot_product_attention."""
+def _shape(q: torch.Tensor) -> str:
+    return f"{HEADS}/{KV_HEADS} heads, {q.shape[2]}"
+
+
+def _name(what: str, *, causal: bool) -> str:
+    return f"{what}{', causal' * causal}"
+
+
+def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Part:
+    """Run, check and time attention; torch's time is of its scaled_dot_product_attention."""
     import torch
 
     import warploom
@@ -164,11 +208,11 @@ def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
         lambda: warploom.attention(q, k, v, causal=causal),
         lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True),
     )
-    return ["causal" if causal else "none", q.shape[2], share, *times, kernel]
+    return Part(_name("attention", causal=causal), _shape(q), kernel, share, times)
 
 
-def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[object]:
-    """One row of the table of gradients; torch's time is that of its own."""
+def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Part:
+    """Run, check and time its gradients; torch's time is that of its own."""
     import torch
 
     import warploom
@@ -192,7 +236,7 @@ def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
         _backward(warploom.attention, (q, k, v), dout, causal=causal),
         _backward(sdpa, (q, k, v), dout, is_causal=causal, enable_gqa=True),
     )
-    return ["causal" if causal else "none", q.shape[2], share, *times, kernel]
+    return Part(_name("backward", causal=causal), _shape(q), kernel or "", share, times)
 
 
 def _backward(
@@ -223,33 +267,17 @@ def _backward(
 # ---- Both ----------------------------------------------------------------------------------------
 
 
-def _conclude(output: Output, wrong: str, verb: str) -> None:
-    """Say that all is right; ResultError for what is wrong."""
-    if wrong:
-        raise ResultError(
-            wrong,
-            rule=f"{verb} from float64 by more than the bound of an element",
-            fix="`make gpu-test` finds which kernels are wrong on this GPU",
-        )
-    output.line("Each element is within its bound of the float64 result.")
-
-
-def _columns(device: str, peer: str) -> list[str]:
-    """What the tables end with: times where kernels run, else what would run on an H200."""
-    if device == "cuda":
-        return ["error / bound", "microseconds", peer, "ratio", "kernel"]
-    return ["error / bound", "kernel on an H200"]
-
-
-def _times(device: str, ours: Callable[[], object], peer: Callable[[], object]) -> list[object]:
-    """Microseconds of ours and of torch's, and how they compare; nothing where no kernel runs."""
+def _times(
+    device: str, ours: Callable[[], object], peer: Callable[[], object]
+) -> tuple[float, ...]:
+    """Microseconds of ours and of torch's, and how they compare; none where no kernel runs."""
     from warploom.runtime.measure import graph_sampler, interleave
 
     if device != "cuda":
-        return []
+        return ()
     timings = interleave({"warploom": graph_sampler([ours]), "torch": graph_sampler([peer])})
     seconds, others = timings["warploom"].median, timings["torch"].median
-    return [seconds * 1e6, others * 1e6, others / seconds]
+    return seconds * 1e6, others * 1e6, others / seconds
 
 
 def _elsewhere(device: str) -> str | None:
@@ -258,17 +286,19 @@ def _elsewhere(device: str) -> str | None:
 
 
 def _has_hopper(output: Output) -> bool:
+    """Whether kernels run here; says which layer is run, and on what."""
     import torch
 
-    if not torch.cuda.is_available():
-        output.line("\nNo GPU here: the reference computes, on fewer tokens and without times.")
-        return False
-    capability = torch.cuda.get_device_capability()
-    found = serving(capability)
-    if found is None:
-        output.line(
-            f"\nThis GPU is of compute capability {capability}; kernels are for {served()}."
-        )
+    here, found = "no GPU here: on the CPU reference", None
+    if torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        found, here = serving(capability), torch.cuda.get_device_name()
+        if found is None:
+            here = f"on the CPU reference: compute capability {capability} is not {served()}"
+    tokens = TOKENS["cuda" if found else "cpu"]
+    output.line(f"One layer of Llama 3 8B, {tokens} tokens (attention: {8 * tokens}), bf16, {here}")
+    if not found:
+        output.line(f"Kernels are those of an {ELSEWHERE.removeprefix('NVIDIA ')}, compiled here.")
     return found is not None
 
 

@@ -7,5 +7,6 @@ from warploom.integrations.float8_linear import Float8Linear
 from warploom.integrations.gated_mlp import GatedMLP
 from warploom.integrations.linear import Linear
 from warploom.integrations.quantized_linear import QuantizedLinear
+from warploom.integrations.sparse_linear import SparseLinear
 
-__all__ = ["BitLinear", "Float8Linear", "GatedMLP", "Linear", "QuantizedLinear"]
+__all__ = ["BitLinear", "Float8Linear", "GatedMLP", "Linear", "QuantizedLinear", "SparseLinear"]

@@ -28,8 +28,8 @@ def test_state_dicts_load_both_ways() -> None:
 
 
 def test_a_layer_is_shown_with_its_activation() -> None:
-    assert repr(layer()) == "Linear(in_features=24, out_features=16, bias=True)"
-    assert "bias=True, activation='silu')" in repr(layer(activation="silu"))
+    assert repr(layer()) == "Linear(in_features=24, out_features=16, bias=True, kernels=warploom)"
+    assert "bias=True, activation='silu', kernels=warploom)" in repr(layer(activation="silu"))
 
 
 def test_copies_compute_the_same() -> None:

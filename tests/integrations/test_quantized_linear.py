@@ -275,5 +275,5 @@ def test_copies_compute_the_same() -> None:
 def test_a_layer_is_shown_with_what_its_weight_is() -> None:
     assert repr(layer(activation="silu")) == (
         "QuantizedLinear(in_features=256, out_features=136, bias=True, format='int4', group=128, "
-        "bits=5.824, activation='silu')"
+        "bits=5.824, activation='silu', kernels=warploom)"
     )

@@ -53,7 +53,9 @@ def test_calls_get_what_was_given_recorded_or_listed_in_that_order(
 ) -> None:
     operation, small, large = axpy.operation("bf16"), axpy.shape(4096), axpy.shape(1 << 30)
     table = dispatch.choose(operation, small)
-    assert table.reason == "first of its class in the table" and table.spec.schedule.threads == 128
+    assert (
+        table.reason == "default table: first of its class" and table.spec.schedule.threads == 128
+    )
     assert dispatch.choose(operation, large).spec.schedule.turns == 4
     given = dispatch.choose(operation, large, spec=table.spec)
     assert (given.spec, given.reason) == (table.spec, "the spec that was given")

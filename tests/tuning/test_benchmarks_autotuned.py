@@ -53,7 +53,7 @@ class Tuning:
             self.met[name] = Tuned(name, "tuned", "old", 3e-6, after, 2e-6, 0.04, 1.0)
 
 
-def case(tuning: Tuning, name: str, after: str, reason: str = "the model alone") -> Case:
+def case(tuning: Tuning, name: str, after: str, reason: str = "cost model") -> Case:
     def contenders(_asked: Asked) -> list[Contender]:
         call = lambda: tuning.call(name, after) if reason.startswith("the") else None  # noqa: E731
         return [Contender("warploom", [call], told=lambda: ("kernel", reason))]

@@ -67,7 +67,7 @@ def test_a_gate_is_run_as_its_gemm_was_timed_where_nothing_better_is_known(fresh
     keep(fresh, record(operation=gated, best=Timed(WIDE, 1e-5, 0.0)))
     assert choose(operation=gated).spec.schedule == WIDE
     biased = choose(operation=replace(PLAIN, epilogue=(Bias("bf16"),)))
-    assert biased.reason.startswith("the model alone")
+    assert biased.reason.startswith("cost model")
 
 
 @pytest.mark.parametrize("scores", ["e4m3", "int8"])
@@ -101,7 +101,7 @@ def test_block_scales_of_either_type_are_timed_once(fresh: Path) -> None:
         found = choose(operation=other)
         assert found.spec.operation == other and found.spec.schedule == tile
     both = choose(operation=replace(timed, block_scales="row_row"))
-    assert both.reason.startswith("the model alone")  # a scale of each column takes longer
+    assert both.reason.startswith("cost model")  # a scale of each column takes longer
 
 
 def test_the_nearest_record_is_carried_over_by_the_model(
@@ -110,7 +110,7 @@ def test_the_nearest_record_is_carried_over_by_the_model(
     with_quality(monkeypatch, None)
     keep(fresh, record())
     found = choose(m=600)
-    assert "nearest record, 512x6144x4096, carried over by the model" in found.reason
+    assert "nearest record, 512x6144x4096, scaled by the cost model" in found.reason
     assert found.seconds and 4e-5 < found.seconds < 8e-5
     assert {one.source for one in found.runners_up} == {"predicted"}
     # Slim tiles are fewest at 512 rows; the model knows that they are many at 2048.
@@ -121,20 +121,20 @@ def test_the_nearest_record_is_carried_over_by_the_model(
 def test_what_lies_too_far_is_no_record(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_quality(monkeypatch, None)
     keep(fresh, record())
-    assert choose(m=8192).reason.startswith("least waves * cost")
-    assert choose(k=512).reason.startswith("least waves * cost")
+    assert choose(m=8192).reason.startswith("default table: least waves * cost")
+    assert choose(k=512).reason.startswith("default table: least waves * cost")
     fp16 = replace(PLAIN, a="fp16", b="fp16", d="fp16")
-    assert choose(operation=fp16).reason.startswith("least waves * cost")
+    assert choose(operation=fp16).reason.startswith("default table: least waves * cost")
     with_quality(monkeypatch, GOOD)  # a model that decides alone is asked from farther on
     assert "nearest record" in choose(m=600).reason
     assert "nearest record" in choose(m=1024).reason  # of this layer
-    assert choose(n=9216).reason.startswith("the model alone")
+    assert choose(n=9216).reason.startswith("cost model")
 
 
 def test_the_model_alone_decides_where_it_was_found_good(monkeypatch: pytest.MonkeyPatch) -> None:
     with_quality(monkeypatch, GOOD)
     found = choose()
-    assert found.reason.startswith("the model alone") and found.seconds
+    assert found.reason.startswith("cost model") and found.seconds
     assert len(found.runners_up) == dispatch.SHOWN
     with_quality(monkeypatch, GOOD, "another GPU")
     lent = choose()
@@ -142,7 +142,7 @@ def test_the_model_alone_decides_where_it_was_found_good(monkeypatch: pytest.Mon
     assert "those of another GPU, rescaled; nothing was timed on this GPU kind" in lent.reason
     for quality in (None, replace(GOOD, first=1.2)):
         with_quality(monkeypatch, quality)
-        assert choose().reason.startswith("least waves * cost")
+        assert choose().reason.startswith("default table: least waves * cost")
 
 
 def test_the_default_is_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_without_a_model_the_nearest_record_is_taken_as_it_is(
     monkeypatch.setattr(records, "load", lambda gpu, own: None)
     keep(fresh, record())
     found = choose(m=600)
-    assert found.spec.schedule == SLIM and "no model of this GPU" in found.reason
+    assert found.spec.schedule == SLIM and "no cost model of this GPU" in found.reason
 
 
 def test_what_is_only_predicted_must_be_faster_by_more_than_predictions_of_a_layer_are_sure_of(
@@ -287,7 +287,7 @@ def test_records_can_be_ignored(fresh: Path, monkeypatch: pytest.MonkeyPatch) ->
     keep(fresh, record())
     monkeypatch.setenv("WARPLOOM_RECORDS", "ignore")
     records.forget()
-    assert choose().reason.startswith("least waves * cost")
+    assert choose().reason.startswith("default table: least waves * cost")
     monkeypatch.setenv("WARPLOOM_RECORDS", "sometimes")
     records.forget()
     with pytest.raises(ConfigurationError, match="WARPLOOM_RECORDS=sometimes"):

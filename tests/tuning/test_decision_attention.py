@@ -47,7 +47,7 @@ def test_attention_asks_the_records_too(fresh: Path) -> None:
     near = dispatch.choose(operation, shape_of(beside, band), device=H200)
     assert "nearest record" in near.reason
     nowhere = dispatch.choose(operation, shape_of(sizes, band))
-    assert nowhere.reason.startswith("first of its class")
+    assert nowhere.reason.startswith("default table: first of its class")
 
 
 def gradients_record(**fields: Any) -> Record:
@@ -85,13 +85,15 @@ def test_gradients_ask_the_records_too(fresh: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(records, "load", lambda gpu, own: constants)
     records.forget()
     carried = choose(longer)
-    assert "carried over by the model" in carried.reason
+    assert "scaled by the cost model" in carried.reason
     assert 3.2e-3 < (carried.seconds or 0) < 4e-3  # twice the length
-    assert choose(replace(sizes, seq_q=64, seq_k=64)).reason.startswith("first of its class")
-    assert choose(sizes, NO_GPU).reason.startswith("first of its class")
+    assert choose(replace(sizes, seq_q=64, seq_k=64)).reason.startswith(
+        "default table: first of its class"
+    )
+    assert choose(sizes, NO_GPU).reason.startswith("default table: first of its class")
     ordered = replace(operation, deterministic=True)
     found = dispatch.choose(ordered, shape_of(sizes, band), device=H200)
-    assert found.reason.startswith("first of its class")  # another operation
+    assert found.reason.startswith("default table: first of its class")  # another operation
     given = KernelSpec("sm_90a", operation, AttentionBackwardSchedule(64, 64, overlap=False))
     told = dispatch.choose(operation, shape_of(sizes, band), spec=given, device=H200)
     assert (told.spec, told.reason) == (given, "the spec that was given")
@@ -108,7 +110,7 @@ def test_the_model_chooses_gradients_among_the_table_where_it_is_good(
     operation = AttentionBackwardOperation("bf16", 128)
     sizes = Extents(32, 16, 16, 512, 512, 128, 512, 512, packed=False)
     found = dispatch.choose(operation, shape_of(sizes, Band()), device=H200)
-    assert found.reason.startswith("the model alone") and found.runners_up
+    assert found.reason.startswith("cost model") and found.runners_up
     rows = family("attention_backward").table.classes
     listed = [fields for row in rows if row["dim"] == 128 for fields in row["schedules"]]
     assert found.spec.schedule in [AttentionBackwardSchedule(**fields) for fields in listed]

@@ -156,7 +156,7 @@ def test_explain_says_whose_records_and_model_were_taken() -> None:
 
     assert f"nearest record, 512x6144x4096 on {H200}" in explained(512, 6144, 4096)
     alone = explained(123, 777, 1000)
-    assert f"the model alone: nothing near was recorded; its constants are those of {H200}" in alone
+    assert f"cost model: no tuned config is near; its constants are those of {H200}" in alone
     assert alone.count(dispatch.NOT_TIMED) == 1
 
 
@@ -165,7 +165,7 @@ def test_a_kind_with_fewer_sms_or_another_balance_has_the_model_choose_among_con
     there, here = choose(H200, SQUARE), choose("H20", SQUARE)
     assert there.seconds and here.seconds
     assert 800 / 148 * 0.8 < here.seconds / there.seconds < 800 / 148 * 1.25
-    assert "carried over by the model" in here.reason and "taken" not in here.reason
+    assert "scaled by the cost model" in here.reason and "taken" not in here.reason
     for extents in (ROWS, SQUARE, (200, 5000, 3000)):
         assert choose("H20", extents).reason.endswith(dispatch.NOT_TIMED)
 
@@ -189,7 +189,7 @@ def test_a_family_without_a_model_keeps_to_its_table_on_a_kind_with_other_sms(
     keep(folder, H200, kept)
     for more in (0, -1):
         close = chosen(H100, more)
-        assert close.spec.schedule == best and "no model of this GPU" in close.reason
+        assert close.spec.schedule == best and "no cost model of this GPU" in close.reason
         assert close.reason.endswith(dispatch.NOT_TIMED)
         assert H200 not in chosen("H20", more).reason
 
@@ -226,7 +226,7 @@ def test_a_kind_that_came_with_records_reads_no_others(
     """To read a kind's records takes a third of a second, in the first call of a process."""
     monkeypatch.setattr(records, "_lend", lambda gpu: pytest.fail("read another kind's"))
     assert choose(H200, ROWS).reason.startswith("recorded")
-    assert choose(H200, (123, 777, 999)).reason.startswith("the model alone")
+    assert choose(H200, (123, 777, 999)).reason.startswith("cost model")
     keep(folder, H100, record())
     assert choose(H100, (512, 6144, 4096)).reason.startswith("recorded")
 
@@ -276,7 +276,7 @@ def test_a_kinds_own_can_be_left_out_to_see_what_others_lend(
     records.forget()
     found = choose(H200, ROWS)
     assert found.spec.schedule == PINGPONG and f"on {H100}" in found.reason
-    assert choose(H200, (123, 777, 999)).reason.startswith("least waves"), (
+    assert choose(H200, (123, 777, 999)).reason.startswith("default table: least waves"), (
         "no constants but its own"
     )
     with pytest.raises(ConfigurationError, match=r"WARPLOOM_RECORDS=borrow: .* keeps"):

@@ -80,7 +80,7 @@ def test_the_cells_are_those_of_the_list() -> None:
     assert len(listed("gemm")) == len(listed("gemm", cells=("all",))) == 4 * (5 + 180)
     assert len(listed("attention")) == 2 * 35
     assert len(listed("gemm", cells=("tuned",), types=("bf16",))) == 90
-    assert len(listed()) == 4 * 185 + 216 + 70 + 65 + 40 + 27 + 8 + 8 + 6 + 24
+    assert len(listed()) == 4 * 185 + 216 + 70 + 65 + 40 + 27 + 8 + 8 + 6 + 3 * 24
     squares = listed("attention_forward", cells=("square",))
     assert {case.problem["batch"] * case.problem["seq"] for case in squares} == {16_384}
     assert {case.problem["heads"] * case.problem["dim"] for case in squares} == {2048}

@@ -37,7 +37,7 @@ def test_tests_of_another_family_are_not_touched() -> None:
         touched = quick.touched([file])
         assert [test for test in touched if test.startswith("tests/families/attention")] == []
     assert quick.touched(["docs/notebook.md"]) == sorted(
-        ["tests/unit/test_pages.py", *quick.ALWAYS]
+        ["tests/unit/test_pages.py", "tests/unit/test_site.py", *quick.ALWAYS]
     )
     assert quick.touched([]) == []
 

@@ -66,7 +66,7 @@ def test_every_label_has_its_column_and_the_tables_words_are_explained() -> None
     lines = f"{warploom.explain(A, B)}\n{warploom.explain(Q, Q, Q)}".splitlines()
     assert all(line[8] == " " and line[9] != " " for line in lines)
     reason = next(at for at, line in enumerate(lines) if "waves * cost" in line)
-    assert "waves: tiles of the busiest multiprocessor" in lines[reason + 1]
+    assert "waves: tiles of the busiest SM" in lines[reason + 1]
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,23 @@ def extents_of_cell(problem: Mapping[str, Any]) -> dict[str, Any] | None:
         columns = problem.get("lengths_k") or lengths
         extents |= {"total_q": sum(lengths), "total_k": sum(columns)}
     return extents
+
+
+def rows_of(shape: AttentionShape) -> tuple[int, int]:
+    """Rows of q, and of k and v, of all sequences."""
+    rows, columns = shape.batch * shape.seq_q, shape.batch * shape.seq_k
+    return shape.total_q or rows, shape.total_k or columns
+
+
+def scores(operation: Operation, shape: AttentionShape) -> float:
+    """The scores of all heads that the mask leaves: half of a causal square, as it is counted."""
+    rows, _ = rows_of(shape)
+    columns = shape.packed_columns[0] if shape.total_q else float(shape.seq_k)
+    hidden = 0.0
+    if operation.mask != "none":
+        own = shape.packed_rows[0] if shape.total_q else float(shape.seq_q)
+        hidden = min(own, columns) / 2
+    seen = columns - hidden
+    if operation.mask == "window" and shape.window:
+        seen = min(seen, float(shape.window))
+    return rows * shape.heads * seen

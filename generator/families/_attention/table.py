@@ -47,7 +47,7 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""
         low, high = self.first(operation, shape)["seq"]
-        return f"first of its class in the table, sequences {lengths(low, high)}"
+        return f"default table: first of its class, sequences {lengths(low, high)}"
 
     def serves(self, have: OperationT, wanted: OperationT) -> bool:
         """A wider mask or head dimension computes the same: bounds and zeros are run-time."""

@@ -47,7 +47,7 @@ class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, Sch
 
     def reason(self, operation: OperationT, shape: ShapeT, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""
-        return f"least waves * cost ({order[1]:.2f}) of its class in the table"
+        return f"default table: least waves * cost ({order[1]:.2f}) of its class"
 
     def required(self, operation: OperationT, shape: ShapeT) -> Store:
         """How a dense D can be stored: by TMA where its rows end at multiples of 16 bytes."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.generator.elements import element
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
 from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSchedule
+from warploom.generator.shapes import Work
 
 # batch_invariant: an item of up to WHOLE_KEYS is one part, a longer one FEW_CHUNKS of up to
 # LONG_KEYS each, or up to MOST_CHUNKS of more. More parts share one sequence among more blocks:
@@ -116,3 +118,15 @@ def parts(operation: DecodeOperation, schedule: DecodeSchedule, problem: DecodeP
     if operation.batch_invariant:
         return items(schedule, problem) * chunks(operation, schedule, problem)
     return 2 * most_blocks(schedule, problem)
+
+
+def work(operation: DecodeOperation, shape: DecodeShape) -> Work:
+    """What a call asks of any kernel, for a roofline: keys and values of full length, read once."""
+    keys = shape.batch * shape.seq_k
+    q = element(operation.element)
+    cached = q.bytes if operation.cache == "same" else element(operation.cache).bytes
+    factors = 4 * (operation.scales == "token")  # of each row of k, and of v
+    moved = 2 * keys * shape.kv_heads * (operation.dim * cached + factors)
+    moved += 2 * shape.batch * shape.seq_q * shape.heads * operation.dim * q.bytes
+    flops = 4.0 * operation.dim * keys * shape.seq_q * shape.heads
+    return Work(flops, float(moved), q.bits)

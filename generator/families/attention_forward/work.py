@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from math import gcd
 
 from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families._attention.shape import rows_of, scores
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
 )
+from warploom.generator.shapes import Work as Roofline
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +73,13 @@ def work_of(
         bounded *= 2
     longest, mean, shortest = (max(1.0, (one + ends) / kv) for one in seen)
     return Work(q_tiles, heads, longest, mean, shortest, min(bounded, mean), dealt)
+
+
+def work(operation: AttentionOperation, shape: AttentionShape) -> Roofline:
+    """What a forward pass asks of any kernel, for a roofline: two MMAs of each score."""
+    dim, dim_v = shape.dim, operation.dim_v or shape.dim
+    rows, columns = rows_of(shape)
+    k, v = operation.element_of("k"), operation.element_of("v")
+    q_and_o = rows * shape.heads * (dim * k.bytes + 2 * dim_v)
+    moved = q_and_o + columns * shape.kv_heads * (dim * k.bytes + dim_v * v.bytes)
+    return Roofline(2.0 * (dim + dim_v) * scores(operation, shape), float(moved), k.bits)

@@ -33,6 +33,8 @@ from warploom.generator.parameters import Field, ParameterBlock, block, int32, p
 from warploom.generator.shapes import Shape
 from warploom.generator.slabs import DEPTH, ROWS
 
+_LARGEST_PRODUCT = 1 << 14  # of two int8 numbers: -128 by -128
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class MixedGemmShape(Shape):
@@ -202,6 +204,10 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
     limits.refuse_beyond(counted(schedule, problem, clusters))
+    if spec.operation.a == "int8" and not spec.operation.group:
+        limits.refuse_beyond(
+            {f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT}
+        )
     values = parameters(spec).values(at)
     return [
         Launch(

@@ -114,8 +114,14 @@ def room(schedule: MixedGemmSchedule) -> int:
 
 
 def _group_steps(operation: MixedGemmOperation, schedule: MixedGemmSchedule, blocks: int) -> int:
-    """Steps of k that are multiplied together: within a group, and with few registers in work."""
+    """Steps of k that are multiplied together: within a group, and with few registers in work.
+
+    What is decoded of int8 by channels has registers of its own in two of them that follow each
+    other: a stage has two at least, since only what was issued before the last is waited for.
+    """
     of_group = (operation.promoted or DEPTH) // operation.step
+    if not operation.promoted and schedule.slabs <= schedule.warp_split_k:
+        of_group = min(of_group, DEPTH // operation.step // 2)
     return of_group if schedule.lookahead else max(1, min(of_group, GROUP_STEPS // blocks))
 
 

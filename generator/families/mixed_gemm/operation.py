@@ -32,8 +32,9 @@ class MixedGemmOperation(ProductOperation):
     """What is computed: w = scale * (code - zero), summed over k in fp32; then the epilogue.
 
     Codes less zero points are exact. Of activations of 8 bits sums of a group are added up by the
-    tensor core, of int8 in int32, then scaled and added in fp32 (per channel: those over 128 of k).
-    Of 16 bits the schedule says whether sums are scaled, or weights, which are then rounded.
+    tensor core, of int8 in int32, then scaled and added in fp32; per channel those of e4m3 over 128
+    of k, and those of int8 over all k. Of 16 bits the schedule says whether sums are scaled, or
+    weights, which are then rounded.
     """
 
     a: Input = knob(name="{}_{}_{}", doc="element type of A [M, K]")
@@ -62,9 +63,9 @@ class MixedGemmOperation(ProductOperation):
     @property
     def promoted(self) -> int:
         """The k that the tensor core adds up, where scales do not depend on it: a group, or, of
-        activations of 8 bits, 128 of k at most. 0: all of it.
+        8-bit floats, whose accumulators keep few bits, 128 of k at most. 0: all of it.
         """
-        return self.group or (DEPTH if element(self.a).bits == 8 else 0)
+        return self.group or (DEPTH if element(self.a).is_fp8 else 0)
 
     @property
     def step(self) -> int:

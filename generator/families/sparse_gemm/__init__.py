@@ -32,13 +32,14 @@ class SparseGemm(
 
     def layout(self, spec: SparseGemmSpec) -> SparseGemmLayout:
         """The shared memory of a block."""
-        return SparseGemmLayout(spec.schedule)
+        return SparseGemmLayout(spec.operation, spec.schedule)
 
     def context(self, spec: SparseGemmSpec) -> dict[str, Any]:
-        """The element, and the parts of the activation."""
+        """The elements, and the parts of the activation."""
         function = spec.operation.activation
         return {
             "element": element(spec.operation.element),
+            "output": element(spec.operation.of_output),
             "group": GROUP,
             "activation_parts": ()
             if function == "none"

@@ -11,13 +11,14 @@ from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
     BLOCK,
     GROUP,
-    TILE_K,
+    STAGE_BYTES,
+    WORD_K,
     SparseGemmOperation,
     SparseGemmSchedule,
     SparseGemmSpec,
 )
 from warploom.generator.families.sparse_gemm.shape import SparseGemmProblem
-from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import (
     Field,
     ParameterBlock,
@@ -36,30 +37,58 @@ class AtLaunch(data.AtLaunch[SparseGemmOperation, SparseGemmSchedule, SparseGemm
     @property
     def tiles(self) -> int:
         """Tiles of y."""
-        problem, schedule = self.problem, self.schedule
-        return -(-problem.m // schedule.tokens) * -(-problem.n // schedule.rows)
+        return tiles(self.schedule, self.problem)
+
+    @property
+    def k_tiles(self) -> int:
+        """Stages that k fills."""
+        return -(-self.problem.k // self.operation.tile_k)
+
+    @property
+    def parts(self) -> int:
+        """Parts of k, each of a stage at least."""
+        return min(self.schedule.split_k, self.k_tiles)
 
     @property
     def x_map(self) -> TensorMap:
         """x: a row of 128 bytes of each token."""
         problem, kind = self.problem, element(self.operation.element)
         pitch = problem.x_pitch * kind.bytes
-        box = (TILE_K, self.schedule.tokens)
-        return TensorMap("x", kind, (problem.k, problem.m), (pitch,), box, 128)
+        box = (self.operation.tile_k, self.schedule.tokens)
+        return TensorMap("x", kind, (problem.k, problem.m), (pitch,), box, STAGE_BYTES)
 
     @property
     def values_map(self) -> TensorMap:
         """The values of the weight: a row of 64 bytes of each of its rows."""
         problem, kind = self.problem, element(self.operation.element)
         half = problem.k // 2
-        box = (TILE_K // 2, self.schedule.rows)
-        return TensorMap("values", kind, (half, problem.n), (half * kind.bytes,), box, 64)
+        box = (self.operation.tile_k // 2, self.schedule.rows)
+        pitch = half * kind.bytes
+        return TensorMap("values", kind, (half, problem.n), (pitch,), box, STAGE_BYTES // 2)
+
+
+def tiles(schedule: SparseGemmSchedule, problem: SparseGemmProblem) -> int:
+    """Tiles of y."""
+    return -(-problem.m // schedule.tokens) * -(-problem.n // schedule.rows)
+
+
+def workspaces(spec: SparseGemmSpec, problem: SparseGemmProblem) -> list[Workspace]:
+    """The accumulators of parts of k, and how many parts of each 64 rows are there."""
+    schedule = spec.schedule
+    if schedule.split_k == 1:
+        return []
+    count = tiles(schedule, problem)
+    sums = 4 * schedule.rows * schedule.tokens
+    return [
+        Workspace("partial_sums", count * schedule.split_k * sums),
+        Workspace("arrived", 4 * count * schedule.consumers, kept=True),
+    ]
 
 
 @lru_cache(maxsize=1024)
 def parameters(spec: SparseGemmSpec) -> ParameterBlock[AtLaunch]:
     """The parameter block: both maps, metadata, bias, y and the extents."""
-    cpp = element(spec.operation.element).cpp
+    cpp = element(spec.operation.of_output).cpp
     fields: list[Field[AtLaunch]] = [
         tensor_map("x_map", "x [m, k]", lambda at: at.x_map),
         tensor_map("values_map", "values of W [n, k / 2]", lambda at: at.values_map),
@@ -68,10 +97,27 @@ def parameters(spec: SparseGemmSpec) -> ParameterBlock[AtLaunch]:
         int64("y_pitch", "elements between rows of y", lambda at: at.problem.y_pitch),
         int32("m", "rows of x", lambda at: at.problem.m),
         int32("n", "rows of W", lambda at: at.problem.n),
-        int32("k_tiles", "of 64 columns", lambda at: -(-at.problem.k // TILE_K)),
+        int32("k_tiles", "stages that k fills", lambda at: at.k_tiles),
     ]
     if spec.operation.bias:
         fields.append(pointer("bias", f"const {cpp}", "[n]"))
+    if spec.operation.element in ("e4m3", "int8"):
+        words = "columns of the weight, in 64, rounded up"
+        fields.append(int32("k_words", words, lambda at: -(-at.problem.k // WORD_K)))
+    if spec.operation.scaled:
+        fields += [
+            pointer("scale_x", "const float", "[m] or one"),
+            pointer("scale_weight", "const float", "[n] or one"),
+            int32("x_step", "1, or 0 for one scale", lambda at: int(at.problem.x_scales > 1)),
+            int32("w_step", "1, or 0 for one scale", lambda at: int(at.problem.weight_scales > 1)),
+        ]
+    if spec.schedule.split_k > 1:
+        sums = "int32_t" if element(spec.operation.element).is_integer else "float"
+        fields += [
+            pointer("partial_sums", sums, "[tiles][parts][rows][tokens], by threads"),
+            pointer("arrived", "uint32_t", "[tiles][consumers], zeros between launches"),
+            int32("parts", "of k", lambda at: at.parts),
+        ]
     return block(fields)
 
 
@@ -84,20 +130,22 @@ def launches(
         {
             f"m {problem.m}": problem.m + schedule.tokens,
             f"n {problem.n}": problem.n + schedule.rows,
-            f"k {problem.k}": problem.k + TILE_K,
-            f"m {problem.m}, n {problem.n}: tiles": at.tiles * GROUP + device.multiprocessors,
+            f"k {problem.k}": problem.k + at.operation.tile_k,
+            f"m {problem.m}, n {problem.n}: tiles": (
+                at.tiles * max(GROUP, schedule.split_k) + device.multiprocessors
+            ),
             f"n {problem.n}, k {problem.k}: words of metadata": (
-                -(-problem.n // BLOCK) * -(-problem.k // TILE_K)
+                -(-problem.n // BLOCK) * -(-problem.k // WORD_K)
             ),
         }
     )
     return [
         Launch(
             entry=spec.name,
-            grid=min(at.tiles, device.multiprocessors),
+            grid=min(at.tiles * at.parts, device.multiprocessors),
             block=schedule.threads,
             cluster=1,
-            shared_bytes=SparseGemmLayout(schedule).shared_bytes,
+            shared_bytes=SparseGemmLayout(at.operation, schedule).shared_bytes,
             parameters=parameters(spec).values(at),
             early=True,
         )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.generator.families.sparse_gemm.schedule import TILE_K, SparseGemmSchedule
+from warploom.generator.families.sparse_gemm.schedule import (
+    STAGE_BYTES,
+    WORD_K,
+    SparseGemmOperation,
+    SparseGemmSchedule,
+)
 
 _ALIGNMENT = 1024  # bytes that swizzles of 128 bytes repeat in
 _BARRIERS = 16  # bytes of both barriers of a stage
-_VALUE = 2  # bytes of an element
-_WORDS = 8  # bytes of metadata of a row of the weight, in a stage
+_WORD = 8  # bytes of metadata of a row of the weight and 64 of its columns
 STAGED_PITCH = 144  # bytes between tokens of a tile that is stored: 64 rows, and 16 to part banks
 
 
@@ -17,7 +21,13 @@ STAGED_PITCH = 144  # bytes between tokens of a tile that is stored: 64 rows, an
 class SparseGemmLayout:
     """What a block has."""
 
+    operation: SparseGemmOperation
     schedule: SparseGemmSchedule
+
+    @property
+    def words(self) -> int:
+        """Words of metadata of each thread, in 64 rows and a stage."""
+        return self.operation.tile_k // WORD_K
 
     @property
     def chunk(self) -> int:
@@ -33,8 +43,8 @@ class SparseGemmLayout:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the launch."""
         schedule = self.schedule
-        row = TILE_K // 2 * _VALUE + _WORDS
-        stage = schedule.tokens * TILE_K * _VALUE + schedule.rows * row + _BARRIERS
+        row = STAGE_BYTES // 2 + self.words * _WORD
+        stage = schedule.tokens * STAGE_BYTES + schedule.rows * row + _BARRIERS
         staging = schedule.consumers * self.chunk * STAGED_PITCH
         return -(-(schedule.stages * stage + staging) // _ALIGNMENT) * _ALIGNMENT
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from warploom.generator.elements import element
 from warploom.generator.families.sparse_gemm.schedule import (
-    TILE_K,
+    STAGE_BYTES,
     SparseGemmOperation,
     SparseGemmSchedule,
 )
@@ -15,7 +16,7 @@ START = {
     "bandwidth": 3.5e12,  # bytes a second of memory
     "clock": 1.5e9,  # cycles a second
     "port": 128.0,  # bytes a cycle of shared memory
-    "tile": 1e-6,  # seconds to store a tile
+    "tile": 1e-6,  # seconds to store a tile; a part of k takes three of them
 }
 
 
@@ -29,12 +30,16 @@ def seconds(
     """The seconds of one call, by these constants."""
     blocks = schedule.consumers * schedule.blocks
     # Each instruction reads 64 rows of values and all tokens; TMA writes the stage once.
-    written = schedule.rows * TILE_K + schedule.tokens * 2 * TILE_K
-    read = schedule.rows * TILE_K + blocks * schedule.tokens * 2 * TILE_K
-    products = blocks * schedule.tokens * TILE_K / 64  # cycles of the tensor cores
+    values, tokens = schedule.rows * STAGE_BYTES // 2, schedule.tokens * STAGE_BYTES
+    written, read = values + tokens, values + blocks * tokens
+    products = blocks * schedule.tokens  # cycles of the tensor cores
     stage = max(products, (written + read) / constants["port"]) / constants["clock"]
     tiles = -(-shape.m // schedule.tokens) * -(-shape.n // schedule.rows)
-    waves = -(-tiles // multiprocessors)
-    each = -(-shape.k // TILE_K) * stage + constants["tile"]
-    traffic = 2 * (shape.m * shape.k + shape.m * shape.n) + shape.n * shape.k * 9 / 8
+    stages = -(-shape.k // operation.tile_k)
+    parts = min(schedule.split_k, stages)
+    waves = -(-tiles * parts // multiprocessors)
+    each = -(-stages // parts) * stage + constants["tile"] * (1 if parts == 1 else 3)
+    size = element(operation.element).bytes
+    weight = shape.n * shape.k * (4 * size + 1) / 8  # values, and 2 bits for each
+    traffic = size * shape.m * shape.k + 2 * shape.m * shape.n + weight
     return constants["launch"] + max(waves * each, traffic / constants["bandwidth"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from warploom.generator.elements import element
 from warploom.generator.epilogue import Function
 from warploom.generator.knob import frozen, knob
 from warploom.generator.specification import KernelSpec
@@ -11,7 +12,8 @@ from warploom.generator.specification import KernelSpec
 Activation = Literal["none", Function]
 
 BLOCK = 64  # rows of the weight in one instruction
-TILE_K = 64  # columns of the weight in one stage: two instructions, which share metadata words
+WORD_K = 64  # columns of the weight whose metadata one word of each of 128 threads holds
+STAGE_BYTES = 128  # of a row of x in one stage: two instructions
 GROUP = 8  # tiles of rows of the weight that are walked before the next tokens, for L2
 
 
@@ -19,12 +21,35 @@ GROUP = 8  # tiles of rows of the weight that are walked before the next tokens,
 class SparseGemmOperation:
     """What is computed: y = activation(x W' + bias)."""
 
-    element: Literal["bf16", "fp16"] = knob(doc="of x, W, bias and y; sums are fp32")
+    element: Literal["bf16", "fp16", "e4m3", "int8"] = knob(
+        doc="of x and W; sums are fp32, those of int8 int32"
+    )
     bias: bool = knob(default=False, doc="a vector over the columns of y is added")
     activation: Activation = knob(
         default="none", name="{}", doc="the function that is applied to each element of y"
     )
+    output: Literal["like_x", "bf16", "fp16"] = knob(
+        default="like_x",
+        name="{}",
+        later=True,
+        doc="of y and bias; like_x: that of x. Operands of 8 bits name one",
+    )
+    scaled: bool = knob(
+        default=False,
+        later=True,
+        doc="sums are multiplied by fp32 scales of rows of x and of rows of W",
+    )
     family: Literal["sparse_gemm"] = knob(default="sparse_gemm", doc="which kernels these are")
+
+    @property
+    def of_output(self) -> str:
+        """The element of y and bias."""
+        return self.element if self.output == "like_x" else self.output
+
+    @property
+    def tile_k(self) -> int:
+        """Columns of the weight in one stage."""
+        return STAGE_BYTES // element(self.element).bytes
 
 
 @frozen
@@ -34,7 +59,17 @@ class SparseGemmSchedule:
     consumers: Literal[1, 2, 3] = knob(name="{}x{}x{}", doc="warpgroups, beside one that loads")
     blocks: Literal[1, 2] = knob(name="", doc="of 64 rows of the weight, of each consumer")
     tokens: Literal[8, 16, 32, 64, 128, 192, 256] = knob(name="", doc="rows of x in a tile")
-    stages: int = knob(name="stages{}", least=2, most=16, doc="of 64 columns of the weight")
+    stages: int = knob(
+        name="stages{}", least=2, most=16, doc="of 64 columns of the weight, in 8 bits of 128"
+    )
+    split_k: int = knob(
+        default=1,
+        name="split{}",
+        least=1,
+        most=16,
+        later=True,
+        doc="parts of k that CTAs share, for few tiles; the last one adds them up, in order",
+    )
 
     @property
     def rows(self) -> int:
@@ -43,8 +78,8 @@ class SparseGemmSchedule:
 
     @property
     def tile(self) -> tuple[int, int, int]:
-        """Rows of x, rows of the weight, and k of one stage."""
-        return self.tokens, self.rows, TILE_K
+        """Rows of x, rows of the weight, and columns of a word of metadata."""
+        return self.tokens, self.rows, WORD_K
 
     @property
     def threads(self) -> int:

@@ -22,13 +22,18 @@ class SparseGemmShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class SparseGemmProblem:
-    """The extents of one call, and the elements from row to row of x and of y."""
+    """The extents of one call, and the elements from row to row of x and of y.
+
+    `x_scales` and `weight_scales` are how many scales there are: one, or one for each row.
+    """
 
     m: int
     n: int
     k: int
     x_pitch: int
     y_pitch: int
+    x_scales: int = 0
+    weight_scales: int = 0
 
 
 def cells(

@@ -17,6 +17,7 @@ import torch
 from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import (
+    SPARSE_BLOCK,
     GemmOperation,
     GemmProblem,
     GemmShape,
@@ -46,7 +47,7 @@ from warploom.runtime.families._product.operands import (
     storing,
 )
 from warploom.runtime.families._product.reference import apply, bound, rounded
-from warploom.runtime.families._product.steps import KINDS
+from warploom.runtime.families._product.steps import check_finite
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.block_scales import blocks_of
@@ -98,6 +99,13 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         scale: Item = ("scale", self.alpha)
         return [scale] if self.bias is None else [scale, ("bias", self.bias)]
 
+    @property
+    def _size(self) -> tuple[int, int]:
+        """Rows and columns of the matrix that is sparse."""
+        (m, k), n = self.a.shape, self.b.shape[1]
+        sizes: dict[str, tuple[int, int]] = {"a": (m, k), "b": (k, n), "d": (m, n)}
+        return sizes[self.sparse]
+
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         Arguments.require(self)
@@ -127,10 +135,9 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         spec = self.kernel
         shape, _ = extents(a, b, spec)
         (m, n), k, device = shape, a.shape[1], a.get_device()
-        self._check_mask(m, n, k)
+        self._check_mask()
         bound = epilogue.bind(self.items, (), m, n, device, batched=False)
-        for item in self.items:
-            KINDS[item[0]].check_finite(item)
+        check_finite(self.items)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
         pitch_d, _ = check_out(self.out, shape, d_type, device, None)
         allowed_a, allowed_b = layouts(a, spec)
@@ -167,7 +174,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
             Details((m, n), d_type, operands, copies),
         )
 
-    def _check_mask(self, m: int, n: int, k: int) -> None:
+    def _check_mask(self) -> None:
         require_one_device([(name, one) for name, one in self.named() if one is not None])
         if self.sparse == "d" and self.bias is not None:
             raise ProblemError(
@@ -175,7 +182,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
                 rule="must be left out, as blocks that are left out are zeros",
                 fix="add it to the result",
             )
-        rows, columns = {"a": (m, k), "b": (k, n), "d": (m, n)}[self.sparse]
+        rows, columns = self._size
         wanted, mask = (blocks_of(rows), blocks_of(columns)), self.mask
         if mask.dtype != torch.bool or mask.shape != wanted:
             raise ProblemError(
@@ -215,8 +222,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
     def check(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Raise ProblemError for memory that is missing or shared."""
         require_memory([*self.named(), ("out", results[0])])
-        for item in self.items:
-            KINDS[item[0]].check_finite(item)
+        check_finite(self.items)
         refuse_overlap(results[0], self.read(), "do not overlap")
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
@@ -240,9 +246,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
 
     def blocks(self) -> torch.Tensor:
         """Which elements of the sparse matrix count: bool, of its shape."""
-        (m, k), n = self.a.shape, self.b.shape[1]
-        rows, columns = {"a": (m, k), "b": (k, n), "d": (m, n)}[self.sparse]
-        return expanded(self.mask, rows, columns)
+        return expanded(self.mask, *self._size)
 
     def products(self, dtype: torch.dtype, *, magnitudes: bool = False) -> torch.Tensor:
         """The sums of products of blocks that count, in a type; of absolute values if asked for.
@@ -257,13 +261,15 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         mask = self.blocks()
         sums = a.new_zeros(a.shape[0], b.shape[1])
         if self.sparse == "a":
-            for first in range(0, a.shape[0], 128):
+            for first in range(0, a.shape[0], SPARSE_BLOCK):
                 own = mask[first].nonzero().flatten()
-                sums[first : first + 128] = a[first : first + 128, own] @ b[own]
+                rows = slice(first, first + SPARSE_BLOCK)
+                sums[rows] = a[rows, own] @ b[own]
         else:
-            for first in range(0, b.shape[1], 128):
+            for first in range(0, b.shape[1], SPARSE_BLOCK):
                 own = mask[:, first].nonzero().flatten()
-                sums[:, first : first + 128] = a[:, own] @ b[own, first : first + 128]
+                columns = slice(first, first + SPARSE_BLOCK)
+                sums[:, columns] = a[:, own] @ b[own, columns]
         return sums
 
 

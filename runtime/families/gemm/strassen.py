@@ -231,11 +231,11 @@ def _product(
     products: tuple[tuple[torch.Tensor, torch.Tensor, list[Item], torch.Tensor], ...] = (
         (a11, b11, [], x),  # P1
         (a12, b21, [plus_x, *of(0, 0)], c11),
-        (s2, t2, [plus_x], x),  # P1 + P6
+        (s2, t2, [plus_x], y),  # P1 + P6; not in place: tiles would write lines that others read
         (s1, t1, [], z),  # P5
-        (s3, t3, [plus_x, ("preactivation", y), plus_z, *of(1, 1)], c22),  # y: P1 + P6 + P7
-        (s4, b22, [plus_x, plus_z, *of(0, 1)], c12),
-        (a22, t4, [plus_y, *of(1, 0)], c21),
+        (s3, t3, [plus_y, ("preactivation", x), plus_z, *of(1, 1)], c22),  # x: P1 + P6 + P7
+        (s4, b22, [plus_y, plus_z, *of(0, 1)], c12),
+        (a22, t4, [plus_x, *of(1, 0)], c21),
     )
     for left, right, items, result in products:
         _product(left, right, items, result, levels - 1)

@@ -1,4 +1,4 @@
-"""Products with 2:4 sparse weights: the function that users call."""
+"""GEMMs with 2:4 sparse weights: the function that users call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.quantization.sparse_weight import SparseWeight
-from warploom.runtime.families.sparse_gemm.call import SparseGemmCall
-from warploom.runtime.function import Function
+from warploom.runtime.families.sparse_gemm import gradient
 from warploom.runtime.tensors import shown
-
-_sparse_gemm = Function("sparse_gemm", SparseGemmCall)
 
 
 def sparse_gemm(
@@ -20,31 +17,49 @@ def sparse_gemm(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
 ) -> torch.Tensor:
-    """Multiply by a 2:4 sparse weight: return activation(x W' + bias).
+    """Multiply by a 2:4 sparse weight: return activation(scale_x scale_weight (x W') + bias).
 
     Args:
-        x: [.., M, K] or [K], bf16 or fp16. Rows are read where they lie if TMA can read them: one
-            pitch through all leading dimensions, a multiple of 16 bytes; else they are copied.
+        x: [.., M, K] or [K], bf16, fp16, e4m3 or int8. Rows are read in place if TMA can read them:
+            one row stride through all leading dimensions, a multiple of 16 bytes; else they are
+            copied.
         weight: A `SparseWeight` [N, K] of the type of x, as `warploom.sparsify` makes it.
-        bias: [N], contiguous, of the type of x.
+        bias: [N], contiguous, of the type of the result.
         activation: relu, gelu, gelu_tanh or silu; None: none.
-        out: Where the result goes, [.., M, N] of the type of x.
+        scale_x: fp32, one element or one for each row of x; only of 8 bits, and together with:
+        scale_weight: fp32, one element or one for each row of the weight.
+        out_dtype: bf16 or fp16, the type of the result. By default that of x, or of `out`; for x of
+            8 bits bf16.
+        out: Where the result goes, [.., M, N].
         spec: The kernel to run, or its name.
 
     Returns:
-        y [.., M, N] of the type of x. Sums are fp32.
+        y [.., M, N]. Accumulators are fp32, those of int8 int32.
 
-    Columns of x that a row of the weight has no value for are not read for it: infinities and NaN
-    in them do not reach its result on a GPU. Runs on the current stream without waiting. On CPU
-    tensors the reference computes the same, as a dense product.
+    The result is differentiable, once, in x and bias of 16 bits, but not in the weight and not with
+    `out`. Columns of x that a row of the weight has no value for are not read for it: infinities
+    and NaN in them do not reach its result on a GPU. Runs on the current stream without waiting. On
+    CPU tensors the reference computes the same, as a dense product.
 
     Raises:
-        ProblemError: Before anything is launched; also for tensors that require grad.
+        ProblemError: Before anything is launched.
+
+    Example:
+        >>> weight = warploom.sparsify(torch.randn(384, 256).bfloat16())
+        >>> warploom.sparse_gemm(torch.randn(8, 256).bfloat16(), weight).shape
+        torch.Size([8, 384])
     """
-    (y,) = _sparse_gemm(x, *_tensors(weight), bias, activation, out, spec)
+    values, metadata = _tensors(weight)
+    if out is None and torch.is_grad_enabled() and gradient.wanted(x, bias):
+        return gradient.sparse_gemm(x, values, metadata, bias, activation, spec)
+    rest = bias, activation, out, spec, scale_x, scale_weight, out_dtype
+    (y,) = gradient.without(x, values, metadata, *rest)
     return y
 
 

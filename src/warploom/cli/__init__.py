@@ -25,6 +25,7 @@ COMMANDS = (
     "compile",
     "list",
     "show",
+    "report",
     "explain",
     "tune",
     "records",
@@ -141,5 +142,12 @@ def _failed(error: OSError) -> int:
 @click.group(cls=CommandGroup, context_settings={"help_option_names": _HELP})
 @click.version_option(package_name="warploom")
 def main() -> None:
-    """Weave GPU kernels from YAML: generate, compile, store and inspect them."""
+    """Generate GPU kernels from YAML, compile, tune and measure them, and say which one calls run.
+
+    \b
+    Examples:
+      warploom doctor
+      warploom explain gemm --shapes 4096x6144x4096 --gpu h200
+      warploom compile linear.yaml
+    """
     variables.warn()

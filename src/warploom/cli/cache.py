@@ -19,13 +19,26 @@ _SECONDS_PER_DAY = 86_400.0
 
 @click.group("cache", cls=SuggestingGroup)
 def command() -> None:
-    """Look into the kernel store, move kernels, collect garbage."""
+    """Look into the kernel store, move kernels, collect garbage.
+
+    \b
+    Examples:
+      warploom cache stats
+      warploom cache export kernels.tar
+      warploom cache import kernels.tar
+    """
 
 
 @command.command()
 @reporting
 def stats(output: Output) -> None:
-    """Show how many kernels and bytes the store's directories hold."""
+    """Show how many kernels and bytes the store's directories hold.
+
+    \b
+    Examples:
+      warploom cache stats
+      warploom cache stats --json
+    """
     held = Store.default().stats()
     output.table(
         "directories",
@@ -59,6 +72,11 @@ def explain(
     KERNEL is what `warploom show` takes: a name, a file of that name, a digest, or a key of the
     store. It is stored if what is stored of it has the source that this version renders; a key is
     of one record. Nearest are kernels of the same name or source.
+
+    \b
+    Examples:
+      warploom cache explain 4b296fde
+      warploom cache explain --name 4b296fde --arch sm_90a
     """
     from warploom.cli.kernels import found
     from warploom.generator.render import render
@@ -106,7 +124,12 @@ def explain(
 @click.argument("path", type=click.Path(path_type=Path))
 @reporting
 def export(output: Output, path: Path) -> None:
-    """Write every kernel of the store to one tar at PATH."""
+    """Write every kernel of the store to one tar at PATH.
+
+    \b
+    Examples:
+      warploom cache export kernels.tar
+    """
     from warploom.generator.store_archive import export as write
 
     output.value("kernels", write(Store.default(), path))
@@ -120,6 +143,10 @@ def import_(output: Output, path: Path) -> None:
 
     Importing is trusting: calls will run these kernels, and anyone can make such a tar. It must
     come from someone whose programs you would run.
+
+    \b
+    Examples:
+      warploom cache import kernels.tar
     """
     from warploom.generator.store_archive import import_ as read
 
@@ -141,7 +168,13 @@ def import_(output: Output, path: Path) -> None:
 )
 @reporting
 def gc(output: Output, max_bytes: int | None, older_than: float | None) -> None:
-    """Remove leftovers of crashes and, if asked, the kernels longest unused."""
+    """Remove leftovers of crashes and, if asked, the kernels longest unused.
+
+    \b
+    Examples:
+      warploom cache gc
+      warploom cache gc --older-than 90 --max-bytes 2GB
+    """
     from warploom.generator.store_collection import collect
 
     seconds = None if older_than is None else older_than * _SECONDS_PER_DAY

@@ -36,7 +36,13 @@ _OTHERS = ("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH") 
 def command(output: Output) -> None:
     """Check what compiling and running kernels needs here.
 
-    The versions and places that it shows belong into a report of a bug, best as --json.
+    Put what it prints into reports of bugs. The exit code is 1 where something is amiss, and advice
+    says what to do.
+
+    \b
+    Examples:
+      warploom doctor
+      warploom doctor --json > report.json
     """
     output.for_people = True
     checks = [*_python(), *_toolchain(), *device.gpus(), _torch()]

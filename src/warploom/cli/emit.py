@@ -30,6 +30,11 @@ def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> No
 
     In place of a FILE may be a kernel, as `warploom show` takes it. With --check, name the files
     there that are stale, missing or extra instead.
+
+    \b
+    Examples:
+      warploom emit linear.yaml --out kernels
+      warploom emit linear.yaml --out kernels --check
     """
     from warploom.cli.kernels import listed
     from warploom.generator import names

@@ -15,7 +15,13 @@ from warploom.cli.output import Output, reporting
 @click.option("--rejected", is_flag=True, help="Show the rejected schedules, with the reasons.")
 @reporting
 def command(output: Output, path: Path, rejected: bool) -> None:
-    """List the kernels of a configuration, in its order."""
+    """List the kernels of a configuration, in its order.
+
+    \b
+    Examples:
+      warploom list linear.yaml
+      warploom list linear.yaml --rejected
+    """
     from warploom.generator import names
     from warploom.generator.space import expand_file
 

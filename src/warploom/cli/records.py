@@ -30,7 +30,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.group("records", cls=SuggestingGroup)
 def command() -> None:
-    """Show, merge and learn from what was tuned."""
+    """Show, merge and learn from what was tuned.
+
+    \b
+    Examples:
+      warploom records show --gpu h200
+      warploom records merge team.json mine.json
+    """
 
 
 @command.command()
@@ -52,6 +58,12 @@ def show(
 
     `us` is the time of the best schedule in microseconds, `default / best` how many times as
     long the untuned default takes; what is `noisy` was measured under unsteady clocks.
+
+    \b
+    Examples:
+      warploom records show --gpu h200
+      warploom records show --family gemm --type bf16 --shape '*x6144x4096'
+      warploom records show mine.json --json
     """
     from warploom.generator import records_file
     from warploom.generator.records import to_plain
@@ -142,7 +154,14 @@ def _row(record: Record) -> list[object]:
 @click.argument("sources", nargs=-1, required=True, type=_FILE)
 @reporting
 def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
-    """Put the records of SOURCES into TARGET, which is made if missing; the later measured stay."""
+    """Merge the tuned configs of SOURCES into TARGET, which is made if missing.
+
+    Where several files have the same shape, the one that was measured last is kept.
+
+    \b
+    Examples:
+      warploom records merge team.json mine.json theirs.json
+    """
     from warploom.generator import records_file
 
     read = [records_file.read(source) for source in sources]  # all of them, before any is merged
@@ -168,6 +187,10 @@ def diff(output: Output, old: Path, new: Path) -> None:
     `gain` is the old schedule's time over the new one's, where one of the files timed both; it is
     less than 1 where the new one takes longer. Problems that only one of the files has run what is
     near, or the default, by the other.
+
+    \b
+    Examples:
+      warploom records diff old.json new.json
     """
     from warploom.generator import names, records_file
     from warploom.generator.records import problem_text
@@ -204,11 +227,15 @@ def diff(output: Output, old: Path, new: Path) -> None:
 )
 @reporting
 def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Sequence[Path]) -> None:
-    """Fit the model's constants to journals, records and results of the benchmarks.
+    """Fit the cost model's constants to journals, records and results of the benchmarks.
 
-    Constants of families that SOURCES do not have stay as --out has them. A model decides only
-    where sweeps that it has not seen (`warploom bench gemm --problems SEED --specs FILE`, `warploom
-    tune --exhaustive`) found it good.
+    Constants of families that SOURCES do not have stay as --out has them. A cost model decides
+    alone only where sweeps that it was not fitted to (`warploom bench gemm --problems SEED --specs
+    FILE`, `warploom tune --exhaustive`) found it good.
+
+    \b
+    Examples:
+      warploom records fit seen.json --unseen unseen.json --out nvidia_h200.json
     """
     from warploom.generator.model import constants as files
     from warploom.generator.model.fit import fit as fitted

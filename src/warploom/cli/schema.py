@@ -27,7 +27,14 @@ from warploom.errors import ConfigurationError
 def command(output: Output, check: bool, markdown: bool, path: Path | None) -> None:
     """Print the JSON schema of configurations.
 
-    Or the same as tables to read, or whether configs/schema.json is up to date.
+    An editor that knows the schema completes fields and marks mistakes. The same is printed as
+    tables to read, or compared with configs/schema.json.
+
+    \b
+    Examples:
+      warploom schema > schema.json
+      warploom schema --markdown
+      warploom schema --check
     """
     from warploom.generator.config import schema
     from warploom.generator.config_reference import reference

@@ -32,6 +32,12 @@ def command(output: Output, kernel: str, only_source: bool, path: Path | None) -
     KERNEL is a name, in a configuration or not; a file of that name, such as NAME.cu; the digest
     that a name ends in, of a kernel of the package's configurations, the store or FILE; or a key of
     the store. Of a digest or a key 8 digits are enough.
+
+    \b
+    Examples:
+      warploom show 4b296fde --in linear.yaml
+      warploom show --source kernels/NAME.cu
+      warploom show 4b296fde --json
     """
     from warploom.cli.kernels import named
     from warploom.generator.render import render

@@ -74,8 +74,15 @@ def command(
 ) -> None:
     """Find the best schedules at given shapes, and record them.
 
-    FILE has operations and a space of schedules, or is the name of a space of the package. What the
-    names of several families begin with names the spaces of all of them.
+    FILE is a configuration with operations and a search space of schedules, or the name of a space
+    of the package. A prefix such as attention names all spaces that begin with it.
+
+    \b
+    Examples:
+      warploom tune gemm --shapes 512x6144x4096,2048x6144x4096
+      warploom tune gemm --model llama3-8b --m 1,16 --budget 120
+      warploom tune linear.yaml --shapes 64x384x512 --gpus 2
+      warploom tune attention --cells --ray
     """
     output.for_people = True
     check_one("tune", shapes, model, rows, cells=cells)

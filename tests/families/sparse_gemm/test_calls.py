@@ -125,6 +125,64 @@ def test_a_compiler_sees_an_operator() -> None:
     assert torch.equal(compiled(x), product(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("out_dtype", [None, torch.float16])
+def test_eight_bits_are_scaled_by_rows(dtype: torch.dtype, out_dtype: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(2, 5, 2080) * 20).to(dtype)
+    weight = warploom.sparsify((torch.randn(72, 2080) * 20).to(dtype))
+    scale_x, scale_weight = torch.rand(10, 1) / 64, torch.rand(72) / 64
+    bias = torch.randn(72).to(out_dtype or torch.bfloat16)
+    y = warploom.sparse_gemm(
+        x,
+        weight,
+        bias,
+        "silu",
+        scale_x=scale_x,
+        scale_weight=scale_weight,
+        out_dtype=out_dtype,
+    )
+    sums = x.double() @ weight.dense().double().mT
+    z = sums * scale_x.double().reshape(2, 5, 1) * scale_weight.double() + bias.double()
+    assert y.dtype == (out_dtype or torch.bfloat16) and y.shape == (2, 5, 72)
+    torch.testing.assert_close(y.double(), F.silu(z), rtol=2**-7, atol=2**-8)
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_gradients_of_x_and_bias(activation: str | None) -> None:
+    x, weight = operands(2, 5)
+    x.requires_grad_()
+    bias = torch.randn(72).bfloat16().requires_grad_()
+    y = warploom.sparse_gemm(x, weight, bias, activation)
+    dy = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, bias), dy)
+    exact = FUNCTIONS[activation](x.double() @ weight.dense().double().mT + bias.double())
+    wanted = torch.autograd.grad(exact, (x, bias), dy.double())
+    for one, other in zip(found, wanted, strict=True):
+        error = (one.double() - other.double()).abs().max()
+        assert one.dtype == torch.bfloat16
+        assert error <= 2**-6 * other.double().abs().max()
+
+
+def test_a_compiler_differentiates_it() -> None:
+    x, weight = operands(4)
+    x.requires_grad_()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return warploom.sparse_gemm(x, weight, None, "silu")
+
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    dy = torch.randn(4, 72).bfloat16()
+    found, wanted = (torch.autograd.grad(one(x), x, dy)[0] for one in (compiled, product))
+    assert torch.equal(found, wanted)
+
+
+EIGHT: dict[str, Any] = {
+    "x": torch.ones(4, 96).to(torch.int8),
+    "weight": warploom.sparsify(torch.ones(72, 96).to(torch.int8)),
+}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -136,12 +194,30 @@ def test_a_compiler_sees_an_operator() -> None:
         ({"out": torch.zeros(4, 71).bfloat16()}, r"out \[4, 71\] .* must be \[4, 72\]"),
         (
             {"weight": warploom.sparsify(torch.ones(72, 96).to(torch.int8))},
-            "kernels of 8 bits do not exist",
+            "x of torch.bfloat16 with a weight of torch.int8",
         ),
         (
-            {"x": torch.zeros(4, 96).bfloat16().requires_grad_()},
-            "sparse_gemm is not differentiable",
+            {
+                "x": torch.zeros(4, 96).bfloat16().requires_grad_(),
+                "out": torch.zeros(4, 72).bfloat16(),
+            },
+            "sparse_gemm is differentiable in x and bias of 16 bits, and without out",
         ),
+        ({"scale_x": torch.ones(1)}, "are for x and weights of 8 bits"),
+        ({"out_dtype": torch.float32}, "a result of torch.float32 with x of torch.bfloat16"),
+        (
+            EIGHT | {"scale_x": torch.ones(4)},
+            "scale_weight None .* are given together",
+        ),
+        (
+            EIGHT | {"scale_x": torch.ones(3), "scale_weight": torch.ones(72)},
+            r"scale_x torch.float32 \[3\] .* of one element or of 4",
+        ),
+        (
+            EIGHT | {"scale_x": torch.ones(4), "scale_weight": torch.ones(72).double()},
+            r"scale_weight torch.float64 \[72\]",
+        ),
+        (EIGHT | {"bias": torch.ones(72)}, "bias of torch.float32 with a result of torch.bfloat16"),
     ],
 )
 def test_what_cannot_be_multiplied_is_named(change: dict[str, Any], message: str) -> None:

@@ -22,10 +22,10 @@ from warploom.runtime.measure import largest_share
 BESIDE = 256  # elements on both sides of what is guarded
 
 
-def spec(*schedule: int, element: str = "bf16", **options: Any) -> KernelSpec:
+def spec(*schedule: int, element: str = "bf16", split_k: int = 1, **options: Any) -> KernelSpec:
     """A kernel by its schedule."""
     operation = SparseGemmOperation(element, **options)  # type: ignore[arg-type]
-    return KernelSpec("sm_90a", operation, SparseGemmSchedule(*schedule))  # type: ignore[arg-type]
+    return KernelSpec("sm_90a", operation, SparseGemmSchedule(*schedule, split_k=split_k))  # type: ignore[arg-type]
 
 
 EVERY = [
@@ -57,8 +57,7 @@ class Made:
     def verify(self) -> None:
         """Run it, and assert that y is within its bound and that nothing else was written."""
         call, y = self.call, self.run()
-        listed = reference.items(call.bias, call.activation)
-        exact, bound = reference.bound(call.x, call.weight, listed, y.dtype)
+        exact, bound = reference.bound(call.x, call.weight, call.items, y.dtype)
         assert largest_share(y, exact, bound) <= 1
         assert self.guarded.untouched_outside()
 
@@ -72,32 +71,45 @@ def made(
     no value of one, can stand for another.
     """
     operation: SparseGemmOperation = kernel.operation  # type: ignore[assignment]
-    dtype = TORCH[operation.element]
+    dtype, of_y = TORCH[operation.element], TORCH[operation.of_output]
     random = torch.Generator("cuda").manual_seed(seed + 7 * m + n + k)
 
     def drawn(*extents: int) -> torch.Tensor:
         return torch.randn(extents, generator=random, device="cuda")
 
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        """Integers fill their range; rounding and saturation are the reference's own inputs."""
+        if dtype == torch.int8:
+            return (tensor * (40 / tensor.abs().mean())).round().clamp(-127, 127).to(dtype)
+        return tensor.to(dtype)
+
+    def scales(count: int) -> torch.Tensor | None:
+        """Positive, no two alike."""
+        return drawn(count).abs() / 64 + 1e-3 if operation.scaled else None
+
     weight = drawn(n, k) * torch.exp2(
         torch.randint(-3, 4, (1, k), generator=random, device="cuda").float()
     )
-    room = torch.full((m, k + pad), float("nan"), device="cuda", dtype=dtype)
-    x = room[:, :k].copy_(drawn(m, k))
-    packed = sparsify((weight / k**0.5).to(dtype))
+    room = torch.full((m, k + pad), 127 if dtype == torch.int8 else float("nan"), device="cuda")
+    room = room.to(dtype)
+    x = room[:, :k].copy_(cast(drawn(m, k)))
+    packed = sparsify(cast(weight if dtype.itemsize == 1 else weight / k**0.5))
     pitch = n + pad
     size = 2 * BESIDE + m * pitch + shift
     out = torch.full((size,), -1, dtype=torch.int16, device="cuda")
     inside = torch.zeros(size, dtype=torch.bool, device="cuda")
     down, across = torch.arange(m, device="cuda"), torch.arange(n, device="cuda")
     inside[down[:, None] * pitch + across + BESIDE + shift] = True
-    view = out.view(dtype)[BESIDE + shift :].as_strided((m, n), (pitch, 1))
+    view = out.view(of_y)[BESIDE + shift :].as_strided((m, n), (pitch, 1))
     call = SparseGemmCall(
         x,
         packed.values,
         packed.metadata,
-        drawn(n).to(dtype) if operation.bias else None,
+        drawn(n).to(of_y) if operation.bias else None,
         None if operation.activation == "none" else operation.activation,
         view,
         kernel,
+        scales(m),
+        scales(n),
     )
     return Made(call, Guarded(out, view, inside))

@@ -10,6 +10,8 @@ from mutants import PAUSE, Checked
 from warploom.generator.specification import KernelSpec
 
 KERNEL = cases.spec(2, 2, 128, 5)
+EIGHT = cases.spec(1, 1, 64, 8, element="int8", output="bf16", scaled=True)
+SPLIT = cases.spec(1, 1, 64, 8, split_k=2)
 BIASED = cases.spec(1, 1, 16, 12, bias=True)
 
 
@@ -23,8 +25,8 @@ def extents(m: int, n: int, k: int) -> Callable[[KernelSpec, int], None]:
 
 
 TWICE = (
-    "      multiply_stage(k_tile);\n      if (++k_tile == p.k_tiles) break;\n"
-    "      multiply_stage(k_tile);\n"
+    "      multiply_stage(k_tile, even, odd);\n      if (++k_tile == p.k_tiles) break;\n"
+    "      multiply_stage(k_tile, odd, even);\n"
 )
 READ = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");\n    CUTE_NO_UNROLL\n'
 
@@ -36,8 +38,8 @@ MUTANTS = {
         KERNEL,
     ),
     "metadata are those of the rows below": Checked(
-        "(consumer * kBlocks + block) * 128 + thread]",
-        "(consumer * kBlocks + block) * 128 + (thread ^ 4)]",
+        "(shared.metadata[stage]) + thread;",
+        "(shared.metadata[stage]) + (thread ^ 4);",
         extents(130, 300, 640),
         KERNEL,
     ),
@@ -46,15 +48,33 @@ MUTANTS = {
     ),
     "words are loaded into registers of products that still run": Checked(
         TWICE,
-        "      multiply_stage(k_tile);\n",
+        "      multiply_stage(k_tile, even, even);\n",
         extents(300, 1003, 2080),
         KERNEL,
     ),
     "sums of the last tile are not cleared": Checked(
-        "words[block], k_tile != 0);", "words[block], 1);", extents(4099, 5000, 160), KERNEL
+        "words[block][0], k_tile != 0);", "words[block][0], 1);", extents(4099, 5000, 160), KERNEL
     ),
     "a bias is that of the row 8 above": Checked(
         "float(p.bias[own + 8])", "float(p.bias[own])", extents(9, 130, 96), BIASED
+    ),
+    "both words of a stage are its first": Checked(
+        "words[block][kWords - 1]", "words[block][0]", extents(130, 300, 640), EIGHT
+    ),
+    "a scale of x is its neighbour's": Checked(
+        "lane % 4 * 2 + i, p.m - 1)", "lane % 4 * 2, p.m - 1)", extents(70, 300, 640), EIGHT
+    ),
+    "a scale of the weight is that of the row 8 above": Checked(
+        "p.scale_weight[min(own + 8, ", "p.scale_weight[min(own, ", extents(70, 300, 640), EIGHT
+    ),
+    "the last part of k is left out": Checked(
+        "of < p.parts; ++of", "of < p.parts - 1; ++of", extents(70, 300, 640), SPLIT
+    ),
+    "a part of k begins a stage early": Checked(
+        "int k_tile = part.first; k_tile < part.end",
+        "int k_tile = part.first - (part.part > 0); k_tile < part.end - (part.part > 0)",
+        extents(70, 300, 2080),
+        SPLIT,
     ),
     "a tile is stored before all warps have staged it": Checked(
         READ,

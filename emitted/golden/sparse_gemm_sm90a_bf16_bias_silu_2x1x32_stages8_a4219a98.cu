@@ -1,8 +1,8 @@
-// sparse_gemm_sm90a_fp16_bias_gelu_2x2x128_stages5_0fe007bb
+// sparse_gemm_sm90a_bf16_bias_silu_2x1x32_stages8_a4219a98
 //
-// y = gelu(x W' + bias), fp16, W 2:4 sparse
-//   256 rows of W by 128 of x a tile, 2 consumers, 5 stages
-// Digest 0fe007bb33edfd35f3716efff90dbb34fd248aad4378cd1610585794da51d566; `warploom show` prints this file.
+// y = silu(x W' + bias), bf16, W 2:4 sparse
+//   128 rows of W by 32 of x a tile, 2 consumers, 8 stages
+// Digest a4219a986d8f1f229489ea67fdb1d6ebbc8c3e45b46f4fcf60fff69ac0c0637c; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -23,15 +23,17 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/numeric_types.h"
 
-using Element = cutlass::half_t;
-constexpr int kConsumers = 2, kBlocks = 2;  // blocks of 64 rows, of a consumer
-constexpr int kTokens = 128, kStages = 5;
-constexpr int kTileK = 64;
+using Output = cutlass::bfloat16_t;
+using Sum = float;
+constexpr int kConsumers = 2, kBlocks = 1;  // blocks of 64 rows, of a consumer
+constexpr int kTokens = 32, kStages = 8;
+constexpr int kTileK = 64;  // columns of W in a stage: 64 bytes of values, 128 of x
 constexpr int kRows = 64 * kConsumers * kBlocks, kRowBlocks = kRows / 64;
 constexpr int kCount = kTokens / 2;  // sums of a thread in 64 rows
-constexpr int kValuesBytes = kRows * kTileK, kTokensBytes = kTokens * kTileK * 2;
-constexpr int kWordsBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a word of each thread
-constexpr int kChunk = 64, kPitch = 144;
+constexpr int kValuesBytes = kRows * 64, kTokensBytes = kTokens * 128;
+constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a word of each thread
+constexpr int kWords = 1, kWordsBytes = kWords * kWordBytes;  // of a thread, of 64 rows in a stage
+constexpr int kChunk = 32, kPitch = 144;
 constexpr int kGroup = 8;
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -42,12 +44,12 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor x_map;  // x [m, k]
   cute::TmaDescriptor values_map;  // values of W [n, k / 2]
   const uint8_t* metadata;  // [n / 64][k / 64][128] words, rounded up
-  cutlass::half_t* y;  // [m][y_pitch]
-  const cutlass::half_t* bias;  // [n]
+  cutlass::bfloat16_t* y;  // [m][y_pitch]
+  const cutlass::bfloat16_t* bias;  // [n]
   int64_t y_pitch;  // elements between rows of y
   int32_t m;  // rows of x
   int32_t n;  // rows of W
-  int32_t k_tiles;  // of 64 columns
+  int32_t k_tiles;  // stages that k fills
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, x_map) == 0 && OFFSET(Parameters, values_map) == 128);
@@ -90,22 +92,22 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// x * Phi(x), Phi being the normal distribution function: by the rational approximation of erfc in
-// Abramowitz and Stegun 7.1.26 (|error| < 1.5e-7), which keeps the negative tail and has no branch.
-struct Gelu {
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// x / (1 + exp(-x)).
+struct Silu {
   __device__ __forceinline__ void apply(float (&x)[2][2]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
   }
 
-  __device__ __forceinline__ static float function(float x) {
-    float t, power;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.f)));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-0.72134752f * x * x));  // exp(-x^2 / 2)
-    float tail = fmaf(t, 0.530702714f, -0.726576013f);  // half of erfc's coefficients
-    tail = fmaf(t, fmaf(t, fmaf(t, tail, 0.710706870f), -0.142248368f), 0.127414796f) * t * power;
-    return x * (x < 0.f ? tail : 1.f - tail);
-  }
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
 };
 
 struct Shared {
@@ -116,45 +118,42 @@ struct Shared {
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
 };
-static_assert(sizeof(Shared) <= 193536);
+static_assert(sizeof(Shared) <= 116736);
 
 // The sums of 64 rows of W and all tokens, of 32 columns. The instruction takes metadata of two of each four
 // threads: kSelector says which, so that a word serves two instructions.
 template <int kSelector>
-__device__ __forceinline__ void multiply(float (&sums)[kCount], uint64_t values, uint64_t tokens, uint32_t word,
+__device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, uint64_t tokens, uint32_t word,
                                          int add) {
   asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %68, 0;\n"
-      "wgmma.mma_async.sp.sync.aligned.m64n128k32.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, %66, %67, add, 1, 1, 0, 0;\n}\n"
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %20, 0;\n"
+      "wgmma.mma_async.sp.sync.aligned.m64n32k32.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, %16, %17, %18, %19, add, 1, 1, 0, 0;\n}\n"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), 
 "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]), 
 "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]), 
-"+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]), 
-"+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), 
-"+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), 
-"+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), 
-"+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]), 
-"+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]), 
-"+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), 
-"+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]), 
-"+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]), 
-"+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]), 
-"+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]), 
-"+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), 
-"+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+"+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
 : "l"(values), "l"(tokens), "r"(word), "n"(kSelector), "r"(add));
 }
 
+// Keeps words in their registers up to here, which is behind the wait for the instructions that read them: ptxas
+// takes a register for free once the last instruction that reads it has been issued, and wgmma reads metadata while
+// it runs. The store is never made, since no kernel is launched on less than a stage, but ptxas cannot know.
+__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* shared) {
+  if (k_tiles > 0) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kBlocks * kWords; ++i)
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(shared)),
+                 "r"(words[i / kWords][i % kWords])
+                 : "memory");
+}
+
 // Tiles of y in the order in which they are computed: kGroup tiles of rows of W for some tokens, then the next.
-struct Walk {
+struct TileScheduler {
   int down, across, tiles;
 
-  __device__ __forceinline__ explicit Walk(const Parameters& p)
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p)
       : down((p.n + kRows - 1) / kRows), across((p.m + kTokens - 1) / kTokens), tiles(down * across) {}
 
   __device__ __forceinline__ void at(int tile, int& row, int& token) const {
@@ -166,12 +165,12 @@ struct Walk {
 };
 
 __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
-  const Walk walk(p);
+  const TileScheduler scheduler(p);
   const int row_blocks = (p.n + 63) / 64;
   Position position{0, 1};  // all stages are free: the first wait for a ring that is full looks one phase back
-  for (int tile = blockIdx.x; tile < walk.tiles; tile += gridDim.x) {
+  for (int tile = blockIdx.x; tile < scheduler.tiles; tile += gridDim.x) {
     int row, token;
-    walk.at(tile, row, token);
+    scheduler.at(tile, row, token);
     CUTE_NO_UNROLL
     for (int k_tile = 0; k_tile < p.k_tiles; ++k_tile) {
       const int stage = position.stage;
@@ -185,8 +184,8 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
       for (int block = 0; block < kRowBlocks; ++block) {
         // Rows past the end have values of 0, and any metadata that is valid: those of the last block.
         const int64_t from = min(row / 64 + block, row_blocks - 1);
-        cute::SM90_BULK_COPY_G2S::copy(p.metadata + (from * p.k_tiles + k_tile) * kWordsBytes, barrier,
-                                       shared.metadata[stage] + block * kWordsBytes, kWordsBytes);
+        cute::SM90_BULK_COPY_G2S::copy(p.metadata + (from * p.k_tiles + k_tile) * kWordBytes, barrier,
+                                       shared.metadata[stage] + block * kWordBytes, kWordBytes);
       }
       position.advance();
     }
@@ -194,10 +193,10 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
 }
 
 // Stores the y of 64 rows of W, through shared memory, so that a token's rows of W are written side by side.
-__device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, float (&sums)[kCount], int row, int token,
+__device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum (&sums)[kCount], int row, int token,
                                       int consumer) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(Element)) % 16 == 0;
+  const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(Output)) % 16 == 0;
   const int own = row + warp * 16 + lane / 4;  // and 8 below
   const float upper = own < p.n ? float(p.bias[own]) : 0.f, lower = own + 8 < p.n ? float(p.bias[own + 8]) : 0.f;
   CUTE_UNROLL
@@ -205,16 +204,16 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, flo
     asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // the last chunk has been read
     CUTE_UNROLL
     for (int f = 0; f < kChunk / 8; ++f) {
-      const float* sum = &sums[(chunk / 8 + f) * 4];
-      float x[2][2] = { {sum[0] + upper, sum[1] + upper},
-                        {sum[2] + lower, sum[3] + lower}};
-      Gelu().apply(x);
+      const Sum* sum = &sums[(chunk / 8 + f) * 4];
+      float x[2][2] = { {float(sum[0]) + upper, float(sum[1]) + upper},
+                        {float(sum[2]) + lower, float(sum[3]) + lower}};
+      Silu().apply(x);
       uint32_t pairs[2];
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        cutlass::Array<Element, 2> pair;
-        pair[0] = Element(x[half][0]);
-        pair[1] = Element(x[half][1]);
+        cutlass::Array<Output, 2> pair;
+        pair[0] = Output(x[half][0]);
+        pair[1] = Output(x[half][1]);
         pairs[half] = reinterpret_cast<const uint32_t&>(pair);
       }
       // 16 rows by 8 tokens, turned on the way: a line has the rows of one token.
@@ -229,60 +228,63 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, flo
       const int at = token + chunk + piece / 8, first = row + piece % 8 * 8;
       if (at >= p.m || first >= p.n) continue;
       const uint8_t* from = staging + piece / 8 * kPitch + piece % 8 * 16;
-      Element* y = p.y + at * p.y_pitch + first;
+      Output* y = p.y + at * p.y_pitch + first;
       if (vectors && first + 8 <= p.n) {
         *reinterpret_cast<uint4*>(y) = *reinterpret_cast<const uint4*>(from);
       } else {
-        for (int i = 0; i < min(8, p.n - first); ++i) y[i] = reinterpret_cast<const Element*>(from)[i];
+        for (int i = 0; i < min(8, p.n - first); ++i) y[i] = reinterpret_cast<const Output*>(from)[i];
       }
     }
   }
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int consumer) {
-  const Walk walk(p);
+  const TileScheduler scheduler(p);
   const int thread = threadIdx.x % 128;
   Position position{0, 0};
-  for (int tile = blockIdx.x; tile < walk.tiles; tile += gridDim.x) {
+  for (int tile = blockIdx.x; tile < scheduler.tiles; tile += gridDim.x) {
     int row, token;
-    walk.at(tile, row, token);
-    float sums[kBlocks][kCount];
+    scheduler.at(tile, row, token);
+    Sum sums[kBlocks][kCount];
     int previous = 0;  // the stage whose products may still be running
-    const auto multiply_stage = [&](int k_tile) {
+    const auto multiply_stage = [&](int k_tile, uint32_t (&words)[kBlocks][kWords],
+                                    const uint32_t (&others)[kBlocks][kWords]) {
       const int stage = position.stage;
       shared.full[stage].wait(position.phase);
-      uint32_t words[kBlocks];
+      const auto* metadata = reinterpret_cast<const uint32_t*>(shared.metadata[stage]) + thread;
       CUTE_UNROLL
-      for (int block = 0; block < kBlocks; ++block)
-        words[block] =
-            reinterpret_cast<const uint32_t*>(shared.metadata[stage])[(consumer * kBlocks + block) * 128 + thread];
-      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * 64 * kTileK, 0, 512, 2);
+      for (int i = 0; i < kBlocks * kWords; ++i)
+        words[i / kWords][i % kWords] = metadata[(consumer * kBlocks * kWords + i) * 128];
+      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * 64 * 64, 0, 512, 2);
       const uint64_t tokens = matrix(shared.tokens[stage], 0, 1024, 1);
       cute::warpgroup_arrive();
-      // Steps are of 32 columns: 32 bytes of values, 64 of tokens, counted by 16.
+      // Steps are of 32 bytes of values and 64 of tokens, counted by 16.
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        multiply<0>(sums[block], values + block * (64 * kTileK / 16), tokens, words[block], k_tile != 0);
+        multiply<0>(sums[block], values + block * (64 * 64 / 16), tokens, words[block][0], k_tile != 0);
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        multiply<1>(sums[block], values + block * (64 * kTileK / 16) + 2, tokens + 4, words[block], 1);
+        multiply<1>(sums[block], values + block * (64 * 64 / 16) + 2, tokens + 4, words[block][kWords - 1], 1);
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
-      if (k_tile) release_read(shared.empty[previous]);
+      keep(others, p.k_tiles, shared.staging);
+      if (k_tile != 0) release_read(shared.empty[previous]);
       previous = stage;
       position.advance();
     };
-    // wgmma reads its metadata from registers while it runs, so words may not be loaded into those of products that
-    // still run. Two copies of the code have registers of their own: products of the last but one have been waited for.
+    // Two stages' words have registers of their own: those of the stage before are read until its wgmma are done.
+    uint32_t even[kBlocks][kWords] = {}, odd[kBlocks][kWords] = {};
     int k_tile = 0;
     CUTE_NO_UNROLL
     while (true) {
-      multiply_stage(k_tile);
+      multiply_stage(k_tile, even, odd);
       if (++k_tile == p.k_tiles) break;
-      multiply_stage(k_tile);
+      multiply_stage(k_tile, odd, even);
       if (++k_tile == p.k_tiles) break;
     }
     cute::warpgroup_wait<0>();
+    keep(even, p.k_tiles, shared.staging);
+    keep(odd, p.k_tiles, shared.staging);
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block)
       CUTE_UNROLL
@@ -295,7 +297,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
-    sparse_gemm_sm90a_fp16_bias_gelu_2x2x128_stages5_0fe007bb(const __grid_constant__ Parameters p) {
+    sparse_gemm_sm90a_bf16_bias_silu_2x1x32_stages8_a4219a98(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform

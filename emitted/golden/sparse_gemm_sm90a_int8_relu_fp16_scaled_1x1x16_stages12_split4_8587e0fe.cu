@@ -1,0 +1,392 @@
+// sparse_gemm_sm90a_int8_relu_fp16_scaled_1x1x16_stages12_split4_8587e0fe
+//
+// y = relu(scale_x scale_weight x W'), int8, y fp16, W 2:4 sparse
+//   64 rows of W by 16 of x a tile, 1 consumers, 12 stages, 4 parts of k
+// Digest 8587e0fe42e262a7fb8a995623fe87f7e893253dfe29284efbb593db940b0555; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+using Output = cutlass::half_t;
+using Sum = int32_t;
+constexpr int kConsumers = 1, kBlocks = 1;  // blocks of 64 rows, of a consumer
+constexpr int kTokens = 16, kStages = 12;
+constexpr int kTileK = 128;  // columns of W in a stage: 64 bytes of values, 128 of x
+constexpr int kRows = 64 * kConsumers * kBlocks, kRowBlocks = kRows / 64;
+constexpr int kCount = kTokens / 2;  // sums of a thread in 64 rows
+constexpr int kValuesBytes = kRows * 64, kTokensBytes = kTokens * 128;
+constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a word of each thread
+constexpr int kWords = 2, kWordsBytes = kWords * kWordBytes;  // of a thread, of 64 rows in a stage
+constexpr int kChunk = 16, kPitch = 144;
+constexpr int kGroup = 8;
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor x_map;  // x [m, k]
+  cute::TmaDescriptor values_map;  // values of W [n, k / 2]
+  const uint8_t* metadata;  // [n / 64][k / 64][128] words, rounded up
+  cutlass::half_t* y;  // [m][y_pitch]
+  const float* scale_x;  // [m] or one
+  const float* scale_weight;  // [n] or one
+  int32_t* partial_sums;  // [tiles][parts][rows][tokens], by threads
+  uint32_t* arrived;  // [tiles][consumers], zeros between launches
+  int64_t y_pitch;  // elements between rows of y
+  int32_t m;  // rows of x
+  int32_t n;  // rows of W
+  int32_t k_tiles;  // stages that k fills
+  int32_t k_words;  // columns of the weight, in 64, rounded up
+  int32_t x_step;  // 1, or 0 for one scale
+  int32_t w_step;  // 1, or 0 for one scale
+  int32_t parts;  // of k
+};
+static_assert(sizeof(Parameters) == 384);
+static_assert(OFFSET(Parameters, x_map) == 0 && OFFSET(Parameters, values_map) == 128);
+static_assert(OFFSET(Parameters, metadata) == 256 && OFFSET(Parameters, y) == 264);
+static_assert(OFFSET(Parameters, scale_x) == 272 && OFFSET(Parameters, scale_weight) == 280);
+static_assert(OFFSET(Parameters, partial_sums) == 288 && OFFSET(Parameters, arrived) == 296);
+static_assert(OFFSET(Parameters, y_pitch) == 304 && OFFSET(Parameters, m) == 312);
+static_assert(OFFSET(Parameters, n) == 316 && OFFSET(Parameters, k_tiles) == 320);
+static_assert(OFFSET(Parameters, k_words) == 324 && OFFSET(Parameters, x_step) == 328);
+static_assert(OFFSET(Parameters, w_step) == 332 && OFFSET(Parameters, parts) == 336);
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
+// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
+// seen to overwrite the end of a stage that was still being read.
+__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
+  cutlass::arch::fence_view_async_shared();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// max(x, 0), written so that NaN stays NaN.
+struct Relu {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+  }
+
+  __device__ __forceinline__ static float function(float x) { return x < 0.f ? 0.f : x; }
+};
+
+struct Shared {
+  alignas(1024) uint8_t tokens[kStages][kTokensBytes];
+  alignas(1024) uint8_t values[kStages][kValuesBytes];
+  alignas(128) uint8_t metadata[kStages][kRowBlocks * kWordsBytes];
+  alignas(128) uint8_t staging[kConsumers][kChunk * kPitch];  // y of 64 rows of W: a line a token
+  bool last[kConsumers];  // this CTA has the last part of its tile
+  FullBarrier full[kStages];
+  EmptyBarrier empty[kStages];
+};
+static_assert(sizeof(Shared) <= 89088);
+
+// The sums of 64 rows of W and all tokens, of 64 columns. All threads have metadata for it.
+__device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, uint64_t tokens, uint32_t word,
+                                         int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %12, 0;\n"
+      "wgmma.mma_async.sp.sync.aligned.m64n16k64.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, %8, %9, %10, %11, add;\n}\n"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3]), 
+"+r"(sums[4]), "+r"(sums[5]), "+r"(sums[6]), "+r"(sums[7])
+: "l"(values), "l"(tokens), "r"(word), "n"(0), "r"(add));
+}
+
+// Keeps words in their registers up to here, which is behind the wait for the instructions that read them: ptxas
+// takes a register for free once the last instruction that reads it has been issued, and wgmma reads metadata while
+// it runs. The store is never made, since no kernel is launched on less than a stage, but ptxas cannot know.
+__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* shared) {
+  if (k_tiles > 0) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kBlocks * kWords; ++i)
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(shared)),
+                 "r"(words[i / kWords][i % kWords])
+                 : "memory");
+}
+
+// Tiles of y in the order in which they are computed: kGroup tiles of rows of W for some tokens, then the next.
+struct TileScheduler {
+  int down, across, tiles;
+
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p)
+      : down((p.n + kRows - 1) / kRows), across((p.m + kTokens - 1) / kTokens), tiles(down * across) {}
+
+  __device__ __forceinline__ void at(int tile, int& row, int& token) const {
+    const int group = tile / (kGroup * across), first = group * kGroup, size = min(kGroup, down - first);
+    const int within = tile - group * kGroup * across;
+    row = (first + within % size) * kRows;
+    token = within / size * kTokens;
+  }
+};
+
+// A CTA's share of a tile: the part of k that it multiplies, and its stages.
+struct Part {
+  int tile, part, first, end;
+
+  __device__ __forceinline__ Part(const Parameters& p, int work) : tile(work / p.parts), part(work % p.parts) {
+    first = int(int64_t(part) * p.k_tiles / p.parts);
+    end = int(int64_t(part + 1) * p.k_tiles / p.parts);
+  }
+};
+
+__device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
+  const TileScheduler scheduler(p);
+  const int row_blocks = (p.n + 63) / 64;
+  Position position{0, 1};  // all stages are free: the first wait for a ring that is full looks one phase back
+  for (int work = blockIdx.x; work < scheduler.tiles * p.parts; work += gridDim.x) {
+    const Part part(p, work);
+    int row, token;
+    scheduler.at(part.tile, row, token);
+    CUTE_NO_UNROLL
+    for (int k_tile = part.first; k_tile < part.end; ++k_tile) {
+      const int stage = position.stage;
+      shared.empty[stage].wait(position.phase);
+      shared.full[stage].arrive_and_expect_tx(kValuesBytes + kTokensBytes + kRowBlocks * kWordsBytes);
+      auto* barrier = reinterpret_cast<uint64_t*>(&shared.full[stage]);
+      cute::SM90_TMA_LOAD_2D::copy(&p.values_map, barrier, kEvictNormally, shared.values[stage], k_tile * (kTileK / 2),
+                                   row);
+      cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kEvictNormally, shared.tokens[stage], k_tile * kTileK, token);
+      CUTE_UNROLL
+      for (int block = 0; block < kRowBlocks; ++block) {
+        // Rows past the end have values of 0, and any metadata that is valid: those of the last block.
+        const int64_t from = min(row / 64 + block, row_blocks - 1);
+        // So have columns past the end.
+        CUTE_UNROLL
+        for (int word = 0; word < kWords; ++word) {
+          const int column = min(k_tile * kWords + word, p.k_words - 1);
+          cute::SM90_BULK_COPY_G2S::copy(p.metadata + (from * p.k_words + column) * kWordBytes, barrier,
+                                         shared.metadata[stage] + (block * kWords + word) * kWordBytes, kWordBytes);
+        }
+      }
+      position.advance();
+    }
+  }
+}
+
+// Stores the y of 64 rows of W, through shared memory, so that a token's rows of W are written side by side.
+__device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum (&sums)[kCount], int row, int token,
+                                      int consumer) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(Output)) % 16 == 0;
+  const int own = row + warp * 16 + lane / 4;  // and 8 below
+  const float own_scale = p.scale_weight[min(own, p.n - 1) * p.w_step];
+  const float lower_scale = p.scale_weight[min(own + 8, p.n - 1) * p.w_step];
+  CUTE_UNROLL
+  for (int chunk = 0; chunk < kTokens; chunk += kChunk) {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // the last chunk has been read
+    CUTE_UNROLL
+    for (int f = 0; f < kChunk / 8; ++f) {
+      const Sum* sum = &sums[(chunk / 8 + f) * 4];
+      float scale_x[2];  // of both tokens
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i)
+        scale_x[i] = p.scale_x[min(token + chunk + f * 8 + lane % 4 * 2 + i, p.m - 1) * p.x_step];
+      float x[2][2];
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        x[0][i] = float(sum[i]) * scale_x[i] * own_scale;
+        x[1][i] = float(sum[2 + i]) * scale_x[i] * lower_scale;
+      }
+      Relu().apply(x);
+      uint32_t pairs[2];
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        cutlass::Array<Output, 2> pair;
+        pair[0] = Output(x[half][0]);
+        pair[1] = Output(x[half][1]);
+        pairs[half] = reinterpret_cast<const uint32_t&>(pair);
+      }
+      // 16 rows by 8 tokens, turned on the way: a line has the rows of one token.
+      const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kPitch + warp * 32 + lane / 8 % 2 * 16;
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(pairs[0]),
+                   "r"(pairs[1])
+                   : "memory");
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+    CUTE_NO_UNROLL
+    for (int piece = thread; piece < kChunk * 8; piece += 128) {
+      const int at = token + chunk + piece / 8, first = row + piece % 8 * 8;
+      if (at >= p.m || first >= p.n) continue;
+      const uint8_t* from = staging + piece / 8 * kPitch + piece % 8 * 16;
+      Output* y = p.y + at * p.y_pitch + first;
+      if (vectors && first + 8 <= p.n) {
+        *reinterpret_cast<uint4*>(y) = *reinterpret_cast<const uint4*>(from);
+      } else {
+        for (int i = 0; i < min(8, p.n - first); ++i) y[i] = reinterpret_cast<const Output*>(from)[i];
+      }
+    }
+  }
+}
+
+// Leaves the sums of one part of k in memory. Of the last part of a tile to come, `sums` become those of all of k,
+// added in the order of the parts, whichever came when; of others this returns false.
+__device__ __forceinline__ bool add_parts(const Parameters& p, Shared& shared, Sum (&sums)[kBlocks][kCount],
+                                          const Part& part, int consumer) {
+  struct alignas(16) Fragment { Sum value[4]; };
+  constexpr int kFragments = kBlocks * kCount / 4;
+  const int thread = threadIdx.x % 128;
+  const auto place = [&](int of, int fragment) {
+    return reinterpret_cast<Fragment*>(p.partial_sums)
+           + (((int64_t(part.tile) * p.parts + of) * kConsumers + consumer) * kFragments + fragment) * 128 + thread;
+  };
+  CUTE_UNROLL
+  for (int i = 0; i < kFragments; ++i) {
+    const Sum* sum = &sums[i / (kCount / 4)][i % (kCount / 4) * 4];
+    __stcg(reinterpret_cast<int4*>(place(part.part, i)), reinterpret_cast<const int4&>(*sum));
+  }
+  __threadfence();  // all that the warpgroup wrote is there before it is counted
+  asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+  if (thread == 0) {
+    uint32_t* arrived = p.arrived + part.tile * kConsumers + consumer;
+    const bool last = atomicAdd(arrived, 1u) + 1 == p.parts;
+    if (last) *arrived = 0;  // for the next launch
+    __threadfence();  // the others' sums are read after they have been counted
+    shared.last[consumer] = last;
+  }
+  asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+  if (!shared.last[consumer]) return false;
+  CUTE_UNROLL
+  for (int i = 0; i < kFragments; ++i) {
+    Sum* sum = &sums[i / (kCount / 4)][i % (kCount / 4) * 4];
+    int4 found = __ldcg(reinterpret_cast<const int4*>(place(0, i)));
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) sum[j] = reinterpret_cast<const Sum*>(&found)[j];
+    CUTE_NO_UNROLL
+    for (int of = 1; of < p.parts; ++of) {
+      found = __ldcg(reinterpret_cast<const int4*>(place(of, i)));
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) sum[j] += reinterpret_cast<const Sum*>(&found)[j];
+    }
+  }
+  return true;
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int consumer) {
+  const TileScheduler scheduler(p);
+  const int thread = threadIdx.x % 128;
+  Position position{0, 0};
+  for (int work = blockIdx.x; work < scheduler.tiles * p.parts; work += gridDim.x) {
+    const Part part(p, work);
+    int row, token;
+    scheduler.at(part.tile, row, token);
+    Sum sums[kBlocks][kCount];
+    int previous = 0;  // the stage whose products may still be running
+    const auto multiply_stage = [&](int k_tile, uint32_t (&words)[kBlocks][kWords],
+                                    const uint32_t (&others)[kBlocks][kWords]) {
+      const int stage = position.stage;
+      shared.full[stage].wait(position.phase);
+      const auto* metadata = reinterpret_cast<const uint32_t*>(shared.metadata[stage]) + thread;
+      CUTE_UNROLL
+      for (int i = 0; i < kBlocks * kWords; ++i)
+        words[i / kWords][i % kWords] = metadata[(consumer * kBlocks * kWords + i) * 128];
+      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * 64 * 64, 0, 512, 2);
+      const uint64_t tokens = matrix(shared.tokens[stage], 0, 1024, 1);
+      cute::warpgroup_arrive();
+      // Steps are of 32 bytes of values and 64 of tokens, counted by 16.
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        multiply(sums[block], values + block * (64 * 64 / 16), tokens, words[block][0], k_tile != part.first);
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        multiply(sums[block], values + block * (64 * 64 / 16) + 2, tokens + 4, words[block][kWords - 1], 1);
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();
+      keep(others, p.k_tiles, shared.staging);
+      if (k_tile != part.first) release_read(shared.empty[previous]);
+      previous = stage;
+      position.advance();
+    };
+    // Two stages' words have registers of their own: those of the stage before are read until its wgmma are done.
+    uint32_t even[kBlocks][kWords] = {}, odd[kBlocks][kWords] = {};
+    int k_tile = part.first;
+    CUTE_NO_UNROLL
+    while (true) {
+      multiply_stage(k_tile, even, odd);
+      if (++k_tile == part.end) break;
+      multiply_stage(k_tile, odd, even);
+      if (++k_tile == part.end) break;
+    }
+    cute::warpgroup_wait<0>();
+    keep(even, p.k_tiles, shared.staging);
+    keep(odd, p.k_tiles, shared.staging);
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block)
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) cute::warpgroup_fence_operand(reinterpret_cast<uint32_t&>(sums[block][i]));
+    release_read(shared.empty[previous]);
+    if (!add_parts(p, shared, sums, part, consumer)) continue;
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block)
+      store(p, shared.staging[consumer], sums[block], row + (consumer * kBlocks + block) * 64, token, consumer);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
+    sparse_gemm_sm90a_int8_relu_fp16_scaled_1x1x16_stages12_split4_8587e0fe(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  if (threadIdx.x == 0) {
+    cute::prefetch_tma_descriptor(&p.values_map);
+    cute::prefetch_tma_descriptor(&p.x_map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(1);
+      shared.empty[stage].init(4 * kConsumers);  // a warp each
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (threadIdx.x == 0) produce(p, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
+    consume(p, shared, warpgroup - 1);
+  }
+}
