@@ -251,7 +251,7 @@ def resolve(written: object, tuned: Iterable[str] = (), *, counted: bool = False
     raise UnknownNameError(
         f"GPU {written!r}",
         rule=f"must be one that is known or was tuned on, of {titles()}: {', '.join(listed)}",
-        fix=f"{told}name one of them, or any variant of a {titles()} product "
+        fix=f"{told}name one of them, or any variant of a {titles()} GPU "
         f"({', '.join(products().values())}) with its number of SMs, such as 'H100 CNX:114'",
     )
 

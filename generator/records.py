@@ -43,7 +43,7 @@ class Environment:
     def __post_init__(self) -> None:
         if min(self.multiprocessors, self.revision) < 1:
             raise SpecificationError(
-                f"{self.multiprocessors} multiprocessors, revision {self.revision}",
+                f"{self.multiprocessors} SMs, revision {self.revision}",
                 rule="both must be positive",
             )
 

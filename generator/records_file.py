@@ -162,7 +162,7 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
     except TimeoutError as error:
         raise RecordsError(
             f"{path}: in use",
-            rule=f"another process must let go of it within {WAIT_SECONDS:g} s",
+            rule=f"another process must release it within {WAIT_SECONDS:g} s",
             fix="end that one, or give another path",
         ) from error
     except OSError as error:

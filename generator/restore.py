@@ -107,7 +107,7 @@ def _named(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
     for kind in kinds:
         if step in get_args(_hints(kind)["step"]):
             return kind
-    raise _refusal(place, value, "must name a step that there is")
+    raise _refusal(place, value, "must name an existing step")
 
 
 def _refusal(place: str, value: Any, rule: str) -> SpecificationError:

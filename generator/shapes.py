@@ -92,7 +92,7 @@ def extents_of(text: str, names: Sequence[Sequence[str]], what: str) -> dict[str
     if not fitting:
         forms = " or ".join("x".join(listed) for listed in names)
         rule = f"a shape of {what} must be {forms}"
-        raise ProblemError(f"shape {text!r}", rule=rule, fix="count its extents")
+        raise ProblemError(f"shape {text!r}", rule=rule, fix="count its sizes")
     found = zip(fitting[0], numbers, strict=True)
     return {name: _number(text, name, number) for name, number in found}
 

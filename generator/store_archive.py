@@ -68,7 +68,7 @@ def export(store: Store, path: Path) -> int:
     except OSError as error:
         raise StoreError(
             f"{path}: {error.strerror or error}",
-            rule="an export needs a directory that can be written to, and room",
+            rule="an export needs a directory that can be written to, and free space",
             fix="name another path",
         ) from error
     return kernels
@@ -96,7 +96,7 @@ def import_(store: Store, path: Path) -> int:
         raise StoreError(
             f"{path}: {error.strerror or error}",
             rule="an import reads the archive and writes the store",
-            fix="check the path, and the room in the store",
+            fix="check the path, and the free space of the kernel cache",
         ) from error
     except (tarfile.TarError, ValueError, OverflowError) as error:
         raise StoreError(

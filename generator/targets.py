@@ -46,7 +46,7 @@ def target(name: str) -> DeviceLimits:
                 return one
         raise UnknownNameError(
             f"GPU {name!r}",
-            rule="must have its number of SMs beside it: nothing is kept of it",
+            rule="must have its number of SMs after it: nothing is kept of it",
             fix=f"write '{gpu}:SMS', with the number that nvidia-smi or its data sheet tells",
         )
     most = row.multiprocessors if row else DEFAULT.multiprocessors

@@ -64,7 +64,7 @@ def ahead(
     if not found:
         raise ConfigurationError(
             f"{path}: no shapes",
-            rule="an operation must have cells in benchmarks/cells.yaml, or shapes that are given",
+            rule="an operation must have cases in benchmarks/cells.yaml, or shapes that are given",
             fix="give --shapes",
         )
     return found

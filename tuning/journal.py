@@ -144,7 +144,7 @@ class Journal:
         except OSError as error:
             with suppress(OSError):  # then the next run drops what there is of the line
                 os.ftruncate(self._file, self._whole)
-            fix = "make room, and give the same command again: what was measured is kept"
+            fix = "free some space, and give the same command again: what was measured is kept"
             raise unwritable(self.path, error, fix) from error
         self._whole += len(lines)
 

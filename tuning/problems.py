@@ -60,7 +60,7 @@ def problems(
     if not found:
         raise ProblemError(
             f"{path}: nothing to tune",
-            rule="none of its operations has a cell in benchmarks/cells.yaml",
+            rule="none of its operations has a case in benchmarks/cells.yaml",
             fix="give --shapes",
         )
     return found

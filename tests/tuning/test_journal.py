@@ -153,7 +153,7 @@ def test_a_full_disk_ends_the_journal_with_its_last_whole_line(
     path = tmp_path / "journal.jsonl"
     opened = Journal(path)
     opened.add(some[0])
-    with limited(path.stat().st_size + 100), pytest.raises(RecordsError, match="make room"):
+    with limited(path.stat().st_size + 100), pytest.raises(RecordsError, match="free some space"):
         opened.add(some[1])
     opened.close()
     assert journal.read(path) == opened.entries == some[:1]

@@ -147,7 +147,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
         with limited(size):
             done = run(*options)
         assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
-        assert "cannot be written" in done.stderr and "make room" in done.stderr
+        assert "cannot be written" in done.stderr and "free some space" in done.stderr
     assert run(*options).exit_code == 0
     assert picks(records) == picks(whole)
 

@@ -17,19 +17,31 @@ MILLISECONDS = 50.0
 
 
 def autotune(milliseconds: float = MILLISECONDS, *, jobs: int | None = None) -> Autotune:
-    """Tune the problems that calls meet while this is active: a context, or a decorator.
+    """Tune the shapes that calls meet while this is active, as a context manager or a decorator.
 
-    It is told of every call, whether it is new, was made before, or is of a plan, a layer or a
-    compiled function that there was; `print(tuning.report)`, of `with autotune() as tuning`, says
-    what became of each. The first calls of a problem that has no record run the kernel that they
-    would run anyway, while other processes compile candidates. A later call measures them, on
-    scratch operands and in about `milliseconds` of GPU time, and the fastest goes to the user's
-    records of this GPU; calls run it from then on, in this process and in others. A call under a
-    capture measures nothing. `jobs` kernels are compiled at a time: by default one for every four
-    cores, and four at most.
+    The first calls of a shape without a tuned config run the kernel that they would run anyway,
+    while other processes compile candidates. A later call measures the candidates, on operands of
+    the tuner's own. The fastest is written to the user's tuning database of this GPU, and calls run
+    it from then on, in this process and in others. This includes calls of existing plans, layers
+    and compiled functions. A call during a capture measures nothing.
 
-    Raises ConfigurationError for numbers that are not positive, and, when it becomes active, where
-    WARPLOOM_RECORDS leaves records out.
+    Args:
+        milliseconds: GPU time for measuring one shape, about.
+        jobs: Kernels that are compiled at a time: by default one for every four cores, at most
+            four.
+
+    Returns:
+        The context manager. `print(tuning.report)` after `with autotune() as tuning` says what
+        became of each shape.
+
+    Raises:
+        ConfigurationError: For numbers that are not positive, and, when it becomes active, if
+            WARPLOOM_RECORDS excludes tuned configs.
+
+    Example:
+        with warploom.autotune() as tuning:
+            model(x)
+        print(tuning.report)
     """
     number = isinstance(milliseconds, int | float) and not isinstance(milliseconds, bool)
     if not number or not 0 < milliseconds < math.inf:

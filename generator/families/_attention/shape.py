@@ -94,7 +94,7 @@ def parse_shape(operation: Operation, text: str) -> AttentionShape:
         if not max(seq, found["batch"]) <= total <= found["batch"] * seq:
             raise ProblemError(
                 f"shape {text!r}",
-                rule="the total must lie between the longest sequence and all as long as it",
+                rule="the total must be between the longest sequence and the batch times it",
                 fix="change total, batch or length",
             )
         found |= {"total_q": total, "total_k": total}
@@ -106,7 +106,7 @@ def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[
     if model is not None:
         raise SpecificationError(
             f"--model {model} for attention",
-            rule="a model names weights; attention has cells",
+            rule="a model names weights, of which attention has none",
             fix="give --cells or --shapes",
         )
     if operation.lengths == "packed" or operation.mask == "window" or operation.caps:

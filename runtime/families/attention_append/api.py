@@ -30,31 +30,42 @@ def append_kv_cache(
     out: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
 ) -> torch.Tensor | None:
-    """Write new keys and values into caches, in place; return q turned by its positions, or None.
+    """Append new keys and values to a KV cache, in place, with RoPE and quantization.
 
-    k and v are [batch, kv_heads, seq, dim], fp16 or bf16, dim a multiple of 16 up to 512; packed
-    [tokens, kv_heads, dim] with `cu_seqlens`, int32 [batch + 1], which says where the new tokens of
-    each sequence begin. `lengths`, int32 [batch], has the rows of each sequence that are there: new
-    ones come behind, at positions lengths + 0, 1, .. A negative length leaves its sequence out.
+    Args:
+        k_cache, v_cache: [batch, kv_heads, rows, dim], or [pages, kv_heads, page, dim] with
+            `page_table`; any strides that keep dim contiguous. They have the dtype of k,
+            float8_e4m3fn or int8.
+        k, v: [batch, kv_heads, seq, dim], fp16 or bf16, dim a multiple of 16 up to 512; varlen
+            [tokens, kv_heads, dim] with `cu_seqlens`.
+        lengths: int32 [batch], the number of rows that each sequence has already. New rows are
+            written at positions lengths, lengths + 1 and so on. A negative length skips its
+            sequence.
+        page_table: int32 [batch, columns], the pages of each sequence in order.
+        cu_seqlens: int32 [batch + 1], where the new tokens of each sequence begin.
+        q: [batch, heads, seq_q, dim] or varlen [tokens, heads, dim], rotated like k and returned.
+        cos, sin: [positions, rotary / 2], fp32 or the dtype of k: the first `rotary` numbers of
+            each row of k and q are rotated by its position. Positions past the tables use the last
+            row.
+        interleaved: Interleaved RoPE (GPT-J), instead of half-split RoPE (NeoX, Llama).
+        scale_k, scale_v: fp32 scales of e4m3 and int8 caches. One number or [kv_heads]: rows are
+            divided by it. [pages, kv_heads, page], the caches' shape without dim: they are written,
+            as the largest magnitude of the row over 448 (e4m3) or 127 (int8). e4m3 caches without
+            scales have scale 1.
+        lengths_after: int32 [batch], is written: the lengths with the new rows.
+        out: The tensor that the rotated q is written to; it may be q itself.
+        spec: The kernel to run, a KernelSpec or its name.
 
-    Caches are [batch, kv_heads, rows, dim], or [pages, kv_heads, page, dim] with `page_table`,
-    int32 [batch, columns], pages of any number of rows: views, so that rows may come before heads
-    in memory. They are of the type of k, float8_e4m3fn or int8. What has no place is not written:
-    rows past a cache or its table, and pages that there are not.
+    Returns:
+        The rotated q, or None without q.
 
-    `cos` and `sin`, [positions, rotary / 2] of fp32 or the type of k, turn the first `rotary`
-    numbers of each row of k, and of `q` [batch, heads, seq_q, dim], by its position: those half of
-    them apart, or neighbours if `interleaved`. Positions past the tables take their last row.
+    Raises:
+        ProblemError: For arguments that are not supported and tensors that require a gradient,
+            before anything is launched.
 
-    `scale_k` and `scale_v`, fp32: what a cached number is multiplied by when it is read. Given, one
-    number or [kv_heads], rows are divided by it; [pages, kv_heads, page], like the caches without
-    dim, they are written: the row's largest number over 448 (e4m3) or 127 (int8). What is too large
-    becomes the largest of the type. e4m3 without scales has 1.
-
-    `lengths_after`, int32 [batch], is written too: the lengths with the new rows. `out` says where
-    q goes, which may be q itself.
-    Runs on the current stream without waiting, in one launch. On CPU tensors the reference has the
-    same bits. Raises ProblemError before anything is launched; also for tensors that require grad.
+    Rows past the end of a cache or of its page table, and rows of invalid pages, are not written.
+    Runs on the current stream without waiting, in one launch. On CPU tensors a reference gives the
+    same bits.
     """
     (turned,) = _append(
         k_cache,

@@ -104,43 +104,54 @@ def attention_decode(
     spec: KernelSpec | str | None = None,
     **older: Unpack[_Older],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return softmax(scale q k^T) v of few rows of q over a long cache, whose keys are split.
+    """Return softmax(scale q k^T) v of few rows of q over a KV cache divided among all SMs.
 
-    q is [batch, heads, seq_q, dim], fp16 or bf16: any views with a contiguous last dimension.
-    heads is a multiple of kv_heads; seq_q times heads / kv_heads is at most 256, dim 64, 96, 128
-    or 256. k and v are caches, read where they lie: [batch, kv_heads, seq_k, dim], or pages
-    [pages, kv_heads, page, dim] with a page_table, of 16, 32, 64, 128 or 256 keys each. They have
-    the type of q, or are both float8_e4m3fn or both int8. The result has the shape of q and its
-    order of strides. `scale` is dim ** -0.5 by default.
+    Args:
+        q: [batch, heads, seq_q, dim], fp16 or bf16, with a contiguous last dimension. heads is a
+            multiple of kv_heads; seq_q times heads / kv_heads is at most 256, dim 64, 96, 128 or
+            256.
+        k, v: Caches, read in place: [batch, kv_heads, seq_k, dim], or pages [pages, kv_heads, page,
+            dim] of 16, 32, 64, 128 or 256 keys with a `page_table`. They have the dtype of q, or
+            are both float8_e4m3fn or both int8.
+        cache_seqlens: int32 [batch] on the device of q: the number of keys of each sequence, with
+            those of its rows of q. None: the capacity of the cache.
+        cache_leftpad: int32 [batch]: keys before this index are masked, as for batches that are
+            padded on the left. Positions do not shift.
+        page_table: int32 [batch, pages of a sequence]: key i of a sequence is in page
+            page_table[.., i // page]. Entries past its length may be anything.
+        causal: The last row attends to all keys of its sequence, the row before to one less.
+        window: (left, right), the number of keys on each side of the diagonal that a row attends
+            to; the diagonal ends at the last row and key. None is unbounded.
+        softcap: Scores become softcap tanh(score / softcap).
+        scale: The factor of q k^T, dim ** -0.5 by default.
+        sinks: [heads], fp32 or the dtype of q: one more term in the sum of each row, without a
+            value.
+        scale_k, scale_v: For e4m3 and int8 caches, the fp32 factors of the stored numbers: one, one
+            for each KV head, or one for each token and head, with the cache's shape without dim.
+        cu_seqlens_q, max_seqlen_q: Varlen queries [total, heads, dim]: sequence i has the rows
+            cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [batch + 1]), at most max_seqlen_q.
+        cu_seqlens_k: Varlen keys [total, kv_heads, dim], likewise, instead of cache_seqlens.
+        max_seqlen_k: An upper bound of the keys of a sequence; the capacity of the cache by
+            default.
+        batch_invariant: Whether the results of a sequence are bitwise identical whatever else is in
+            the batch.
+        return_lse: Also return the log-sum-exp of each row's scores.
+        out: The tensor that the result is written to.
+        spec: The kernel to run, a KernelSpec or its name.
 
-    cache_seqlens  int32 [batch] on the device of q: how many keys of each sequence count, those
-              of its rows of q included. None: all that there is room for
-    cache_leftpad  int32 [batch]: no row attends to a key before it, as where batches are padded on
-              the left. Positions do not shift
-    page_table  int32 [batch, pages of a sequence]: key i of a sequence lies in page
-              page_table[.., i // page]. What is past its length may be anything
-    causal    the last row attends to all keys of its sequence, the row before to one less
-    window    (left, right): a row attends to so many keys on each side of the diagonal, which
-              ends at the last row and key; None is no bound
-    softcap   scores become softcap tanh(score / softcap)
-    sinks     [heads], fp32 or of the type of q: a score more in the sum of each row, of no value
-    scale_k, scale_v  of e4m3 and int8 caches, fp32: what numbers in them are times; one, one for
-              each kv head, or one for each token and head, indexed as the cache is without dim
-    cu_seqlens_q, max_seqlen_q  packed queries [total, heads, dim]: sequence i has the rows
-              cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [batch + 1]), at most max_seqlen_q
-    cu_seqlens_k  packed keys [total, kv_heads, dim], likewise, instead of cache_seqlens
-    max_seqlen_k  no sequence has more keys; by default as many as there is room for
-    batch_invariant  a sequence's result does not depend, in any bit, on what it is batched with
-    return_lse  also return the log-sum-exp of each row's scores: natural, fp32
-              [batch, heads, seq_q], packed [heads, total]
-    out, spec   where the result goes, and the kernel to run
+    Returns:
+        The result, with the shape of q and its order of strides; with `return_lse` also the natural
+        log-sum-exps, fp32 [batch, heads, seq_q], varlen [heads, total]. A fully masked row gives 0,
+        and a log-sum-exp of -inf, or that of its sink.
 
-    A row that attends to nothing gives 0, and -inf as its log-sum-exp, or its sink. Lengths,
-    tables and scales are read by the kernel alone: one captured graph serves all that change. On a
-    GPU, lengths and pages that lead out of the cache are kept within it, with results of no
-    meaning; on CPU tensors, where the reference computes the same, they are refused. Runs on the
-    current stream without waiting. There is no gradient: ProblemError for tensors that require
-    one, and for all that cannot be computed, before anything is launched.
+    Raises:
+        ProblemError: For arguments that are not supported and tensors that require a gradient,
+            before anything is launched.
+
+    Only the kernel reads lengths, tables and scales: one captured graph serves all their values. On
+    a GPU, lengths and pages outside the cache are clamped to it, and give meaningless results; on
+    CPU tensors, where a reference computes the same, they raise an error. Runs on the current
+    stream without waiting.
     """
     if older:
         return attention_decode(**current(attention_decode, older, locals()))  # type: ignore[no-any-return]

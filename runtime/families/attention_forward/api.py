@@ -102,63 +102,73 @@ def attention(
     sums: Sums | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return softmax(scale q k^T) v, exactly, without the scores in memory.
+    """Return exact attention, softmax(scale q k^T) v, without storing the scores in memory.
 
-    q is [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim], fp16 or bf16: any views
-    with a contiguous last dimension. heads is a multiple of kv_heads, dim a multiple of 8 up to
-    256. That of v may be another, which the result then has, too; for gradients it is the smaller
-    one, and they are up to 192 and 128. The result has the shape of q and its order of strides.
-    `scale` is dim ** -0.5 by default, of q and k.
+    Args:
+        q: [batch, heads, seq_q, dim], fp16 or bf16, with a contiguous last dimension. dim is a
+            multiple of 8 up to 256.
+        k: [batch, kv_heads, seq_k, dim], of the dtype of q. heads is a multiple of kv_heads.
+        v: [batch, kv_heads, seq_k, dim_v]. If dim_v differs from dim, gradients need a smaller
+            dim_v: at most 128, with dim at most 192.
+        causal: True (equal lengths), "bottom_right" (the last row attends to every column, as in
+            FlashAttention) or "top_left" (row 0 attends only to column 0, as in torch).
+        window: (left, right), the number of columns on each side of the diagonal that a row attends
+            to; None is unbounded. The diagonal is that of `causal`, or else ends at the bottom
+            right.
+        softcap: Scores become softcap tanh(score / softcap).
+        scale: The factor of q k^T, dim ** -0.5 by default.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: Variable-length sequences: q is
+            [total_q, heads, dim], k and v [total_k, kv_heads, dim]. Sequence i has the rows
+            cu_seqlens[i] to cu_seqlens[i + 1] (int32 [batch + 1] on the device of q), at most
+            max_seqlen of them. Rows past the last sequence are not written.
+        return_lse: Also return the log-sum-exp of each row's scores.
+        out: The tensor that the result is written to; it cannot be combined with gradients.
+        spec: The kernel to run, a KernelSpec or its name.
+        deterministic: Whether gradients are bit-equal from run to run, which takes longer; None
+            follows torch.are_deterministic_algorithms_enabled() at the time of the backward pass.
+            Results are bit-equal in any case.
+        backward_spec: The kernel that computes the gradients.
+        sinks: [heads], fp32 or the dtype of q: one more term in the sum of each row, without a
+            value.
+        block_mask: The blocks of scores that are computed: the result of `warploom.block_mask`, or
+            a BlockMask of torch's flex_attention. It excludes causal, window and variable lengths.
+        alibi_slopes: fp32 [heads] or [batch, heads]: -slope |row + seq_k - seq_q - column| is added
+            to scores, after a softcap.
+        bias: fp16, bf16 or fp32 [batch, heads, seq_q, seq_k], or broadcastable to it (variable
+            lengths: [sequences, heads, max_seqlen_q, max_seqlen_k]): is added to scores.
+        mask: Booleans of the shapes of a bias: scores with False are masked.
+        dropout_p: The probability that a weight of the softmax is dropped, rounded to a multiple of
+            2^-16; the others are divided by the probability of keeping a weight.
+        dropout_state: int64 [2] on the device of q, which determines the dropped weights, also in
+            the gradients (see `warploom.dropout_mask`). None draws one from torch's generator, a
+            new one in each replay of a CUDA graph.
+        q_descale, k_descale, v_descale: For q and k in e4m3 or int8, and v in e4m3: the scales of
+            the stored numbers, fp32 [batch, kv_heads] with any strides, not negative. q_descale may
+            be [batch, heads, seq_q], and k_descale one for each 128 keys, [batch, kv_heads,
+            blocks]. A v in bf16 or fp16 has none: the softmax's weights are then not rounded to
+            e4m3.
+        v_layout: "keys", as k, or "dim_major", as `attention_quantize` writes v in e4m3. The kernel
+            reads the latter; the former is copied to it first.
+        sums: How e4m3 weights times v are accumulated: "promoted" adds the partial sums of each KV
+            tile in fp32, "fast" accumulates in the tensor core, which keeps about 13 bits. None is
+            promoted up to dim 128 and fast above, where nothing else is supported.
+        out_dtype: The dtype of the result of 8-bit operands: bf16, unless v is fp16.
 
-    causal    True (equal lengths), "bottom_right" (the last row attends to every column, as in
-              FlashAttention) or "top_left" (row 0 to column 0 only, as in torch)
-    window    (left, right): a row attends to so many columns on each side of the diagonal, None
-              being no bound. The diagonal is `causal`'s; without it, it ends at the bottom right.
-              Together with causal, both apply
-    softcap   scores become softcap tanh(score / softcap)
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-              packed sequences: q [total_q, heads, dim], k and v [total_k, kv_heads, dim]; sequence
-              i has the rows cu_seqlens[i] to cu_seqlens[i + 1] (int32 [batch + 1] on the device of
-              q), at most max_seqlen of them. Rows past the last sequence are not written
-    return_lse  also return the log-sum-exp of each row's scores: natural, fp32
-              [batch, heads, seq_q], packed [heads, total_q]
-    out, spec   where the result goes, and the kernel to run
-    deterministic  whether gradients are bit-equal from run to run, which takes longer; None
-              follows torch.are_deterministic_algorithms_enabled() as it is in the backward pass.
-              Results are bit-equal in any case
-    backward_spec  the kernel that computes the gradients
-    sinks     [heads], fp32 or of the type of q: a score more in the sum of each row, of no value
-    block_mask  which blocks of scores count, and which scores of some: what `warploom.block_mask`
-              returns, or a BlockMask of torch's flex_attention. Blocks that do not count cost
-              nothing. It goes with neither causal, window nor packed sequences
-    alibi_slopes  fp32 [heads] or [batch, heads]: -slope |row + seq_k - seq_q - column| is added to
-              scores, after a softcap
-    bias      fp16, bf16 or fp32, [batch, heads, seq_q, seq_k] (packed: [sequences, heads,
-              max_seqlen_q, max_seqlen_k]) or what broadcasts to it: is added to scores, likewise
-    mask      truth values of the shapes of a bias: scores of False do not count
-    dropout_p   the probability with which a weight of the softmax is dropped, to the nearest
-              multiple of 2^-16; the others are divided by the probability with which they are kept
-    dropout_state  int64 [2] on the device of q: which weights are dropped follows from it and from
-              their places (see `warploom.dropout_mask`), in the gradients too. None: one is drawn
-              from torch's generator, a new one in each replay of a CUDA graph
-    q_descale, k_descale, v_descale
-              with q and k of e4m3 or int8, and v of e4m3: what they are multiplied by, fp32
-              [batch, kv_heads] of any strides, greater than 0 (or 0). q_descale may be of each row,
-              [batch, heads, seq_q], and k_descale of each 128 keys, [batch, kv_heads, blocks].
-              v may be of bf16 or fp16, without v_descale: weights are then not rounded to e4m3
-    v_layout  "keys", as k lies, or "dim_major", as `attention_quantize` writes v of e4m3: the
-              kernel reads this, to which the other is copied first
-    sums      of e4m3 weights and v: "promoted" adds those of each kv tile up in fp32, "fast" leaves
-              all to the tensor core, whose sums of 8-bit products have 13 bits and lose digits of a
-              v that has a mean. None is promoted up to dim 128, and fast beyond, where that is all
-    out_dtype  of the output of 8-bit operands: bf16, unless v is fp16
+    Returns:
+        The result [batch, heads, seq_q, dim_v] (variable lengths: [total_q, heads, dim_v]), with
+        the order of strides of q; with `return_lse` also the natural log-sum-exps, fp32 [batch,
+        heads, seq_q] (variable lengths: [heads, total_q]). Both are differentiable, once, in q, k,
+        v, sinks and bias. A fully masked row gives 0, and a log-sum-exp of -inf, or that of its
+        head's sink.
 
-    A row that attends to nothing gives 0, and -inf as its log-sum-exp, or its head's sink. Both
-    results are differentiable, once, in q, k, v, sinks and bias; these, the result and its
-    log-sum-exp are kept for that.
-    `out` takes no part in gradients. Under autocast, q, k and v are converted as torch converts
-    those of its own attention. Runs on the current stream without waiting. On CPU tensors the
-    reference computes the same. Raises ProblemError before anything is launched.
+    Raises:
+        ProblemError: For arguments that are not supported, before anything is launched.
+
+    Under autocast, q, k and v are converted as for torch's own attention. Runs on the current
+    stream without waiting. On CPU tensors a reference computes the same.
+
+    Example:
+        out = warploom.attention(q, k, v, causal=True)
     """
     if return_lse is not True and return_lse is not False:
         require_boolean("return_lse", return_lse)

@@ -22,22 +22,31 @@ def merge_state(
     out_dtype: torch.dtype | None = None,
     spec: KernelSpec | str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention over the keys of both a and b, from the results over each: out and lse.
+    """Merge attention over two sets of keys into attention over both: return out and lse.
 
-    out_a and out_b are [.., dim], of fp16, bf16 or fp32 each, with at most three dimensions before
-    the last; dim is a multiple of 8, at most 512. lse_a and lse_b are the natural log-sum-exps of
-    their scores, fp32 [..]: of packed results [total, heads, dim], whose log-sum-exps are [heads,
-    total], pass `lse.t()`. The keys of a and b are not the same ones, and b may be what was merged
-    before: prefixes that several sequences share, blocks of a ring.
+    lse = log(exp(lse_a) + exp(lse_b)) and out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b.
+    Use it for prefixes that several sequences share, and for the blocks of ring attention.
 
-    lse = log(exp(lse_a) + exp(lse_b)), fp32; out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b,
-    in the type of out_a, or `out_dtype`, rounded once. Where a log-sum-exp is -inf (or inf, as
-    others tell of rows that attend to nothing), that side has no weight, whatever it holds; where
-    both are, out is 0 and lse -inf.
+    Args:
+        out_a, out_b: [.., dim], each fp16, bf16 or fp32, with at most three dimensions before the
+            last; dim is a multiple of 8 up to 512.
+        lse_a, lse_b: Their natural log-sum-exps, fp32 [..]. For varlen results [total, heads, dim],
+            whose log-sum-exps are [heads, total], pass `lse.t()`. An operand whose log-sum-exp is
+            -inf (or inf, which some libraries report for fully masked rows) has weight 0, even if
+            it contains NaN.
+        out: The tensor that the result is written to. It may be out_a or out_b itself, so that an
+            fp32 result accumulates in place; otherwise it must not overlap operands.
+        lse: The tensor that the log-sum-exp is written to, likewise.
+        out_dtype: The dtype of the result, that of out_a by default.
+        spec: The kernel to run, a KernelSpec or its name.
 
-    `out` and `lse` say where results go. They may be out_a and lse_a (or those of b) themselves: an
-    fp32 out_a adds up in place. Else they share no memory with operands.
-    Runs on the current stream without waiting. On CPU tensors the reference computes the same.
-    Raises ProblemError before anything is launched; also for tensors that require grad.
+    Returns:
+        out, rounded once, and lse in fp32. If both operands are fully masked, 0 and -inf.
+
+    Raises:
+        ProblemError: For arguments that are not supported and tensors that require a gradient,
+            before anything is launched.
+
+    Runs on the current stream without waiting. On CPU tensors a reference computes the same.
     """
     return _merge(out_a, lse_a, out_b, lse_b, out, lse, out_dtype, spec)

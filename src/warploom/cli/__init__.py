@@ -39,7 +39,7 @@ EXIT_CODES = {
     1: "input: arguments, files, the machine, or a check that found something",
     2: "compilation: a kernel did not compile, or the toolchain is not usable",
     3: "a wrong result",
-    4: "`bench`: a peer, or Warploom itself, could not be measured",
+    4: "`bench`: a baseline, or Warploom itself, could not be measured",
     130: "stopped by Ctrl-C (SIGINT)",
     141: "nobody reads the output any more (SIGPIPE)",
     143: "stopped by SIGTERM",

@@ -31,21 +31,23 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--shapes",
     callback=written_shapes,
-    help="Shapes of your own, as the page of their family writes them, in place of cells.",
+    help="Shapes of your own, written as on the page of their family.",
 )
 @operation_options
-@click.option("--cells", default="", help="Sets of cells, separated by commas (default: all).")
-@click.option("--peers", default="", help="Peers, separated by commas (default: all).")
+@click.option(
+    "--cells", default="", help="Sets of benchmark cases, separated by commas (default: all)."
+)
+@click.option("--peers", default="", help="Baselines, separated by commas (default: all).")
 @click.option("--types", default="", help="Types, separated by commas (default: all).")
-@click.option("--m", "rows", default="", help="Cells of these M, or lengths, only.")
-@click.option("--match", default="", help="Only cells whose name has this text.")
+@click.option("--m", "rows", default="", help="Only cases of these M, or lengths.")
+@click.option("--match", default="", help="Only cases whose name has this text.")
 @click.option("--specs", type=_FILE, help="A configuration, whose kernels compete as well.")
 @click.option(
     "--problems", metavar="SEED[:COUNT]", help="Problems that nobody tuned, drawn by a seed."
 )
 @click.option("--autotune", is_flag=True, help="Tune drawn problems between calls first.")
-@click.option("--baseline", type=_FILE, help="A .cu file to be compiled beside the kernels.")
-@click.option("--allow-missing", is_flag=True, help="Exit with 0 although a peer is missing.")
+@click.option("--baseline", type=_FILE, help="A .cu file to compile and compare with the kernels.")
+@click.option("--allow-missing", is_flag=True, help="Exit with 0 although a baseline is missing.")
 @ray_option
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="With --ray: how many at most (default: all)."
@@ -140,7 +142,7 @@ def command(
     cases = list(runner.cases(found, asked))
     if not cases:
         raise ConfigurationError(
-            "no cell", rule="--cells, --types, --m and --match leave none", fix="ask for more"
+            "no case", rule="--cells, --types, --m and --match leave none", fix="ask for more"
         )
     output.for_people = True  # a program reads the file
     if autotune:
@@ -186,7 +188,7 @@ def benchmarks() -> Any:  # noqa: ANN401 (modules that a wheel does not have)
     folder = root / "benchmarks"
     if not (folder / "cells.yaml").is_file():
         raise ConfigurationError(
-            "no benchmarks/ beside the package",
+            "no benchmarks/ next to the package",
             rule="the project's cases, their baselines and results are in the repository, not in "
             "the wheel",
             fix="clone it, `pip install -e .` there, and run this again; --shapes needs no clone",
@@ -234,7 +236,7 @@ def _check_cluster(
         if value and address is None:
             raise ConfigurationError(
                 f"{option} {value} without --ray",
-                rule="chooses among the GPUs of a cluster; here, one measures all cells",
+                rule="chooses among the GPUs of a cluster; here, one measures all cases",
                 fix="choose it with CUDA_VISIBLE_DEVICES",
             )
     if autotune and address is not None:

@@ -51,7 +51,7 @@ def bench(
         if value:
             raise ConfigurationError(
                 f"{option} with --shapes",
-                rule="chooses among the cells of benchmarks/cells.yaml, and shapes are your own",
+                rule="chooses among the cases of benchmarks/cells.yaml, and shapes are your own",
                 fix="leave one of them out",
             )
     file = STANDARD_INPUT if names[0] == "-" else Path(names[0])

@@ -88,7 +88,7 @@ def command(
     will run on --gpu.
 
     With --serving and --model, and no FILE, they are all that the model runs to generate: its
-    products at so many rows as there are sequences, and attention to caches of every kind. The
+    GEMMs with one row for each sequence, and attention to caches of every kind. The
     model is one of benchmarks/cells.yaml, or the config.json of any Llama-like model, or the
     directory that has it.
 
@@ -253,7 +253,7 @@ def _not_stored(missing: Mapping[str, str]) -> StoreError:
     return StoreError(
         f"not stored: {', '.join(shown)}{more}",
         rule="; ".join(dict.fromkeys(missing.values())),
-        fix="make room, or set WARPLOOM_CACHE_DIR to a directory that can be written, and repeat",
+        fix="free space, or set WARPLOOM_CACHE_DIR to a directory that can be written, and repeat",
     )
 
 

@@ -43,9 +43,9 @@ _OPTIONS = (
         "--model",
         help="A model, such as llama3-8b (benchmarks/cells.yaml), or the path of its config.json.",
     ),
-    click.option("--cells", is_flag=True, help="Every cell of benchmarks/cells.yaml."),
+    click.option("--cells", is_flag=True, help="Every case of benchmarks/cells.yaml."),
     click.option(
-        "--m", "rows", default="", callback=_numbers, help="Cells of these M or lengths only."
+        "--m", "rows", default="", callback=_numbers, help="Cases of these M or lengths only."
     ),
 )
 
@@ -75,7 +75,7 @@ def check_one(
     if shapes and rows:
         raise ConfigurationError(
             "--m with --shapes",
-            rule="chooses among the cells of --model or --cells; shapes have their own M",
+            rule="chooses among the shapes of --model or --cells; shapes have their own M",
             fix="leave one of them out",
         )
 

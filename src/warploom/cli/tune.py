@@ -46,7 +46,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--exhaustive", is_flag=True, help="Measure every legal schedule: a sweep.")
 @click.option("--judge", is_flag=True, help="Hold what is recorded against the model's choices.")
 @click.option("--records", type=_FILE, help="The file of records (default: the user's).")
-@click.option("--journal", type=_FILE, help="The journal (default: beside the records).")
+@click.option("--journal", type=_FILE, help="The journal (default: next to the tuning database).")
 @click.option("--replay", type=_FILE, help="A sweep's journal to measure on instead of a GPU.")
 @click.option(
     "--pace", type=float, default=0.0, hidden=True, help="Seconds a replayed batch takes."
