@@ -1,4 +1,4 @@
-"""Grouped GEMMs, whose groups end at offsets on the device, beside torch's and DeepGEMM's.
+"""Grouped GEMMs, whose groups end at offsets on the device, compared with torch's and DeepGEMM's.
 
 Rows are those that experts of language models get, drawn evenly or by Zipf's law; groups of k are
 the gradients of the same weights.

@@ -120,7 +120,10 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     @cached_property
     def cut(self) -> Cut:
         """How tiles go to clusters: of groups as many as there may be."""
-        return launch.cut(self.schedule, most_tiles(self.spec, self.problem), self.device)
+        problem = self.problem
+        if self.operation.groups == "rows":
+            problem = most_tiles(self.schedule, problem)
+        return launch.cut(self.schedule, problem, self.device)
 
     def d_map(self) -> TensorMap:
         """Of the staging boxes of D, which stop at the end of a group of rows."""
@@ -248,15 +251,11 @@ def _groups(operation: GemmOperation) -> list[Field[AtLaunch]]:
     ]
 
 
-def most_tiles(spec: GemmSpec, problem: GemmProblem) -> GemmProblem:
-    """The product of as many tiles as a call may have, whatever its offsets are.
+def most_tiles(schedule: GemmSchedule, problem: GemmProblem) -> GemmProblem:
+    """The GEMM of as many tiles as groups of rows may have, whatever their offsets are.
 
-    Groups of rows have whole tiles of their own: each group but one may have a tile that it fills
-    with one row.
+    Each has whole tiles of its own, of which all groups but one may fill one with a single row.
     """
-    schedule = spec.schedule
-    if spec.operation.groups != "rows":
-        return problem
     rows = schedule.tile[0] * schedule.cluster[0]
     groups = min(problem.batches, problem.m)
     return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
@@ -298,7 +297,8 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     schedule = spec.schedule
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
-    limits.refuse_beyond(counted(schedule, most_tiles(spec, problem), clusters))
+    most = most_tiles(schedule, problem) if spec.operation.groups == "rows" else problem
+    limits.refuse_beyond(counted(schedule, most, clusters))
     if spec.operation.groups != "none" and problem.batches > MOST_GROUPS:
         raise ProblemError(
             f"{problem.batches} groups",

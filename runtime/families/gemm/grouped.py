@@ -207,7 +207,7 @@ def grouped_gemm(
             fix="pass counts.cumsum(0, dtype=torch.int32); without groups use warploom.gemm",
         )
     if dimensions == (3, 2):
-        turned = grouped_gemm(
+        transposed = grouped_gemm(
             *(b.t(), a.mT),
             offs=offs,
             out=None if out is None else out.t(),
@@ -215,7 +215,7 @@ def grouped_gemm(
             use_fast_accum=use_fast_accum,
             spec=spec,
         )
-        return turned.t()
+        return transposed.t()
     if dimensions == (2, 3) and b.shape[0] > 1 and b.stride(0) == 0:
         b = b.contiguous()  # kernels find a matrix by its group
     if scale_b is not None and scale_b.dim() == 2 and scale_b.shape[1] == 1 < b.shape[-1]:
