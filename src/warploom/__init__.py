@@ -30,6 +30,7 @@ from warploom.suggestions import suggestion
 if TYPE_CHECKING:
     from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
+    from warploom.integrations.grouped_mm import grouped_mm
     from warploom.integrations.checkpoints.load import load_checkpoint
     from warploom.integrations.checkpoints.quantizer import WarploomConfig
     from warploom.integrations.patch import patch
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
+    from warploom.runtime.families.gemm.grouped import grouped_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.runtime.families.sparse_gemm.api import sparse_gemm
     from warploom.tuning.autotune.api import autotune
@@ -99,6 +101,8 @@ __all__ = [
     "explain",
     "functional",
     "gemm",
+    "grouped_gemm",
+    "grouped_mm",
     "kernel_report",
     "load",
     "load_checkpoint",
@@ -145,6 +149,8 @@ _LAZY = {
     "explain": "warploom.runtime.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
+    "grouped_gemm": "warploom.runtime.families.gemm.grouped",
+    "grouped_mm": "warploom.integrations.grouped_mm",
     "kernel_report": "warploom.reports.report",
     "load": "warploom.runtime.api",
     "load_checkpoint": "warploom.integrations.checkpoints.load",

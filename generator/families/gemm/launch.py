@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from warploom.errors import ProblemError
 from warploom.generator import limits
+from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.launch import (
+    Cut,
     counted,
     extents,
     finished,
@@ -23,6 +26,7 @@ from warploom.generator.families._product.launch import (
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
 from warploom.generator.families.gemm.schedule import (
+    MOST_GROUPS,
     SPARSE_BLOCK,
     GemmOperation,
     GemmSchedule,
@@ -38,9 +42,12 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
-from warploom.generator.tensor_maps import TensorMap, gated_map
+from warploom.generator.tensor_maps import OperandTile, TensorMap, gated_map
 
 LIST_THREADS = 1024  # of the block that makes lists of a mask
+
+ROWS_END = 1 << 30
+"""Where the rows of a bounded map end, in its second and its last dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ class GemmProblem:
     A batched operation has the number of D's batches, how those of A and B lie, and the elements
     between the batches of D and of each step's operand that has a `batch_field`. `mask_strides` are
     those of the mask of a sparse matrix, along the blocks that have lists, and along these.
+
+    Of a grouped GEMM batches are its groups, and m or k are the rows of all of them.
     """
 
     m: int
@@ -82,6 +91,24 @@ class GemmProblem:
     mask_strides: tuple[int, int] = (0, 0)
 
 
+def bounded(plain: TensorMap) -> TensorMap:
+    """The map of a matrix whose boxes stop at any row, whatever follows that in memory.
+
+    Rows are counted by two dimensions, each from row to row: a box that is to have `valid` rows up
+    to the row `end` is at (ROWS_END - valid, end). Its other rows lie past the end of the first,
+    where TMA loads zeros and stores nothing. The last dimension takes ROWS_END rows off: its step
+    is 2^34 elements less a row, and ROWS_END times 2^34 is nothing in an address of 64 bits. The
+    map begins at the matrix, since TMA reads that address even for boxes that have nothing of it.
+    """
+    (columns, rows), (pitch,) = plain.extents, plain.pitches
+    return replace(
+        plain,
+        extents=(columns, ROWS_END, rows + 1, ROWS_END + 1),
+        pitches=(pitch, pitch, (plain.element.bytes << 34) - pitch),
+        box=(*plain.box, 1, 1),
+    )
+
+
 class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     """What a GEMM's parameters are functions of."""
 
@@ -89,6 +116,43 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     def layout(self) -> GemmLayout:
         """Where everything of one block lies."""
         return gemm_layout(self.operation, self.schedule)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """How tiles go to clusters: of groups as many as there may be."""
+        problem = self.problem
+        if self.operation.groups == "rows":
+            problem = most_tiles(self.schedule, problem)
+        return launch.cut(self.schedule, problem, self.device)
+
+    def d_map(self) -> TensorMap:
+        """Of the staging boxes of D, which stop at the end of a group of rows."""
+        if self.operation.groups != "rows":
+            return super().d_map()
+        problem, layout, d = self.problem, self.layout, ELEMENTS[self.operation.d]
+        n = problem.n // 2 if gate_of(self.operation.epilogue) else problem.n
+        pitches = (problem.pitch_d * d.bytes,)
+        plain = TensorMap("d", d, (n, problem.m), pitches, layout.store_box, span=layout.store_span)
+        return bounded(plain)
+
+    def operand_map(
+        self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
+    ) -> TensorMap:
+        """The map of an operand: groups of rows of A are no batches, those of k end anywhere."""
+        groups = self.operation.groups
+        if groups == "none" or (groups == "rows" and tensor == "b"):
+            return super().operand_map(tensor, tile, extent, pitch, batches)
+        k = self.problem.k
+        plain = TensorMap(
+            tensor,
+            tile.element,
+            (k, extent) if tile.k_major else (extent, k),
+            (pitch * tile.element.bytes,),
+            tile.box,
+            span=tile.span,
+            promotion=self.schedule.l2_promotion,
+        )
+        return bounded(plain) if groups == "k" else plain
 
     def b_map(self) -> TensorMap:
         """Of the tiles of B."""
@@ -107,7 +171,8 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         tensor_map("b_map", "B, in operand boxes", AtLaunch.b_map),
         *finished(operation, schedule),
         *extents(operation, schedule, trimmed=trimmed),
-        *(_batches(operation) if operation.batched else ()),
+        *(_groups(operation) if operation.groups != "none" else ()),
+        *(_batches(operation) if operation.batched and operation.groups == "none" else ()),
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
         *(_lists(operation) if operation.sparse != "none" else ()),
@@ -176,6 +241,26 @@ def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
     ]
 
 
+def _groups(operation: GemmOperation) -> list[Field[AtLaunch]]:
+    steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
+    rows = "rows" if operation.groups == "rows" else "k"
+    return [
+        *(field for field in steps if field is not None),
+        pointer("offsets", "const int", f"where each group of {rows} ends"),
+        int32("batches", "groups", lambda at: at.problem.batches),
+    ]
+
+
+def most_tiles(schedule: GemmSchedule, problem: GemmProblem) -> GemmProblem:
+    """The GEMM of as many tiles as groups of rows may have, whatever their offsets are.
+
+    Each has whole tiles of its own, of which all groups but one may fill one with a single row.
+    """
+    rows = schedule.tile[0] * schedule.cluster[0]
+    groups = min(problem.batches, problem.m)
+    return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
+
+
 def _blocks(operation: GemmOperation, problem: GemmProblem) -> tuple[int, int]:
     """Blocks of the sparse matrix that have lists, or rows of these, and along each."""
     sides = {"a": ("m", "k"), "b": ("n", "k"), "d": ("m", "n")}[operation.sparse]
@@ -212,7 +297,14 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     schedule = spec.schedule
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
-    limits.refuse_beyond(counted(schedule, problem, clusters))
+    most = most_tiles(schedule, problem) if spec.operation.groups == "rows" else problem
+    limits.refuse_beyond(counted(schedule, most, clusters))
+    if spec.operation.groups != "none" and problem.batches > MOST_GROUPS:
+        raise ProblemError(
+            f"{problem.batches} groups",
+            rule=f"must be at most {MOST_GROUPS}, whose ends a CTA keeps in shared memory",
+            fix="call it for some of the groups at a time",
+        )
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
         limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
