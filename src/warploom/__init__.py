@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.combine.api import combine, permute
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
+    from warploom.runtime.families.gemm.grouped import grouped_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.runtime.families.route.api import route
     from warploom.runtime.families.sparse_gemm.api import sparse_gemm
@@ -98,6 +99,7 @@ __all__ = [
     "explain",
     "functional",
     "gemm",
+    "grouped_gemm",
     "load",
     "merge_state",
     "mixed_gemm",
@@ -144,6 +146,7 @@ _LAZY = {
     "explain": "warploom.runtime.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
+    "grouped_gemm": "warploom.runtime.families.gemm.grouped",
     "load": "warploom.runtime.api",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",

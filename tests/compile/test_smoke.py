@@ -121,6 +121,7 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
     # Scales, how v of 8 bits lies, weights of 8 bits, and sums that are promoted.
     changed += 110 * getattr(operation, "eight", False)
     changed += 30 * (getattr(operation, "dim_v", 0) > 0)  # tiles of another dimension than k's
+    changed += 70 * (getattr(operation, "groups", "none") != "none")  # where groups end
     if operation.family == "attention_backward":
         # What leaves fully masked rows out; the scores of some rows once more.
         changed += 50 * operation.masks_rows + 130 * (operation.bias != "none")

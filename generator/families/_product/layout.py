@@ -144,9 +144,11 @@ def chunk(
     schedule: ProductSchedule,
     accumulators: int,
     most: int,
+    *,
+    widest: int = WIDEST,
 ) -> tuple[int, int]:
-    """Columns of a chunk, the most with which `most` registers suffice beside a thread's
-    `accumulators`, and the registers that these and the chunk take.
+    """Columns of a chunk, up to `widest` and the most with which `most` registers suffice beside a
+    thread's `accumulators`, and the registers that these and the chunk take.
 
     Where a second launch finishes the tile, it has narrow chunks, and sums leave as they are.
     """
@@ -156,7 +158,7 @@ def chunk(
         return min(wide, default=widths[0]), accumulators + BASE_REGISTERS["tma"]
     columns, registers = 0, 0
     widths = chunks(operation, schedule) or [8]
-    for columns in [width for width in widths if width <= WIDEST] or widths[-1:]:
+    for columns in [width for width in widths if width <= widest] or widths[-1:]:
         registers = accumulators + _registers(operation, schedule, columns // 8)
         if registers <= most:
             break

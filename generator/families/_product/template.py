@@ -59,6 +59,8 @@ def context(
         "stage_part": _stage_part(operation, schedule, layout),
         "split_k": schedule.split_k > 1,
         "listed": False,
+        "varied": False,
+        "groups": "none",
         "reduction_threads": WARPGROUP,
         "parts_at_once": launch.parts_at_once(layout),
     }

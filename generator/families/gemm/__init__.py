@@ -10,6 +10,7 @@ from warploom.generator.families.gemm.launch import GemmProblem, ScaleStrides
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
+    MOST_GROUPS,
     SCALE_BLOCK,
     SPARSE_BLOCK,
     Accumulation,
@@ -18,6 +19,7 @@ from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
     GemmSpec,
+    Groups,
     Layout,
     Sparse,
 )
@@ -26,6 +28,7 @@ from warploom.generator.models import Model
 
 __all__ = [
     "FAMILY",
+    "MOST_GROUPS",
     "SCALE_BLOCK",
     "SPARSE_BLOCK",
     "Accumulation",
@@ -35,6 +38,7 @@ __all__ = [
     "GemmProblem",
     "GemmSchedule",
     "GemmShape",
+    "Groups",
     "Layout",
     "ScaleStrides",
     "Sparse",

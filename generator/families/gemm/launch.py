@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from warploom.errors import ProblemError
 from warploom.generator import limits
+from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.launch import (
+    Cut,
     counted,
     extents,
     finished,
@@ -23,6 +26,7 @@ from warploom.generator.families._product.launch import (
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
 from warploom.generator.families.gemm.schedule import (
+    MOST_GROUPS,
     SPARSE_BLOCK,
     GemmOperation,
     GemmSchedule,
@@ -38,7 +42,7 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
-from warploom.generator.tensor_maps import TensorMap, gated_map
+from warploom.generator.tensor_maps import OperandTile, TensorMap, bounded, gated_map
 
 LIST_THREADS = 1024  # of the block that makes lists of a mask
 
@@ -63,6 +67,8 @@ class GemmProblem:
     A batched operation has the number of D's batches, how those of A and B lie, and the elements
     between the batches of D and of each step's operand that has a `batch_field`. `mask_strides` are
     those of the mask of a sparse matrix, along the blocks that have lists, and along these.
+
+    Of a grouped GEMM batches are its groups, and m or k are the rows of all of them.
     """
 
     m: int
@@ -90,6 +96,40 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         """Where everything of one block lies."""
         return gemm_layout(self.operation, self.schedule)
 
+    @cached_property
+    def cut(self) -> Cut:
+        """How tiles go to clusters: of groups as many as there may be."""
+        return launch.cut(self.schedule, most_tiles(self.spec, self.problem), self.device)
+
+    def d_map(self) -> TensorMap:
+        """Of the staging boxes of D, which stop at the end of a group of rows."""
+        if self.operation.groups != "rows":
+            return super().d_map()
+        problem, layout, d = self.problem, self.layout, ELEMENTS[self.operation.d]
+        n = problem.n // 2 if gate_of(self.operation.epilogue) else problem.n
+        pitches = (problem.pitch_d * d.bytes,)
+        plain = TensorMap("d", d, (n, problem.m), pitches, layout.store_box, span=layout.store_span)
+        return bounded(plain, layout.store_box[1])
+
+    def operand_map(
+        self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
+    ) -> TensorMap:
+        """The map of an operand: groups of rows of A are no batches, those of k end anywhere."""
+        groups = self.operation.groups
+        if groups == "none" or (groups == "rows" and tensor == "b"):
+            return super().operand_map(tensor, tile, extent, pitch, batches)
+        k = self.problem.k
+        plain = TensorMap(
+            tensor,
+            tile.element,
+            (k, extent) if tile.k_major else (extent, k),
+            (pitch * tile.element.bytes,),
+            tile.box,
+            span=tile.span,
+            promotion=self.schedule.l2_promotion,
+        )
+        return bounded(plain, tile.tile_k) if groups == "k" else plain
+
     def b_map(self) -> TensorMap:
         """Of the tiles of B."""
         problem, gate = self.problem, gate_of(self.operation.epilogue)
@@ -107,7 +147,8 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         tensor_map("b_map", "B, in operand boxes", AtLaunch.b_map),
         *finished(operation, schedule),
         *extents(operation, schedule, trimmed=trimmed),
-        *(_batches(operation) if operation.batched else ()),
+        *(_groups(operation) if operation.groups != "none" else ()),
+        *(_batches(operation) if operation.batched and operation.groups == "none" else ()),
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
         *(_lists(operation) if operation.sparse != "none" else ()),
@@ -176,6 +217,30 @@ def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
     ]
 
 
+def _groups(operation: GemmOperation) -> list[Field[AtLaunch]]:
+    steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
+    rows = "rows" if operation.groups == "rows" else "k"
+    return [
+        *(field for field in steps if field is not None),
+        pointer("offsets", "const int", f"where each group of {rows} ends"),
+        int32("batches", "groups", lambda at: at.problem.batches),
+    ]
+
+
+def most_tiles(spec: GemmSpec, problem: GemmProblem) -> GemmProblem:
+    """The product of as many tiles as a call may have, whatever its offsets are.
+
+    Groups of rows have whole tiles of their own: each group but one may have a tile that it fills
+    with one row.
+    """
+    schedule = spec.schedule
+    if spec.operation.groups != "rows":
+        return problem
+    rows = schedule.tile[0] * schedule.cluster[0]
+    groups = min(problem.batches, problem.m)
+    return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
+
+
 def _blocks(operation: GemmOperation, problem: GemmProblem) -> tuple[int, int]:
     """Blocks of the sparse matrix that have lists, or rows of these, and along each."""
     sides = {"a": ("m", "k"), "b": ("n", "k"), "d": ("m", "n")}[operation.sparse]
@@ -212,7 +277,13 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     schedule = spec.schedule
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
-    limits.refuse_beyond(counted(schedule, problem, clusters))
+    limits.refuse_beyond(counted(schedule, most_tiles(spec, problem), clusters))
+    if spec.operation.groups != "none" and problem.batches > MOST_GROUPS:
+        raise ProblemError(
+            f"{problem.batches} groups",
+            rule=f"must be at most {MOST_GROUPS}, whose ends a CTA keeps in shared memory",
+            fix="call it for some of the groups at a time",
+        )
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
         limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})

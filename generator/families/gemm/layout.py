@@ -8,14 +8,17 @@ from functools import lru_cache
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import (
+    WIDEST,
     ProductLayout,
     budget,
     chunk,
     factor_bytes,
+    halved,
     store_box,
 )
 from warploom.generator.families.gemm.scales import column_scales, scale_bytes, scale_registers
 from warploom.generator.families.gemm.schedule import (
+    MOST_GROUPS,
     GemmOperation,
     GemmSchedule,
 )
@@ -25,6 +28,13 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
 MAINLOOP_REGISTERS = 34
 AHEAD_REGISTERS = 44  # the same beside two banks that take turns
+# Columns of a chunk of a grouped GEMM by rows: staging leaves room for a table beside the stages.
+GROUPED_WIDEST = 32
+# The ends of groups, and of rows the tiles before each, with one more of both in front.
+GROUP_BYTES = {
+    name: -(-4 * tables * (MOST_GROUPS + 1) // 16) * 16
+    for name, tables in (("none", 0), ("rows", 2), ("k", 1))
+}
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 
 
@@ -36,11 +46,17 @@ class GemmLayout(ProductLayout):
     scale_bytes: int  # of a stage, for block scales of single rows
     banks: int  # of promoted sums: blocks of 64 rows whose MMAs of a k tile may be in flight
     ahead: bool  # whether MMAs of a k tile run while those of the one before are scaled
+    group_bytes: int  # of the table of groups
 
     @property
     def operand_bytes(self) -> int:
-        """The block scales of all stages."""
-        return self.stages * self.scale_bytes
+        """The block scales of all stages, and the table of groups."""
+        return self.stages * self.scale_bytes + self.group_bytes
+
+    @property
+    def trims_a(self) -> bool:
+        """Whether tiles load no row of A past the last; those of groups load rows of the next."""
+        return self.a.k_major and not self.group_bytes
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -54,11 +70,15 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     # which is for two consumers that share a tile: MMAs of one run while the other adds up its own.
     sums, bank, scales = _accumulators(operation, schedule)
     banks = _blocks(schedule) if bank else 0
-    chunk_columns, registers = chunk(operation, schedule, sums + banks * bank + scales, most)
+    grouped = operation.groups == "rows"
+    widest = GROUPED_WIDEST * halved(operation, schedule)[1] if grouped else WIDEST
+    chunk_columns, registers = chunk(
+        operation, schedule, sums + banks * bank + scales, most, widest=widest
+    )
     streamed = STREAM_REGISTERS * schedule.stream_k if bank else 0
     if registers + streamed > most and banks and schedule.sharing > 1:
         banks = 1
-        chunk_columns, registers = chunk(operation, schedule, sums, most)
+        chunk_columns, registers = chunk(operation, schedule, sums, most, widest=widest)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
     registers += streamed
     # A consumer with one block and a tile of its own scales one bank under the MMAs of the other.
@@ -100,6 +120,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         banks=banks,
         ahead=ahead,
         factor_bytes=factor_bytes(operation, schedule),
+        group_bytes=GROUP_BYTES[operation.groups],
     )
 
 

@@ -93,6 +93,7 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             else f"block_scale_a {operation.block_scale_a}, block_scale_b "
             f"{operation.block_scale_b} without block_scales: must be fp32, where there are none",
             *(_sparse_operation(operation) if operation.sparse != "none" else ()),
+            *(_grouped_operation(operation) if operation.groups != "none" else ()),
             None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
@@ -149,6 +150,43 @@ def _sparse_schedule(operation: GemmOperation, schedule: GemmSchedule) -> list[r
         if parts != (1, 1, False)
         else None,
         f"swap_ab with {sparse}: must be false" if schedule.swap_ab else None,
+    ]
+
+
+def _grouped_operation(operation: GemmOperation) -> list[rules.Reason]:
+    """What an operation whose groups end at offsets cannot have."""
+    groups, layouts = f"groups {operation.groups}", (operation.layout_a, operation.layout_b)
+    written = [step.token for step in operation.epilogue if step.auxiliary or step.partial]
+    return [
+        None if operation.batched else f"batched false with {groups}: must be true",
+        f"sparse {operation.sparse} with {groups}: must be none"
+        if operation.sparse != "none"
+        else None,
+        f"block_scales {operation.block_scales} with {groups}: must be none"
+        if operation.block_scales != "none"
+        else None,
+        f"layout_a {operation.layout_a} with groups rows: must be row, as groups begin at any row"
+        if operation.groups == "rows" and operation.layout_a != "row"
+        else None,
+        f"layout_a {layouts[0]}, layout_b {layouts[1]} with groups k: must be col and row, as "
+        "groups begin at any row of k"
+        if operation.groups == "k" and layouts != ("col", "row")
+        else None,
+        f"epilogue of {', '.join(written)} with {groups}: must be without outputs beside D"
+        if written
+        else None,
+    ]
+
+
+def _grouped_schedule(operation: GemmOperation, schedule: GemmSchedule) -> list[rules.Reason]:
+    """What a schedule must be where only the device knows how many tiles there are."""
+    parts = (schedule.split_k, schedule.cluster_split_k, schedule.stream_k)
+    return [
+        f"split_k {schedule.split_k}, cluster_split_k {schedule.cluster_split_k}, stream_k "
+        f"{schedule.stream_k} with groups {operation.groups}: must be 1, 1 and false, as groups "
+        "differ in size"
+        if parts != (1, 1, False)
+        else None,
     ]
 
 
@@ -260,6 +298,7 @@ def schedule_reasons(
             ),
             *(_blocks(operation, schedule) if quantizes(operation.epilogue) else ()),
             *(_sparse_schedule(operation, schedule) if operation.sparse != "none" else ()),
+            *(_grouped_schedule(operation, schedule) if operation.groups != "none" else ()),
             None
             if schedule.swap_ab or not sums_squares(operation.epilogue)
             else rules.multiple_of(
@@ -326,6 +365,6 @@ def complete(arch: str, operation: GemmOperation, fields: Mapping[str, Any]) -> 
     schedule = GemmSchedule(**{**fields, "stages": 2})
     layout = gemm_layout(operation, schedule)
     room = architecture(arch).shared_bytes // 1024 * 1024
-    room -= layout.fixed_bytes - layout.operand_bytes
+    room -= layout.fixed_bytes - layout.operand_bytes + layout.group_bytes
     stages = room // max(1, layout.stage_bytes + layout.scale_bytes + 2 * 8)
     return replace(schedule, stages=knobs(GemmSchedule)["stages"].nearest(stages))

@@ -27,12 +27,16 @@ Layout = Literal["row", "col"]
 BlockScales = Literal["none", "row_block", "row_row"]
 BlockScale = Literal["fp32", "e8m0"]
 Sparse = Literal["none", "a", "b", "d"]
+Groups = Literal["none", "rows", "k"]
 
 SCALE_BLOCK = 128
 """Of k, and of the rows of a 128x128 block: what one block scale is of."""
 
 SPARSE_BLOCK = 128
 """Rows and columns of a block of a matrix that is sparse by blocks."""
+
+MOST_GROUPS = 1024
+"""Groups of a grouped GEMM: a CTA has their ends in shared memory."""
 
 
 @frozen
@@ -91,6 +95,14 @@ class GemmOperation(ProductOperation):
         doc="the matrix of which only some blocks of 128x128 count, the others being zero: of a or "
         "b, whose k tiles are read from a list, or of d, whose tiles that are not computed are "
         "written as zeros",
+    )
+    groups: Groups = knob(
+        default="none",
+        name="groups_{}",
+        later=True,
+        doc="grouped GEMM, whose groups end at offsets in device memory (batched: true). rows: A "
+        "[S, K] and D [S, N] have groups of rows, and B [G, K, N] a matrix for each; k: A [M, S] "
+        "and B [S, N] have groups of k, and D [G, M, N] a matrix for each",
     )
 
     def scale_rows(self, operand: Literal["a", "b"]) -> int:

@@ -28,10 +28,11 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
 
     def modelled(self, operation: GemmOperation) -> bool:
         """K-major operands were swept without promotion, and with block scales; of others, and of a
-        D whose blocks have scales and of sparse matrices, the classes know more.
+        D whose blocks have scales, of sparse matrices and of groups, the classes know more.
         """
         swept = operation.accumulation == "fast" or operation.block_scales != "none"
         plain = swept and not quantizes(operation.epilogue) and operation.sparse == "none"
+        plain = plain and operation.groups == "none"
         return plain and (operation.layout_a, operation.layout_b) == ("row", "col")
 
     def timed_as(self, operation: GemmOperation) -> GemmOperation:
@@ -57,6 +58,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "accumulation": operation.accumulation,
             "block_scales": operation.block_scales,
             "sparse": operation.sparse,
+            "groups": operation.groups,
             "scaled_columns": _scaled_columns(operation),
             "m": shape.m,
             "k": shape.k,

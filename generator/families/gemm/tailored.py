@@ -35,7 +35,9 @@ def tailored(
 
     Of those that differ in their clusters alone, these are the ones with the fewest waves.
     """
-    if operation.sparse != "none" or not (shape.m and shape.n and shape.k and shape.batches):
+    if (operation.sparse, operation.groups) != ("none", "none") or not (
+        shape.m and shape.n and shape.k and shape.batches
+    ):
         return []
     tried = (
         found

@@ -10,6 +10,7 @@ from warploom.generator.families.gemm.launch import LIST_THREADS
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
 from warploom.generator.families.gemm.schedule import (
+    MOST_GROUPS,
     SPARSE_BLOCK,
     GemmOperation,
     GemmSchedule,
@@ -29,6 +30,9 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         **template.context(operation, schedule, layout),
         "scaled": scaled,
         "listed": listed,
+        "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
+        "groups": operation.groups,
+        "most_groups": MOST_GROUPS,
         "sparse_block": SPARSE_BLOCK,
         "list_threads": LIST_THREADS,
         "products": "ahead" if layout.ahead else "scaled" if scaled else operation.accumulation,

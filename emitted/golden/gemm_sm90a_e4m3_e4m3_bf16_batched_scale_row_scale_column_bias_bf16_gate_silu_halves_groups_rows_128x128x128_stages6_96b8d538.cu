@@ -1,9 +1,10 @@
-// gemm_sm90a_bf16_scale_device_bias_bf16_gelu_tanh_residual_bf16_128x256x64_cluster2x1_stages4_cc78d286
+// gemm_sm90a_e4m3_e4m3_bf16_batched_scale_row_scale_column_bias_bf16_gate_silu_halves_groups_rows_128x128x128_stages6_96b8d538
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): scale_device, bias_bf16, gelu_tanh, residual_bf16
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
-//   tile 128x256x64, cluster 2x1, 2 consumers, 4 stages, along_m, group 8, store tma
-// Digest cc78d28656afec898501c55eb6d22371ceb3852731399e60920d4c0fe21b0420; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, scale_column, bias_bf16, gate_silu_halves
+//   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
+//   rows of A and D in groups that end at offsets in device memory, and a B for each group
+//   tile 128x128x128, cluster 1x1, 2 consumers, 6 stages, along_m, group 8, store tma
+// Digest 96b8d5385348a63f4b127c1c78f7e237e5bc0bda12c0dd56da05b29a047ef775; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,20 +28,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 256, kTileK = 64;
-constexpr int kClusterM = 2, kClusterN = 1;
+constexpr int kTileM = 128, kTileN = 128, kTileK = 128;
+constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 4;
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 256;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
-constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr int kFragments = kChunkColumns / 16;  // 2 x 2 fragments of D of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -48,45 +49,42 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
-  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  float* scale_0;  // scale[1]
-  cutlass::bfloat16_t* bias_1;  // bias[n]
-  cutlass::bfloat16_t* residual_3;  // C[m][pitch]
-  int64_t residual_3_pitch;  // elements between rows of C
-  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  float* scale_0;  // scale[m]
+  float* scale_1;  // scale[n]
+  cutlass::bfloat16_t* bias_2;  // bias[n]
+  const int* offsets;  // where each group of rows ends
+  int64_t scale_0_batch;  // elements between batches of scale_0
+  int64_t scale_1_batch;  // elements between batches of scale_1
+  int64_t bias_2_batch;  // elements between batches of bias_2
   int32_t m;  // rows of D
-  int32_t n;  // columns of D
+  int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
-  float residual_3_beta;  // C is not read when this is 0
+  int32_t batches;  // groups
 };
-static_assert(sizeof(Parameters) == 640);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, bias_1) == 520);
-static_assert(OFFSET(Parameters, residual_3) == 528 && OFFSET(Parameters, residual_3_pitch) == 536);
-static_assert(OFFSET(Parameters, a_tail_rows) == 544 && OFFSET(Parameters, m) == 548);
-static_assert(OFFSET(Parameters, n) == 552 && OFFSET(Parameters, k) == 556);
-static_assert(OFFSET(Parameters, residual_3_beta) == 560);
+static_assert(sizeof(Parameters) == 512);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
+static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, scale_0) == 384);
+static_assert(OFFSET(Parameters, scale_1) == 392 && OFFSET(Parameters, bias_2) == 400);
+static_assert(OFFSET(Parameters, offsets) == 408 && OFFSET(Parameters, scale_0_batch) == 416);
+static_assert(OFFSET(Parameters, scale_1_batch) == 424 && OFFSET(Parameters, bias_2_batch) == 432);
+static_assert(OFFSET(Parameters, m) == 440 && OFFSET(Parameters, n) == 444);
+static_assert(OFFSET(Parameters, k) == 448 && OFFSET(Parameters, batches) == 452);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 256] += A[64 x 16] * B[16 x 256]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 32] * B[32 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 16;
+  static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[128], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, add, 1, 1, 0, 0;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -117,20 +115,18 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n.
+// B is K-major: a row of 128 bytes is tile k of one n. 8 rows of the gate, then the 8 of up
+// that they are multiplied with: dimensions of the map, between which no row of memory moves.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
-  static constexpr int kBytes = 32768;  // of one stage
-  static constexpr int kRows = 256, kRowBytes = 128;  // of the tile
+  using Load = cute::SM90_TMA_LOAD_5D;
+  static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k, int first) {
+                                              int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
-               k, n + first);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, 0, 0, n / 16, batch);
   }
 };
 
@@ -158,27 +154,86 @@ struct Order {
 
 // Where a tile of D starts.
 struct Place {
-  int m, n;
+  int m, n, batch, end;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
-struct Tiles {
-  int along, across;  // extents in clusters
+// Where each group of rows ends, and how many tiles come before that. Shared memory has it for a whole launch.
+struct GroupTable {
+  static constexpr int kMost = 1024, kRowsOfTile = kTileM * kClusterM;
+  int ends[kMost + 1], tiles[kMost + 1];  // of group g at g + 1; tiles along m, counted in clusters
 
-  __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+  // All threads copy the offsets, then one warp adds up. An offset below the one before it counts as that, and
+  // one past the last row as the last row: no tile has a row outside of D.
+  __device__ __forceinline__ void fill(const Parameters& p) {
+    for (int group = threadIdx.x; group < p.batches; group += blockDim.x)
+      ends[group + 1] = max(0, min(p.offsets[group], p.m));
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    // A lane has some groups in a row. Where they begin, and what it adds to, the lanes before it say.
+    const int lane = threadIdx.x, each = (p.batches + 31) / 32;
+    const int first = min(lane * each, p.batches), last = min(first + each, p.batches);
+    int largest = 0;
+    for (int group = first; group < last; ++group) largest = max(largest, ends[group + 1]);
+    CUTE_UNROLL
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int other = __shfl_up_sync(~0u, largest, apart);
+      if (lane >= apart) largest = max(largest, other);
+    }
+    int start = __shfl_up_sync(~0u, largest, 1);
+    if (lane == 0) start = 0;
+    int count = 0;
+    for (int group = first, begin = start; group < last; ++group) {
+      const int end = max(begin, ends[group + 1]);
+      count += tiles_of(end - begin);
+      begin = end;
+    }
+    const int own = count;
+    CUTE_UNROLL
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int other = __shfl_up_sync(~0u, count, apart);
+      if (lane >= apart) count += other;
+    }
+    count -= own;
+    for (int group = first; group < last; ++group) {
+      const int end = max(start, ends[group + 1]);
+      count += tiles_of(end - start);
+      ends[group + 1] = start = end;
+      tiles[group + 1] = count;
+    }
+    if (lane == 0) ends[0] = tiles[0] = 0;
+  }
 
-  // Where this block's tile starts.
+  __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
+};
+
+// The tiles of all groups, one group after the other: in a group bands of kGroup tiles along_m, so that
+// the operands of tiles in flight stay in L2. Groups without rows have no tile.
+struct GroupedTiles {
+  const GroupTable& table;
+  const int groups, columns;  // of tiles, in clusters
+
+  __device__ __forceinline__ GroupedTiles(const Parameters& p, const GroupTable& table)
+      : table(table), groups(p.batches), columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+
+  __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
+
+  // Where this block's tile starts, whose group it is of, and where the group ends.
   __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
+    const int row = index / columns;
+    int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
+    while (past - group > 1) {
+      const int middle = (group + past) / 2;
+      if (table.tiles[middle] <= row) group = middle;
+      else past = middle;
+    }
+    const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
+    index -= before * columns;
+    const int band = index / (kGroup * columns);
+    const int height = min(rows - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * columns;
     const int i = band * kGroup + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN};
+    return {table.ends[group] + (i * kClusterM + rank % kClusterM) * kTileM,
+            (j * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
 };
 
@@ -188,12 +243,14 @@ struct Coordinates {
   int row[2], column[2];
 };
 
+// 8 columns of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
+// what it multiplies. Places in a tile count both; coordinates in D do not.
 // The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
+  return (at.n + chunk % kChunks * kChunkColumns) / 2;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
@@ -202,6 +259,13 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
+}
+
+// The columns of the product, of n, that a fragment of D is made of: of the gate (factor 0) or of up (1).
+// Past the end where D is.
+__device__ __forceinline__ Coordinates product_columns(const Coordinates& at, int n, int factor) {
+  const int column = at.column[0] < n / 2 ? at.column[0] + factor * (n / 2) : n;
+  return { {at.row[0], at.row[1]}, {column, column + 1} };
 }
 
 // A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
@@ -221,15 +285,35 @@ template <class Element> struct Columns {
   }
 };
 
-// Multiplies by a scalar in device memory, read once.
-struct ScaleDevice {
-  float scale;
+// Multiplies each row of D by its entry of a vector.
+struct ScaleRow {
+  const float* scale;
+  struct Operand {
+    float row[2];
+  };
 
-  __device__ __forceinline__ ScaleDevice(const float* address) : scale(*address) {}
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
+    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
+  }
 
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= scale;
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
+  }
+};
+
+// Multiplies each column of D by its entry of a vector.
+struct ScaleColumn {
+  const float* scale;
+  using Operand = Columns<float>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {scale, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand[i % 2];
   }
 };
 
@@ -256,40 +340,28 @@ __device__ __forceinline__ float logistic2(float x) {
   return inverse;
 }
 
-// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2u)): no
-// cancellation in the negative tail.
-struct GeluTanh {
+// x / (1 + exp(-x)).
+struct Silu {
   __device__ __forceinline__ void apply(float (&x)[2][2]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
   }
 
-  __device__ __forceinline__ static float function(float x) {
-    constexpr float kScale = 2.f * 0.79788456f * 1.44269504f;  // 2 sqrt(2 / pi) log2(e)
-    return x * logistic2(x * fmaf(kScale * 0.044715f, x * x, kScale));
-  }
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
 };
 
-// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
-template <class Element> struct Residual {
-  const Element* c;
-  int64_t pitch;
-  float beta;
-  struct Operand {
-    Columns<Element> row[2];
-  };
+// The other factor of most gates.
+struct Up {
+  __device__ __forceinline__ static float function(float x) { return x; }
+};
 
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    // A row that does not exist, and any row when beta is 0, has no columns.
-    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
-    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
-            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+// Multiplies a function of the gate by up, which a thread has for the same columns of D.
+template <class Function, class Factor> struct Gate {
+  __device__ __forceinline__ void apply(const float (&of_product)[2][2][2], float (&x)[2][2]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i)
-      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
+      x[i / 2][i % 2] =
+          Function::function(of_product[0][i / 2][i % 2]) * Factor::function(of_product[1][i / 2][i % 2]);
   }
 };
 
@@ -298,41 +370,46 @@ template <class Element> struct Residual {
 // the chunk before.
 struct Epilogue {
   struct Block {
+    ScaleRow::Operand step_0;
   };
   struct Operands {
-    Bias<cutlass::bfloat16_t>::Operand step_1;
-    Residual<cutlass::bfloat16_t>::Operand step_3;
+    ScaleColumn::Operand step_1[2];
+    Bias<cutlass::bfloat16_t>::Operand step_2[2];
   };
   int m, n;
-  ScaleDevice step_0;
-  Bias<cutlass::bfloat16_t> step_1;
-  GeluTanh step_2;
-  Residual<cutlass::bfloat16_t> step_3;
+  ScaleRow step_0;
+  ScaleColumn step_1;
+  Bias<cutlass::bfloat16_t> step_2;
+  Gate<Silu, Up> step_3;
 
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
-      : m(p.m),
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch, int end)
+      : m(end),
         n(p.n),
-        step_0{p.scale_0},
-        step_1{p.bias_1},
-        step_2{},
-        step_3{p.residual_3, p.residual_3_pitch, p.residual_3_beta} {}
+        step_0{p.scale_0 + batch * p.scale_0_batch},
+        step_1{p.scale_1 + batch * p.scale_1_batch},
+        step_2{p.bias_2 + batch * p.bias_2_batch},
+        step_3{} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
+    return {
+        step_0.load(at, m, n / 2)};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_1.load(at, m, n),
-        step_3.load(at, m, n)};
+        {step_1.load(product_columns(at, n, 0), m, n), step_1.load(product_columns(at, n, 1), m, n)},
+        {step_2.load(product_columns(at, n, 0), m, n), step_2.load(product_columns(at, n, 1), m, n)}};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+  __device__ __forceinline__ void apply(Value (&of_product)[2][2][2], Value (&x)[2][2], const Block& block,
                                         const Operands& operands) {
-    step_0.apply(x);
-    step_1.apply(x, operands.step_1);
-    step_2.apply(x);
-    step_3.apply(x, operands.step_3);
+    step_0.apply(of_product[0], block.step_0);
+    step_0.apply(of_product[1], block.step_0);
+    step_1.apply(of_product[0], operands.step_1[0]);
+    step_1.apply(of_product[1], operands.step_1[1]);
+    step_2.apply(of_product[0], operands.step_2[0]);
+    step_2.apply(of_product[1], operands.step_2[1]);
+    step_3.apply(of_product, x);
   }
 };
 
@@ -350,7 +427,7 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kSpan = 64;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
@@ -376,7 +453,10 @@ struct Store {
     cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      // The group may end in the midst of the buffer. The map has its rows twice: the last coordinate is where
+      // those that are stored end, the one before it how many of a buffer they are not, and TMA stores no more.
+      const int row = chunk_m(at, chunk), rows = max(0, min(64, at.end - row));
+      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), 64 - rows, row + rows);
       cute::tma_store_arrive();
     }
   }
@@ -404,31 +484,28 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[32768];
+  alignas(1024) uint8_t staging[16384];
+  GroupTable groups;
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 230400);
+static_assert(sizeof(SharedStorage) <= 222208);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
-  const Tiles tiles(p);
+  const GroupedTiles tiles(p, shared.groups);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, rank);
-    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
-    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
-    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
+      full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
+      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, at.batch);
       position.advance();
     }
   }
@@ -490,7 +567,7 @@ struct Products {
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
                                         int cluster, int clusters) {
-  const Tiles tiles(p);
+  const GroupedTiles tiles(p, shared.groups);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
@@ -498,12 +575,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
-  Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     Place at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
+    Epilogue epilogue(p, at.batch, at.end);
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
@@ -532,12 +609,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
+        Value of_product[2][2][2];  // of the gate, and of up
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        for (int i = 0; i < 8; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 8 + i;
+          of_product[i / 4][i / 2 % 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        epilogue.apply(of_product, x[f], block[chunk / kChunks], operands[f]);
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
@@ -548,7 +626,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_scale_device_bias_bf16_gelu_tanh_residual_bf16_128x256x64_cluster2x1_stages4_cc78d286(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_e4m3_bf16_batched_scale_row_scale_column_bias_bf16_gate_silu_halves_groups_rows_128x128x128_stages6_96b8d538(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -556,7 +634,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
+    for (const auto* map : {&p.a_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);
@@ -567,6 +645,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   cute::cluster_wait();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  shared.groups.fill(p);
+  __syncthreads();  // every role reads it
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);

@@ -1,0 +1,256 @@
+"""Grouped GEMM: the function that users call, and its gradients.
+
+Gradients are grouped GEMMs again. Of groups of rows, that of A has the same groups and transposed
+matrices, and that of B has groups of k, as has the sum over rows for a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.epilogue import GateLayout
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.reference import apply, rounded
+from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.families.gemm.grouped_call import GroupedCall
+from warploom.runtime.function import Function
+from warploom.runtime.tensors import lowered
+
+_grouped = Function("grouped_gemm", GroupedCall)
+
+
+def _plain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The grouped GEMM without an epilogue, of which autograd knows nothing."""
+    return _grouped(
+        *(a, b, offs, None, None, None, None, None, None, "halves", True),
+        *(out, out_dtype, None),
+    )[0]
+
+
+class _Grouped(torch.autograd.Function):
+    """D, differentiable in a, b and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        offs: torch.Tensor,
+        out_dtype: torch.dtype | None,
+        spec: KernelSpec | str | None,
+    ) -> torch.Tensor:
+        needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
+        ctx.save_for_backward(b if needs_a else None, a if needs_b else None, offs)
+        ctx.set_materialize_grads(False)
+        ctx.by_rows, ctx.types = b.dim() == 3, (a.dtype, b.dtype)
+        ctx.bias = (bias.dtype, bias.dim()) if needs_bias and bias is not None else None
+        return _grouped(
+            *(a, b, offs, bias, None, None, None, None, None, "halves", True),
+            *(None, out_dtype, spec),
+        )[0]
+
+    @staticmethod
+    def backward(ctx: Any, dd: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        """Return the gradients that are wanted."""
+        if dd is None:
+            return (None,) * 6
+        b, a, offs = ctx.saved_tensors
+        kind = ctx.types[0]
+        dd = dd.to(kind)
+        if not ctx.by_rows:
+            # D[g] = A[:, g] B[g, :]: both gradients have groups of rows.
+            da = None if b is None else _plain(b, dd.mT, offs, out=_zeros(b, dd.mT)).t()
+            db = None if a is None else _plain(a.t(), dd, offs, out=_zeros(a.t(), dd))
+            return da, db, None, None, None, None
+        da = None if b is None else _plain(dd, b.mT, offs, out=_zeros(dd, b.mT))
+        db = None
+        if a is not None:
+            # In the layout of a weight [G, N, K], which b is the transpose of.
+            db = _plain(dd.t(), a, offs).mT
+        dbias = None
+        if ctx.bias is not None:
+            dtype, dimensions = ctx.bias
+            ones = dd.new_ones(dd.shape[0], _EIGHT)  # of one row of A, whose pitch is 16 bytes
+            sums = _plain(ones.t(), dd, offs, out_dtype=torch.float32)[:, 0]
+            dbias = (sums if dimensions == 2 else sums.sum(0)).to(dtype)
+        return da, db, dbias, None, None, None
+
+
+_EIGHT = 8  # elements of 16 bits
+
+
+def _zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where the gradient of rows goes: those past the last group have none."""
+    return a.new_zeros(a.shape[0], b.shape[-1])
+
+
+_apply: Callable[..., torch.Tensor] = _Grouped.apply
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    activation: str | None = None,
+    gate: str | None = None,
+    gate_layout: GateLayout = "halves",
+    row_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = True,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """Multiply groups of matrices whose sizes only the device knows, as a mixture of experts has.
+
+    Calls and results are those of `torch.nn.functional.grouped_mm`:
+
+    a [S, K] by b [G, K, N]: groups of rows; the result [S, N] has those of group g times b[g].
+    a [M, S] by b [S, N]: groups of k, as gradients of weights have; the result is [G, M, N].
+    a [G, M, K] by b [K, S]: groups of columns; the result [M, S] has a[g] times those of group g.
+    a [G, M, K] by b [G, K, N], without offs: batches, by `warploom.gemm`; the result is [G, M, N].
+
+    Args:
+        a: fp16, bf16, e4m3, e5m2 or int8; groups of k take 16 bits.
+        b: Of the type of a. A weight [G, N, K] is b after `.mT`; it is read in place, as is
+            [G, K, N] of 16 bits.
+        offs: int32 [G], on the device of a: where each group ends, in order; the first begins at 0.
+            At most 1,024 groups, of any size, also of none. The host does not read it: one CUDA
+            graph serves all routings. An offset below the one before it counts as that, and one
+            past S as S.
+        bias: [G, N] or [N], fp16, bf16 or fp32: added to the rows of its group.
+        scale_a: fp32 [S], a scale of each row of a, or of one element.
+        scale_b: fp32 [G, N], a scale of each column of b, or [G, 1] of each matrix, or of one
+            element.
+        activation: relu, gelu, gelu_tanh or silu, applied behind the bias.
+        gate: silu, gelu, gelu_tanh, relu, sigmoid or swiglu_oai: b has the columns of gate and up,
+            and the result [S, N / 2] is gate(first half) * second half. b must be `.mT` of a weight
+            [G, N, K].
+        gate_layout: "halves", or "interleaved" where columns of gate and up take turns.
+        row_scale: fp32 [S]: multiplies each row of the result last, as a routing weight does.
+        out: Where the result is written; None: it is made.
+        out_dtype: Of the result; by default that of 16-bit operands, else bf16.
+        use_fast_accum: False adds fp8 products up in fp32 registers every 128 of k.
+        spec: The kernel to run, or its name.
+
+    Returns:
+        The result. Rows (or columns) past the last offset belong to no group: they are not written.
+        A group of k that is empty has zeros. It is differentiable in a and b of 16 bits, bias and
+        row_scale; gradients of rows that belong to no group are zeros.
+
+    Runs on the current stream without waiting. On CPU tensors the reference computes the same.
+
+    Raises:
+        ProblemError: Before anything is launched, naming the value and the fix; for offsets that
+            are not in order where they are on the CPU.
+
+    Example:
+        >>> tokens = torch.randn(6, 64).bfloat16()
+        >>> experts = torch.randn(3, 128, 64).bfloat16()  # weights [G, N, K]
+        >>> ends = torch.tensor([2, 2, 6], dtype=torch.int32)  # the second has no token
+        >>> warploom.grouped_gemm(tokens, experts.mT, offs=ends).shape
+        torch.Size([6, 128])
+    """
+    if torch._C._is_any_autocast_enabled():
+        a, b = lowered(a), lowered(b)
+    dimensions = (a.dim(), b.dim())
+    steps = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias, "row_scale": row_scale}
+    if dimensions != (2, 3):
+        given = [name for name, one in steps.items() if one is not None]
+        given += ["activation"] * (activation is not None) + ["gate"] * (gate is not None)
+        if dimensions != (3, 3) and given:
+            raise ProblemError(
+                f"{given[0]} with a {list(a.shape)} by b {list(b.shape)}",
+                rule="must be of groups of rows, a [S, K] by b [G, K, N]",
+                fix="apply it to the result",
+            )
+    if dimensions == (3, 3):
+        if offs is not None or row_scale is not None:
+            raise ProblemError(
+                f"{'row_scale' if offs is None else 'offs'} with a {list(a.shape)} by b "
+                f"{list(b.shape)}",
+                rule="must be None: groups of one size are batches",
+                fix="leave it out, or pass the rows of all groups as one matrix",
+            )
+        return gemm(
+            *(a, b),
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=bias if bias is None or bias.dim() == 1 else bias[:, None],
+            activation=activation,
+            gate=gate,
+            gate_layout=gate_layout,
+            out=out,
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
+            spec=spec,
+        )
+    if offs is None:
+        raise ProblemError(
+            f"a {list(a.shape)} by b {list(b.shape)} without offs",
+            rule="must come with offs, int32 [G], where groups end",
+            fix="pass counts.cumsum(0, dtype=torch.int32); without groups use warploom.gemm",
+        )
+    if dimensions == (3, 2):
+        turned = grouped_gemm(
+            *(b.t(), a.mT),
+            offs=offs,
+            out=None if out is None else out.t(),
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
+            spec=spec,
+        )
+        return turned.t()
+    if dimensions == (2, 3) and b.shape[0] > 1 and b.stride(0) == 0:
+        b = b.contiguous()  # kernels find a matrix by its group
+    if scale_b is not None and scale_b.dim() == 2 and scale_b.shape[1] == 1 < b.shape[-1]:
+        scale_b = scale_b.expand(-1, b.shape[-1]).contiguous()
+    read = (a, b, bias, scale_a, scale_b, row_scale)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
+        eight_bits = isinstance(a, torch.Tensor) and a.dtype.itemsize == 1
+        if out is None and not eight_bits and scale_a is None and scale_b is None:
+            return _differentiable(
+                a, b, offs, bias, activation, gate, gate_layout, row_scale, out_dtype, spec
+            )
+    return _grouped(
+        *(a, b, offs, bias, scale_a, scale_b, row_scale),
+        *(activation, gate, gate_layout, use_fast_accum, out, out_dtype, spec),
+    )[0]
+
+
+def _differentiable(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    gate: str | None,
+    gate_layout: GateLayout,
+    row_scale: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    spec: KernelSpec | str | None,
+) -> torch.Tensor:
+    """The GEMM and its bias, then in torch what comes behind them, for autograd."""
+    listed = epilogue.items(activation=activation, gate=gate, gate_layout=gate_layout)
+    if not listed and row_scale is None:
+        return _apply(a, b, bias, offs, out_dtype, spec)
+    x = _apply(a, b, bias, offs, None, None)
+    found = apply(x.float(), listed)
+    if row_scale is not None:
+        found = found * row_scale.reshape(-1, 1)
+    return rounded(found, out_dtype or a.dtype, listed)
