@@ -30,6 +30,7 @@ from warploom.suggestions import suggestion
 if TYPE_CHECKING:
     from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
+    from warploom.integrations.experts import experts
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
@@ -96,6 +97,7 @@ __all__ = [
     "combine",
     "counters",
     "dropout_mask",
+    "experts",
     "explain",
     "functional",
     "gemm",
@@ -143,6 +145,7 @@ _LAZY = {
     "combine": "warploom.runtime.families.combine.api",
     "counters": "warploom.runtime.api",
     "dropout_mask": "warploom.runtime.families._attention.dropout",
+    "experts": "warploom.integrations.experts",
     "explain": "warploom.runtime.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
