@@ -32,6 +32,7 @@ def parameters(spec: RouteSpec) -> ParameterBlock[AtLaunch]:
         int32("pairs", "of a token and an expert", lambda at: at.problem.pairs),
         int32("choices", "of a token: k", lambda at: at.problem.k),
         int32("experts", "of which there are rows", lambda at: at.problem.experts),
+        int32("bits", "of the number of experts", lambda at: at.problem.experts.bit_length()),
         int32("slice", "pairs of a warp", lambda at: _slice(at.spec, at.problem)),
     ]
     return block(fields)

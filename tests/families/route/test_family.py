@@ -72,7 +72,7 @@ def test_what_takes_more_than_32_bits_is_refused() -> None:
 
 
 def test_few_pairs_have_one_cta_and_many_a_cluster() -> None:
-    for tokens, cluster in ((1, 1), (64, 1), (32_768, 8)):
+    for tokens, cluster in ((1, 1), (64, 1), (512, 8), (32_768, 8)):
         chosen = dispatch.choose(RouteOperation("int64"), RouteShape(tokens, 8, 128)).spec
         assert chosen.schedule.cluster == cluster  # type: ignore[attr-defined]
 
