@@ -355,7 +355,7 @@ class Function(Generic[ResultsT]):
             register(
                 f"{name}_out",
                 declaration.schema,
-                returns=", ".join(outputs[1:]),
+                returns=", ".join(outputs[1:]) or "()",
                 run=self._run,
                 fake=self._fake,
                 refuse=self._refuse,
@@ -403,6 +403,8 @@ class Function(Generic[ResultsT]):
         first: torch.Tensor = getattr(call, call.declaration.tensors[0])
         is_out = self._into and getattr(call, call.declaration.results[0]) is not None
         there = [first.new_empty(0) if one is None else one for one in results[is_out:]]
+        if not there:  # the only result was written to
+            return None
         return there[0] if len(there) == 1 else tuple(there)
 
     def _operator(self, call: Arguments[Any, ResultsT]) -> ResultsT:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
     from warploom.integrations.experts import experts
+    from warploom.integrations.grouped_mm import grouped_mm
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
@@ -102,6 +103,7 @@ __all__ = [
     "functional",
     "gemm",
     "grouped_gemm",
+    "grouped_mm",
     "load",
     "merge_state",
     "mixed_gemm",
@@ -150,6 +152,7 @@ _LAZY = {
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
     "grouped_gemm": "warploom.runtime.families.gemm.grouped",
+    "grouped_mm": "warploom.integrations.grouped_mm",
     "load": "warploom.runtime.api",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",

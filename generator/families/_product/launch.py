@@ -445,7 +445,7 @@ def _partial(operation: ProductOperation, step: int) -> list[Field[AtLaunch]]:
 
 def _stored(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
     if schedule.store == "tma":
-        return [tensor_map("d_map", "D, in staging boxes", AtLaunch.d_map)]
+        return [tensor_map("d_map", "D, in staging boxes", lambda at: at.d_map())]
     fields: list[Field[AtLaunch]] = [
         pointer("d", ELEMENTS[operation.d].cpp, "D[m][pitch]"),
         int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),

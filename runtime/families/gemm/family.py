@@ -21,7 +21,13 @@ from warploom.runtime.families.gemm import api, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands, sparse_call
+from warploom.runtime.families.gemm.samples import (
+    GemmData,
+    GemmTrial,
+    Operands,
+    grouped_call,
+    sparse_call,
+)
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make
 
@@ -33,6 +39,8 @@ def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseli
 
     Of 16 bits without an epilogue, cuBLASLt is another. With one, the bare matmul is shown too.
     """
+    if operation.groups != "none":
+        return _grouped_baselines(operation, sets)
     if operation.sparse != "none":
         return _sparse_baselines(operation, sets)
     name, bare = _product(operation, torch.ones((), device=sets[0].a.device))
@@ -48,6 +56,15 @@ def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseli
         alone = [partial(bare, one, one.listed[:taken]) for one in sets]
         found.append(Baseline(f"{name} (cuBLAS), without the epilogue", alone, peer=False))
     return found
+
+
+def _grouped_baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseline]:
+    """torch's grouped GEMM, which has bf16 without an epilogue."""
+    if (operation.a, operation.d) != ("bf16", "bf16"):
+        return []
+    by_torch = torch._grouped_mm
+    alone = [partial(by_torch, one.a, one.b, offs=one.offs) for one in sets]
+    return [Baseline("torch._grouped_mm", alone, peer=not operation.epilogue)]
 
 
 def _sparse_baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseline]:
@@ -160,6 +177,8 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         `warploom.gemm` takes that of a keyword for a number, that of an `epilogue` for a vector.
         """
         one = GemmData(operation, shape, "meta", 0).operands()
+        if operation.groups != "none":
+            return [grouped_call(operation, one)]
         if operation.sparse != "none":
             return [sparse_call(operation.sparse, one)]
         keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}

@@ -21,7 +21,7 @@ from warploom.runtime.families.gemm.grouped_call import GroupedCall
 from warploom.runtime.function import Function
 from warploom.runtime.tensors import lowered
 
-_grouped = Function("grouped_gemm", GroupedCall)
+_grouped = Function("grouped_gemm", GroupedCall, into=True)
 
 
 def _plain(
@@ -252,5 +252,8 @@ def _differentiable(
     x = _apply(a, b, bias, offs, None, None)
     found = apply(x.float(), listed)
     if row_scale is not None:
+        if row_scale.requires_grad and offs.numel():  # whose gradient is a sum over what rows of no group have
+            rows = torch.arange(a.shape[0], device=a.device)[:, None]
+            found = torch.where(rows < offs[-1:], found, 0.0)
         found = found * row_scale.reshape(-1, 1)
     return rounded(found, out_dtype or a.dtype, listed)

@@ -137,6 +137,9 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             self.out, shape, d_type, device, None if self.by_rows else shared
         )
         left, right = self._placed(spec, gated=bound.columns < n)
+        accumulation = accumulation_of(self.use_fast_accum or a.dtype.itemsize > 1)
+        if spec is not None and accumulation == "fast":
+            accumulation = spec.operation.accumulation  # type: ignore[attr-defined]
         operation = GemmOperation(
             a=left.element.name,  # type: ignore[arg-type]
             b=right.element.name,  # type: ignore[arg-type]
@@ -144,7 +147,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             layout_a=left.matrix.layout,  # type: ignore[arg-type]
             layout_b=right.matrix.layout,  # type: ignore[arg-type]
             epilogue=bound.steps,
-            accumulation=accumulation_of(self.use_fast_accum or a.dtype.itemsize > 1),
+            accumulation=accumulation,
             batched=True,
             groups="rows" if self.by_rows else "k",
         )

@@ -19,6 +19,7 @@ from warploom.runtime.families._product.steps.step import Draws, Item
 from warploom.runtime.families.gemm import api, reference
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.block_sparse import BlockSparseCall
+from warploom.runtime.families.gemm.grouped_call import GroupedCall
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.plan import run
 from warploom.runtime.trial import generator, sets_for, wrong
@@ -29,6 +30,7 @@ class Operands:
     """One set of buffers: a, b, the items of the epilogue, and the output.
 
     mask   of the blocks that count of the matrix that is sparse, if one is
+    offs   where groups end, if there are some
     """
 
     a: torch.Tensor
@@ -36,6 +38,7 @@ class Operands:
     listed: tuple[Item, ...]
     out: torch.Tensor
     mask: torch.Tensor | None = None
+    offs: torch.Tensor | None = None
 
 
 class GemmData:
@@ -49,6 +52,8 @@ class GemmData:
     def operands(self) -> Operands:
         """Draw one set, with an output full of what no right result is full of."""
         operation, shape = self.operation, self.shape
+        if operation.groups != "none":
+            return self._grouped()
         a = self._matrix(operation.a, shape.m, shape.k, across=operation.layout_a == "col")
         b = self._matrix(operation.b, shape.k, shape.n, across=operation.layout_b == "col")
         at = Extents(self._batches, shape.m, shape.n, shape.k)
@@ -56,6 +61,31 @@ class GemmData:
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
         items = steps.samples(operation.epilogue, self._draws, at)
         return Operands(a, b, (*self._block_scales(), *items), wrong(out), self._mask())
+
+    def _grouped(self) -> Operands:
+        """Groups of as many rows, or of k, on average as the shape says: each row draws its own."""
+        operation, shape = self.operation, self.shape
+        m, n, k, groups = shape.m, shape.n, shape.k, shape.batches
+        by_rows = operation.groups == "rows"
+        total = groups * (m if by_rows else k)
+        m, k = (total, k) if by_rows else (m, total)
+        a = self._draws.values(operation.a, (m, k) if by_rows else (k, m))
+        weight = (n, k) if operation.layout_b == "col" else (k, n)
+        b = self._draws.values(operation.b, (groups, *weight) if by_rows else weight)
+        columns_of_d = columns(operation.epilogue, n)
+        extents = (m, columns_of_d) if by_rows else (groups, m, columns_of_d)
+        out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
+        items = steps.samples(operation.epilogue, self._draws, Extents((groups,), m, n, k))
+        chosen = (self._draws.scales(total) - 0.5) * groups  # of [0, groups)
+        at = torch.arange(groups, device=self.device)
+        ends = (chosen.to(torch.int64)[:, None] <= at).sum(0, dtype=torch.int32)
+        return Operands(
+            a if by_rows else a.t(),
+            b.mT if operation.layout_b == "col" else b,
+            tuple(items),
+            wrong(out),
+            offs=ends,
+        )
 
     def _mask(self) -> torch.Tensor | None:
         """A mask of the sparse matrix, if there is one, of which half of the blocks count."""
@@ -104,6 +134,8 @@ class GemmTrial(GemmData):
 
     def calls(self, spec: KernelSpec) -> list[Call]:
         """One call of `spec` for each set of operands."""
+        if self.operation.groups != "none":
+            return [partial(_run_grouped, self.operation, one, spec) for one in self.sets]
         if self.operation.sparse != "none":
             return [partial(_run_sparse, self.operation.sparse, one, spec) for one in self.sets]
         return [
@@ -138,6 +170,8 @@ class GemmTrial(GemmData):
     @cached_property
     def _expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         one = self.sets[0]
+        if one.offs is not None:
+            return grouped_call(self.operation, one).bound()
         if one.mask is not None:
             return sparse_call(self.operation.sparse, one).bound()
         return reference.gemm_bound(
@@ -163,6 +197,35 @@ def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -
 
 def _run_sparse(sparse: Sparse, one: Operands, spec: KernelSpec) -> torch.Tensor:
     return run(sparse_call(sparse, one, spec))[0]
+
+
+def grouped_call(
+    operation: GemmOperation, one: Operands, spec: KernelSpec | None = None
+) -> GroupedCall:
+    """The call of a grouped GEMM, whose epilogue is in the order of the function's keywords."""
+    values: dict[str, Any] = {item[0]: item[1] for item in one.listed}
+    gates = [item[:2] for item in one.listed if item[0] in GATES]
+    return GroupedCall(
+        *(one.a, one.b, one.offs),  # type: ignore[arg-type]
+        bias=values.get("bias"),
+        scale_a=values.get("scale_row"),
+        scale_b=values.get("scale_column"),
+        activation=values.get("activation"),
+        gate=gates[0][1] if gates else None,
+        gate_layout=GATES[gates[0][0]] if gates else "halves",
+        use_fast_accum=operation.accumulation == "fast",
+        out=one.out,
+        out_dtype=one.out.dtype,
+        spec=spec,
+    )
+
+
+def _run_grouped(operation: GemmOperation, one: Operands, spec: KernelSpec) -> torch.Tensor:
+    return run(grouped_call(operation, one, spec))[0]
+
+
+GATES = {"gate": "halves", "gate_interleaved": "interleaved"}
+"""Items that gate, and how the columns of gate and up are laid out."""
 
 
 def _along_rows(scales: torch.Tensor) -> torch.Tensor:

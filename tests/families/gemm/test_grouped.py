@@ -1,0 +1,427 @@
+"""Grouped GEMM on the CPU: forms of calls, gradients, errors, and how tiles find their groups."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from host import build, needs_compiler
+from pretended_gpu import PretendedGpu, gpu
+
+import warploom
+from warploom.errors import ProblemError, SpecificationError
+from warploom.generator.epilogue import Amax
+from warploom.generator.families._product import Batches
+from warploom.generator.families.gemm import (
+    MOST_GROUPS,
+    GemmOperation,
+    GemmProblem,
+    GemmShape,
+    complete,
+    gemm_layout,
+)
+from warploom.generator.families.gemm.launch import launches
+from warploom.generator.launches import NO_GPU, DeviceLimits
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import TensorMap
+from warploom.runtime.dispatch import choose
+from warploom.runtime.families.gemm.family import FAMILY
+from warploom.runtime.families.gemm.grouped_call import GroupedCall
+
+__all__ = ["gpu"]
+
+BF16 = torch.bfloat16
+ROWS, N, K = 37, 32, 48
+ENDS = (5, 5, 20, 33)  # the second group is empty, and four rows have none
+
+
+def offsets(*ends: int) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+def operands(kind: torch.dtype = BF16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows, and a weight [G, N, K] for each group; what no product reads is NaN."""
+    torch.manual_seed(0)
+    a, w = torch.randn(ROWS, K), torch.randn(len(ENDS), N, K)
+    if kind == torch.int8:
+        return (a * 30).to(kind), (w * 30).to(kind)
+    a[ENDS[-1] :], w[1] = torch.nan, torch.nan
+    return a.to(kind), w.to(kind)
+
+
+def group_of_rows() -> torch.Tensor:
+    rows = torch.arange(ENDS[-1], dtype=torch.int32)
+    return torch.searchsorted(offsets(*ENDS), rows, right=True)
+
+
+def products(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The rows that have a group, by their weights."""
+    return torch.einsum("sk,snk->sn", a[: ENDS[-1]], w[group_of_rows()])
+
+
+def close(found: torch.Tensor, exact: torch.Tensor, share: float = 2**-7) -> bool:
+    return bool((found.double() - exact).abs().max() <= share * exact.abs().max() + 1e-3)
+
+
+# ---- Results -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [BF16, torch.float16, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_rows_are_multiplied_by_the_weight_of_their_group(kind: torch.dtype) -> None:
+    """A row that has its neighbour's weight, or an empty group's NaN, is far off."""
+    a, w = operands(kind)
+    d = warploom.grouped_gemm(a, w.mT, offs=offsets(*ENDS))
+    assert d.dtype == {torch.float8_e4m3fn: BF16, torch.int8: torch.int32}.get(kind, kind)
+    assert close(d[: ENDS[-1]], products(a.double(), w.double()))
+
+
+@pytest.mark.parametrize("column", [False, True], ids=["b row", "b col"])
+def test_rows_of_no_group_are_left_as_they_are(column: bool) -> None:
+    a, w = operands()
+    b = w.mT if column else w.mT.contiguous()
+    out = torch.full((ROWS, N), 7.0, dtype=BF16)
+    for _ in range(3):  # the second and third are recognised
+        assert warploom.grouped_gemm(a, b, offs=offsets(*ENDS), out=out) is out
+        assert (out[ENDS[-1] :] == 7).all() and out.isfinite().all()
+
+
+def test_the_epilogue_is_that_of_the_group() -> None:
+    a, w = operands()
+    bias, row = torch.randn(len(ENDS), N), torch.rand(ROWS)
+    scale_a, scale_b = torch.rand(ROWS), torch.rand(len(ENDS), N)
+    group, last = group_of_rows(), ENDS[-1]
+    x = products(a.double(), w.double())
+    scaled = scale_a[:last, None] * scale_b[group] * x
+    biased = x + bias[group]
+    half = N // 2
+    silu = torch.nn.functional.silu
+    cases: list[tuple[dict[str, Any], torch.Tensor]] = [
+        ({"bias": bias.to(BF16)}, x + bias.to(BF16).double()[group]),
+        ({"bias": bias[0]}, x + bias[0]),
+        ({"scale_a": scale_a, "scale_b": scale_b}, scaled),
+        ({"scale_b": scale_b[:, :1]}, scale_b[group][:, :1] * x),
+        ({"bias": bias, "activation": "relu"}, biased.relu()),
+        ({"bias": bias, "row_scale": row}, biased * row[:last, None]),
+        (
+            {"bias": bias, "gate": "silu", "row_scale": row},
+            silu(biased[:, :half]) * biased[:, half:] * row[:last, None],
+        ),
+        (
+            {"gate": "silu", "gate_layout": "interleaved"},
+            silu(x[:, 0::2]) * x[:, 1::2],
+        ),
+    ]
+    for keywords, exact in cases:
+        d = warploom.grouped_gemm(a, w.mT, offs=offsets(*ENDS), **keywords)
+        assert d.shape == (ROWS, exact.shape[1])
+        assert close(d[:last], exact), keywords.keys()
+
+
+def test_groups_of_k_have_a_result_each_and_empty_ones_zeros() -> None:
+    """A neighbour's NaN that is multiplied by 0 would be NaN."""
+    torch.manual_seed(0)
+    a, b = torch.randn(ROWS, K).to(BF16), torch.randn(ROWS, N).to(BF16)
+    a[ENDS[-1] :], b[:5] = torch.nan, torch.nan
+    d = warploom.grouped_gemm(a.t(), b, offs=offsets(*ENDS))
+    assert d.shape == (len(ENDS), K, N) and not d[1].any()
+    for group in (2, 3):
+        own = slice(ENDS[group - 1], ENDS[group])
+        assert close(d[group], a[own].double().t() @ b[own].double())
+
+
+def test_groups_of_columns_and_batches_are_as_torchs() -> None:
+    a, w = operands()
+    w[1] = 0
+    d = warploom.grouped_gemm(w, a.t(), offs=offsets(*ENDS))
+    assert d.shape == (N, ROWS)
+    assert close(d[:, : ENDS[-1]].t(), products(a.double(), w.double()))
+    batched = warploom.grouped_gemm(w, w.mT)
+    assert close(batched, w.double() @ w.double().mT)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8, 2), (5, 0, 8, 2), (5, 8, 0, 2), (5, 8, 8, 0)], ids=str)
+def test_what_is_empty_has_the_result_of_nothing(shape: tuple[int, int, int, int]) -> None:
+    rows, n, k, groups = shape
+    a, w = torch.ones(rows, k, dtype=BF16), torch.ones(groups, n, k, dtype=BF16)
+    ends = torch.full((groups,), rows, dtype=torch.int32)
+    out = torch.full((rows, n), 7.0, dtype=BF16)
+    warploom.grouped_gemm(a, w.mT, offs=ends, out=out)
+    assert (out == (7 if not groups else k)).all()
+    by_k = warploom.grouped_gemm(a.t(), torch.ones(rows, n, dtype=BF16), offs=ends)
+    assert by_k.shape == (groups, k, n)
+
+
+@pytest.mark.parametrize("which", ["plain", "bias", "bias of all", "gate", "row_scale"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_those_of_the_rows_that_have_a_group(which: str, compiled: bool) -> None:
+    """Rows of no group have zeros: what lies there would go into the gradient of their tokens."""
+    a, w = operands()
+    w[1] = 0
+    read = [a.nan_to_num().requires_grad_(), w.requires_grad_()]
+    keywords: dict[str, Any] = {"gate": "silu"} if which == "gate" else {}
+    if which.startswith("bias"):
+        bias = torch.randn(*((len(ENDS),) if which == "bias" else ()), N).to(BF16)
+        keywords = {"bias": bias.requires_grad_()}
+    if which == "row_scale":
+        keywords = {"row_scale": torch.rand(ROWS, requires_grad=True)}
+    tensors = [one for one in keywords.values() if isinstance(one, torch.Tensor)]
+
+    def call(a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return warploom.grouped_gemm(a, w.mT, offs=ends, **keywords)
+
+    run = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    d = run(*read, offsets(*ENDS))
+    dd = torch.randn_like(d)
+    found = torch.autograd.grad(d, (*read, *tensors), dd)
+    wide = [one.detach().double().requires_grad_() for one in (*read, *tensors)]
+    exact, group = products(wide[0], wide[1]), group_of_rows()
+    if which.startswith("bias"):
+        exact = exact + (wide[2][group] if which == "bias" else wide[2])
+    if which == "gate":
+        exact = torch.nn.functional.silu(exact[:, : N // 2]) * exact[:, N // 2 :]
+    if which == "row_scale":
+        exact = exact * wide[2][: ENDS[-1], None]
+    wanted = torch.autograd.grad(exact, wide, dd[: ENDS[-1]].double())
+    for one, other, of in zip(found, wanted, (*read, *tensors), strict=True):
+        assert one.dtype == of.dtype and one.shape == of.shape
+        assert close(one, other, 2**-5)
+    assert not found[0][ENDS[-1] :].any()
+    assert found[1].is_contiguous()  # as the weight is, not its transpose
+
+
+def test_gradients_of_groups_of_k_have_groups_of_rows() -> None:
+    torch.manual_seed(0)
+    a = torch.randn(ROWS, K, dtype=BF16, requires_grad=True)
+    b = torch.randn(ROWS, N, dtype=BF16, requires_grad=True)
+    d = warploom.grouped_gemm(a.t(), b, offs=offsets(*ENDS))
+    dd = torch.randn_like(d)
+    found = torch.autograd.grad(d, (a, b), dd)
+    each = dd.double()[group_of_rows()]
+    last = ENDS[-1]
+    assert close(found[0][:last], torch.einsum("skn,sn->sk", each, b[:last].double()))
+    assert close(found[1][:last], torch.einsum("skn,sk->sn", each, a[:last].double()))
+    assert not found[0][last:].any() and not found[1][last:].any()
+
+
+# ---- Bad calls -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"offs": None}, "must come with offs"),
+        ({"offs": offsets(5, 3, 20, 33)}, "must not decrease"),
+        ({"offs": offsets(-1, 3, 20, 33)}, "must not decrease, from 0 on"),
+        ({"offs": offsets(5, 5, 20, 38)}, "to at most 37"),
+        ({"offs": offsets(5, 5, 20)}, "must have one matrix for each group"),
+        ({"offs": torch.tensor(ENDS)}, "must be contiguous int32"),
+        ({"offs": offsets(*ENDS)[:, None]}, "must be contiguous int32"),
+        ({"offs": list(ENDS)}, "offs"),
+        ({"b": torch.ones(4, 40, N, dtype=BF16)}, r"must be \[S, K\] by \[G, K, N\]"),
+        ({"a": torch.ones(ROWS, K)}, "element types of operands"),
+        ({"a": torch.ones(ROWS, K, dtype=torch.float16)}, "must have one type"),
+        ({"bias": torch.ones(3, N)}, "bias"),
+        ({"row_scale": torch.ones(3)}, "scale_row"),
+        ({"row_scale": torch.ones(ROWS, dtype=BF16)}, "must be fp32"),
+        ({"gate": "tanh"}, "must be one of"),
+        ({"gate": "silu", "activation": "relu"}, "must be one of them"),
+        ({"out": torch.zeros(ROWS, N + 1, dtype=BF16)}, "out"),
+        ({"use_fast_accum": 2}, "use_fast_accum"),
+    ],
+    ids=str,
+)
+def test_bad_calls_are_refused(change: dict[str, Any], told: str) -> None:
+    a, w = operands()
+    call = {"a": a, "b": w.mT, "offs": offsets(*ENDS), **change}
+    with pytest.raises(ProblemError, match=told):
+        warploom.grouped_gemm(call.pop("a"), call.pop("b"), **call)
+
+
+def test_calls_of_another_form_are_refused() -> None:
+    a, w = operands()
+    ends = offsets(*ENDS)
+    for call, told in (
+        (lambda: warploom.grouped_gemm(a.t(), a, offs=ends, bias=w[0, 0]), "bias with a"),
+        (lambda: warploom.grouped_gemm(w, w.mT, offs=ends), "groups of one size are batches"),
+        (
+            lambda: warploom.grouped_gemm(a.to(torch.int8).t(), a.to(torch.int8), offs=ends),
+            "16 bits",
+        ),
+    ):
+        with pytest.raises(ProblemError, match=told):
+            call()
+    many = torch.zeros(MOST_GROUPS + 1, dtype=torch.int32)
+    with pytest.raises(ProblemError, match="at most 1024 groups"):
+        warploom.grouped_gemm(a.t(), a, offs=many)
+
+
+def test_illegal_kernels_say_why() -> None:
+    plain: dict[str, Any] = {"batched": True, "groups": "rows"}
+    for change, told in (
+        ({"batched": False}, "batched false with groups rows"),
+        ({"layout_a": "col"}, "layout_a col with groups rows"),
+        ({"groups": "k"}, "must be col and row"),
+        ({"sparse": "a"}, "sparse a with groups"),
+        ({"epilogue": (Amax(),)}, "without outputs beside D"),
+    ):
+        with pytest.raises(SpecificationError, match=told):
+            spec_of(GemmOperation("bf16", "bf16", "bf16", **{**plain, **change}))  # type: ignore[arg-type]
+    with pytest.raises(SpecificationError, match="split_k 2"):
+        spec_of(GemmOperation("bf16", "bf16", "bf16", **plain), split_k=2)
+
+
+# ---- Kernels and launches ------------------------------------------------------------------------
+
+
+def spec_of(operation: GemmOperation, **fields: Any) -> KernelSpec:
+    fields = {"tile": (128, 128, 64), **fields}
+    return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
+
+
+BY_ROWS = GemmOperation("bf16", "bf16", "bf16", batched=True, groups="rows")
+BY_K = GemmOperation("bf16", "bf16", "bf16", "col", "row", batched=True, groups="k")
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("rows", [1, 16, 17, 40, 100, 256, 4000])
+def test_few_rows_of_a_group_are_on_the_narrow_side(rows: int, bits: int) -> None:
+    kind: Any = {16: "bf16", 8: "e4m3"}[bits]
+    operation = GemmOperation(kind, kind, "bf16", batched=True, groups="rows")
+    schedule: Any = choose(operation, GemmShape(rows, 4096, 2048, 64), device=NO_GPU).spec.schedule
+    assert schedule.swap_ab == (rows <= 64)
+    assert not schedule.swap_ab or schedule.tile[0] >= min(rows, 64)
+
+
+def test_every_shape_has_a_kernel() -> None:
+    for operation in (BY_ROWS, BY_K):
+        for requires in ("tma", "direct"):
+            for rows in (1, 30, 100, 5000):
+                shape = GemmShape(rows, 72, 4096, 8)
+                assert choose(operation, shape, device=NO_GPU, requires=requires).spec
+
+
+def test_the_grid_is_the_same_whatever_the_offsets_are() -> None:
+    """A captured graph replays it: each group may have one tile that is not full."""
+    problem = GemmProblem(1000, 4096, 512, 512, 512, 4096, batches=3, batches_b=Batches(3, 512))
+    (launch,) = launches(spec_of(BY_ROWS), problem, DeviceLimits(10_000))
+    assert launch.grid == (8 + 3 - 1) * 32
+    (launch,) = launches(spec_of(BY_ROWS), problem, DeviceLimits(132))
+    assert launch.grid == 132
+    (launch,) = launches(spec_of(BY_K), problem, DeviceLimits(10_000))
+    assert launch.grid == 3 * 8 * 32
+
+
+def test_stores_and_sums_stop_where_groups_end() -> None:
+    """D's map, and those of operands by k, have rows that end at any: see `bounded`."""
+    problem = GemmProblem(1000, 4096, 512, 512, 512, 4096, batches=3, batches_b=Batches(3, 512))
+    spec = spec_of(BY_ROWS)
+    (launch,) = launches(spec, problem, DeviceLimits(132))
+    d_map, a_map = launch.parameters["d_map"], launch.parameters["a_map"]
+    assert isinstance(d_map, TensorMap) and isinstance(a_map, TensorMap)
+    columns, rows = gemm_layout(spec.operation, spec.schedule).store_box  # type: ignore[arg-type]
+    assert d_map.extents == (4096, rows, 1001) and d_map.box == (columns, rows, 1)
+    assert d_map.pitches == (2 * 4096,) * 2 and d_map.offset == -rows * 2 * 4096
+    assert a_map.extents == (512, 1000)
+    problem = GemmProblem(512, 4096, 1000, 512, 4096, 4096, batches=3, batch_pitch_d=512 * 4096)
+    (launch,) = launches(spec_of(BY_K, cluster=(2, 1)), problem, DeviceLimits(132))
+    b_map = launch.parameters["b_map"]
+    assert isinstance(b_map, TensorMap)
+    # Of a tile that a cluster shares each CTA loads some rows, counted in the rows of the tile.
+    assert b_map.extents == (4096, 64, 1001) and b_map.box == (64, 32, 1)
+    assert b_map.offset == -64 * 2 * 4096
+
+
+_STUBS = """
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+#define __device__
+#define __forceinline__ inline
+#define CUTE_UNROLL
+using std::max; using std::min;
+struct Threads { int x; };
+static thread_local Threads threadIdx, blockDim;
+void __syncthreads();
+int __shfl_up_sync(uint32_t, int, int);
+"""
+_HARNESS = Path(__file__).with_name("groups.cpp")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tile": (128, 256, 64), "cluster": (2, 1), "swizzle_size": 3},
+        {"tile": (128, 64, 64), "cluster": (1, 2), "raster": "along_n"},
+        {"tile": (16, 128, 64), "swap_ab": True},
+    ],
+    ids=str,
+)
+def test_tiles_find_their_groups_whatever_the_offsets_are(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = spec_of(BY_ROWS, **fields)
+    pattern = r"^struct (?:Place|GroupTable|GroupedTiles) \{.*?^\};"
+    parts = re.findall(pattern, render(spec), re.M | re.S)
+    assert len(parts) == 3
+    schedule: Any = spec.schedule
+    m, n, _ = schedule.tile
+    constants = f"""
+constexpr int kTileM = {m}, kTileN = {n}, kGroup = {schedule.swizzle_size};
+constexpr int kClusterM = {schedule.cluster[0]}, kClusterN = {schedule.cluster[1]};
+struct Parameters {{
+  int m, n, batches;
+  const int* offsets;
+}};
+"""
+    text = (_STUBS, constants, *parts, f'#line 1 "{_HARNESS}"', _HARNESS.read_text())
+    program = build("\n".join(text), tmp_path)
+    draws, cases = random.Random(0), list[str]()
+    for rows, columns, groups in ((1, 8, 1), (700, 264, 9), (5000, 1000, 129), (900, 72, 1024)):
+        ends = sorted(draws.choices(range(rows + 1), k=groups))
+        unordered = draws.choices(range(-9, rows + 99), k=groups)
+        whole = [0] * (groups // 2) + [rows] * (groups - groups // 2)
+        for given in (ends, unordered, whole, [2**31 - 1] * groups, [-(2**31)] * groups):
+            cases.append(f"{rows} {columns} {groups} {' '.join(map(str, given))}")
+    done = subprocess.run(
+        [program], input="\n".join(cases), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout or "a sum beyond 32 bits"
+
+
+@pytest.mark.parametrize("operation", [BY_ROWS, BY_K], ids=["rows", "k"])
+def test_samples_are_calls_of_their_operation(operation: GemmOperation) -> None:
+    """What the tuner times is drawn here, and held against float64."""
+    shape = GemmShape(20, 64, 128, 4)
+    trial = FAMILY.trial(operation, shape, "cpu", 0)
+    one = trial.sets[0]
+    assert one.offs is not None and one.offs[-1] == 4 * (20 if operation is BY_ROWS else 128)
+    (call,) = FAMILY.calls(operation, shape)
+    assert isinstance(call, GroupedCall)
+    assert call.draft(NO_GPU).choice.spec.operation == operation
+    assert trial.error_share(choose(operation, shape, device=NO_GPU).spec) <= 1
+
+
+def test_kernels_are_handed_every_tensor_by_its_place_in_the_epilogue(gpu: PretendedGpu) -> None:
+    """A bias in the place of a scale would be seen on a GPU alone."""
+    a, w = operands()
+    ends, bias = offsets(*ENDS), torch.ones(len(ENDS), N, dtype=BF16)
+    row = torch.ones(ROWS)
+    for _ in range(3):
+        d = warploom.grouped_gemm(
+            a, w.mT, offs=ends, bias=bias, gate="silu", row_scale=row, scale_a=row
+        )
+    for launch in gpu.launches:
+        given = {"a": a, "b": w, "offsets": ends, "bias_1": bias, "scale_0": row, "scale_3": row}
+        assert {name: launch[name] for name in given} == {
+            name: one.data_ptr() for name, one in given.items()
+        }
+    assert gpu.launches[-1]["d"] == d.data_ptr()
