@@ -131,7 +131,8 @@ def grouped_linear(
     """
     if rows.dtype in PRODUCTS:
         return grouped_gemm(rows, weight, offs=offsets, bias=bias)
-    product = functional.grouped_mm(rows, weight, offs=offsets)
+    # torch leaves the gradient of what is behind the last offset undefined: here it is zeros.
+    product = functional.grouped_mm(_within(rows, offsets), weight, offs=offsets)
     if bias is None:
         return product
     places = torch.arange(rows.shape[0], device=rows.device, dtype=torch.int32)

@@ -42,10 +42,14 @@ def experts_forward(
     hidden_states are [tokens, H], top_k_index and top_k_weights [tokens, k]. Ids that are no expert
     of the module, as those of other ranks, add nothing.
     """
-    if refusal(self, hidden_states) is not None:
-        by_transformers: Callable[..., torch.Tensor] = moe.grouped_mm_experts_forward
-        return by_transformers(self, hidden_states, top_k_index, top_k_weights)
     module: Any = self
+    if refusal(module, hidden_states) is not None:
+        # torch's grouped products take the same extents; what they do not take, a loop does.
+        own = moe.grouped_mm_experts_forward
+        if unfit(module):
+            own = type(module).forward.__wrapped__
+        by_transformers: Callable[..., torch.Tensor] = own
+        return by_transformers(module, hidden_states, top_k_index, top_k_weights)
     gate, layout = gate_of(module)
     name = "gate_up_proj" if module.has_gate else "up_proj"
     first, second = getattr(module, name), module.down_proj

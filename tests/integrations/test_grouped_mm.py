@@ -59,9 +59,7 @@ def test_torchs_function_runs_warplooms_kernels_both_ways(calls: list[str]) -> N
     assert len(calls) == count
 
 
-def test_results_are_laid_out_as_torchs(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_laid_out_as_torchs(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that end between multiples of 16 bytes have a pitch, which compilers count on."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")  # of builds whose operator pads
     a, _ = operands()
