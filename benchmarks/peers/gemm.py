@@ -17,6 +17,7 @@ from benchmarks.peers._block_sparse import block_sparse
 from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
 from benchmarks.peers._gated import gated
+from benchmarks.peers._grouped import grouped
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._normed import normed
 from benchmarks.peers._operations import fused, operations
@@ -192,6 +193,9 @@ FAMILY = Products(
             "GEMM, bf16, by Strassen's algorithm and as one product", strassen, listed=True
         ),
         "block_sparse": Group("GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True),
+        "grouped": Group(
+            "Grouped GEMM, bf16, whose groups end at offsets on the device", grouped, listed=True
+        ),
         "normed": Group(
             "GEMM, an RMS norm through two epilogues and as a kernel",
             partial(normed, "gemm"),

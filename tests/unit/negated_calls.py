@@ -53,6 +53,19 @@ def gemm_operands() -> Tensors:
     }
 
 
+def grouped_operands() -> Tensors:
+    return {
+        "a": random(M, K),
+        "b": random(2, K, N),
+        "offs": integers(5, M),
+        "bias": random(2, N),
+        "scale_a": random(M, dtype=FP32),
+        "scale_b": random(2, N, dtype=FP32),
+        "row_scale": random(M, dtype=FP32),
+        "out": random(M, N),
+    }
+
+
 def attention_operands() -> Tensors:
     return {
         "q": random(1, HEADS, ROWS, DIM),
@@ -158,6 +171,9 @@ LINEAR, QUANTIZED = Layer(), MixedLayer()
 CASES = {
     "gemm": Case(warploom.gemm, gemm_operands, ("out", "amax")),
     "gemm alone": Case(warploom.gemm, lambda: {"a": random(M, K), "b": random(N, K).t()}),
+    "grouped_gemm": Case(
+        lambda a, b, **keywords: warploom.grouped_gemm(a, b, **keywords), grouped_operands, ("out",)
+    ),
     "planned gemm": Case(
         lambda a, b, out: warploom.plan(a, b, out=out)(a, b, out),
         lambda: {"a": random(M, K), "b": random(K, N), "out": random(M, N)},

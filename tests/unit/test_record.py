@@ -64,6 +64,7 @@ AWAITED: dict[str, set[str]] = {
         "test_compiled.py",
         "test_gradient.py",
         "test_graph_trees.py",
+        "test_grouped.py",
         "test_large.py",
         "test_limits.py",
         "test_memory.py",

@@ -28,7 +28,7 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 # Beside sums, a bank and scales in the loop over k, where no operand of the epilogue is loaded.
 MAINLOOP_REGISTERS = 34
 AHEAD_REGISTERS = 44  # the same beside two banks that take turns
-# Columns of a chunk of a grouped GEMM by rows: staging leaves room for a table beside the stages.
+# Columns of a chunk of a grouped GEMM: staging leaves room for a table beside the stages.
 GROUPED_WIDEST = 32
 # The ends of groups, and of rows the tiles before each, with one more of both in front.
 GROUP_BYTES = {
@@ -70,7 +70,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     # which is for two consumers that share a tile: MMAs of one run while the other adds up its own.
     sums, bank, scales = _accumulators(operation, schedule)
     banks = _blocks(schedule) if bank else 0
-    grouped = operation.groups == "rows"
+    grouped = operation.groups != "none"
     widest = GROUPED_WIDEST * halved(operation, schedule)[1] if grouped else WIDEST
     chunk_columns, registers = chunk(
         operation, schedule, sums + banks * bank + scales, most, widest=widest

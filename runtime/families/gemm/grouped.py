@@ -252,7 +252,9 @@ def _differentiable(
     x = _apply(a, b, bias, offs, None, None)
     found = apply(x.float(), listed)
     if row_scale is not None:
-        if row_scale.requires_grad and offs.numel():  # whose gradient is a sum over what rows of no group have
+        if (
+            row_scale.requires_grad and offs.numel()
+        ):  # whose gradient is a sum over what rows of no group have
             rows = torch.arange(a.shape[0], device=a.device)[:, None]
             found = torch.where(rows < offs[-1:], found, 0.0)
         found = found * row_scale.reshape(-1, 1)

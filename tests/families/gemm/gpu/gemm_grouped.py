@@ -1,0 +1,294 @@
+"""Kernels of grouped GEMMs, their calls, and mutants: `gemm_grouped.py NAME`.
+
+A mutant is run until a result is wrong. Exit status 0: one was, as it must be.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import gemm_mutants
+import torch
+from product_arena import assert_within, fill, guarded
+from rooms import Guarded
+
+import warploom
+from warploom.errors import DeviceError
+from warploom.generator.elements import element
+from warploom.generator.epilogue import Bias, EpilogueStep, Gate, Scale
+from warploom.generator.families.gemm import GemmOperation, complete
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.gemm.grouped_call import GroupedCall
+
+
+def spec(
+    tile: tuple[int, int] = (128, 128),
+    groups: str = "rows",
+    *,
+    a: str = "bf16",
+    d: str = "bf16",
+    layout_b: str = "col",
+    epilogue: tuple[EpilogueStep, ...] = (),
+    accumulation: str = "fast",
+    **schedule: Any,
+) -> KernelSpec:
+    """Return a kernel; what is not given is the plainest."""
+    layouts = ("row", layout_b) if groups == "rows" else ("col", "row")
+    operation = GemmOperation(
+        *(a, a, d, *layouts, epilogue, accumulation),  # type: ignore[arg-type]
+        batched=True,
+        groups=groups,  # type: ignore[arg-type]
+    )
+    fields = {"tile": (*tile, 1024 // element(a).bits), **schedule}
+    return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
+
+
+PINGPONG = {"kernel_schedule": "pingpong"}
+SWAPPED = {"swap_ab": True}
+BIAS, ROW, COLUMN = Bias("bf16"), Scale("row"), Scale("column")
+ROWS = [
+    spec((128, 256), cluster=(2, 1)),
+    spec((128, 256), cluster=(1, 2), layout_b="row"),
+    spec((128, 128), **PINGPONG),
+    spec((128, 192), raster="along_n", swizzle_size=3),
+    spec((256, 128), a="fp16", d="fp16"),
+    spec((64, 64), consumers=1, store="direct"),
+    spec((16, 128), **SWAPPED),
+    spec((32, 128), layout_b="row", **SWAPPED),
+    spec((96, 128), **SWAPPED),
+    spec((64, 64), consumers=1, store="direct", **SWAPPED),
+    spec((64, 128), **PINGPONG, **SWAPPED),
+    spec((128, 128), d="fp32", epilogue=(BIAS,)),
+    spec((128, 128), epilogue=(BIAS, Gate("silu"), ROW)),
+    spec((64, 128), epilogue=(BIAS, Gate("swiglu_oai", "interleaved"), ROW), **SWAPPED),
+    spec((128, 256), a="e4m3"),
+    spec((128, 128), a="e4m3", epilogue=(ROW, COLUMN, BIAS, Gate("silu"))),
+    spec((128, 128), a="e4m3", accumulation="promoted", epilogue=(ROW, COLUMN)),
+    spec((32, 128), a="e4m3", **SWAPPED),
+    spec((128, 128), a="int8", d="int32"),
+]
+BY_K = [
+    spec((128, 256), "k", cluster=(2, 1)),
+    spec((128, 256), "k", cluster=(1, 2), d="fp32"),
+    spec((128, 128), "k", **PINGPONG),
+    spec((64, 64), "k", consumers=1, store="direct", a="fp16", d="fp16"),
+]
+KERNELS = [*ROWS, *BY_K]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How many rows (or k) there are, how many groups, and how they are divided."""
+
+    size: int
+    groups: int
+    how: str  # even, skewed, or one: a group has all
+    left_out: int = 13  # at the end, that belong to no group
+
+    def offsets(self, generator: torch.Generator) -> torch.Tensor:
+        """Draw where groups end, int32 on the GPU."""
+        weights = torch.ones(self.groups, device="cuda")
+        if self.how == "skewed":
+            order = torch.randperm(self.groups, generator=generator, device="cuda")
+            weights = 1 / (order + 1.0)
+        if self.how == "one":
+            weights = (torch.arange(self.groups, device="cuda") == self.groups // 2).float()
+        ids = torch.multinomial(weights, self.size, replacement=True, generator=generator)
+        ends = torch.bincount(ids, minlength=self.groups).cumsum(0)
+        return ends.clamp(max=max(self.size - self.left_out, 1)).to(torch.int32)
+
+
+ROUTINGS = {
+    "a row": Routing(1, 1, "even"),
+    "ragged": Routing(701, 9, "even"),
+    "skewed": Routing(1531, 33, "skewed"),
+    "one group has all": Routing(307, 5, "one"),
+    "most are empty": Routing(61, 128, "even"),
+    "as many groups as there may be": Routing(2111, 1024, "skewed"),
+    "more tiles than multiprocessors": Routing(9001, 24, "even"),
+    "whole tiles": Routing(2048, 1, "one", 0),
+}
+SIDES = {"rows": (264, 392), "k": (136, 264)}  # n and k, or m and n
+
+
+@dataclass
+class Call:
+    """Everything that one call of a kernel is given."""
+
+    kernel: KernelSpec
+    a: Guarded
+    b: Guarded
+    d: Guarded
+    offs: torch.Tensor
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> torch.Tensor:
+        """Run the kernel and return D."""
+        return warploom.grouped_gemm(
+            *(self.a.view, self.b.view),
+            offs=self.offs,
+            out=self.d.view,
+            out_dtype=self.d.view.dtype,
+            spec=self.kernel,
+            **self.keywords,
+        )
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """D in float64, NaN in rows of no group, and how far a kernel's may be off."""
+        operation = cast("GemmOperation", self.kernel.operation)
+        return GroupedCall(
+            *(self.a.view, self.b.view, self.offs),
+            use_fast_accum=operation.accumulation == "fast",
+            out=self.d.view,
+            out_dtype=self.d.view.dtype,
+            **self.keywords,
+        ).bound()
+
+
+def poison(view: torch.Tensor) -> None:
+    """Fill with bytes of 0xff: NaN in every float type, -1 in int8."""
+    view.view({1: torch.int8, 2: torch.int16}[view.dtype.itemsize]).fill_(-1)
+
+
+def call(kernel: KernelSpec, routing: Routing, *, seed: int = 0) -> Call:
+    """Make a call on random data; rows of no group and matrices of empty ones are poisoned."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    operation = cast("GemmOperation", kernel.operation)
+    offs, odd = routing.offsets(generator), kernel.schedule.store == "direct"  # type: ignore[attr-defined]
+    kind, d_kind = TORCH[operation.a], TORCH[operation.d]
+    ends = offs.tolist()
+    counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    if operation.groups == "k":
+        m, n = SIDES["k"]
+        a, b = guarded(m, routing.size, kind, "col"), guarded(routing.size, n, kind)
+        d = guarded(m, n + odd, d_kind, odd=odd, batches=(routing.groups,)) if odd else None
+        b = guarded(routing.size, n + odd, kind) if odd else b
+        d = d or guarded(m, n, d_kind, batches=(routing.groups,))
+        fill(a.view, generator)
+        fill(b.view, generator)
+        for view in (a.view.t(), b.view):
+            poison(view[ends[-1] :])
+        for group in range(0, routing.groups, 3):  # whose neighbours must not see it
+            poison(a.view.t()[ends[group] - counts[group] : ends[group]])
+        return Call(kernel, a, b, d, offs)
+    n, k = SIDES["rows"]
+    n, k = n + (odd and not operation.epilogue), k if element(operation.a).bits == 16 else 400
+    n += 8 * any(isinstance(step, Gate) for step in operation.epilogue)  # 16 of gate and up
+    a = guarded(routing.size, k, kind)
+    b = guarded(k, n, kind, operation.layout_b, batches=(routing.groups,))
+    gated = any(isinstance(step, Gate) for step in operation.epilogue)
+    d = guarded(routing.size, n // 2 if gated else n, d_kind, odd=odd)
+    fill(a.view, generator)
+    fill(b.view, generator)
+    poison(a.view[ends[-1] :])
+    for group, count in enumerate(counts):
+        if count == 0:
+            poison(b.view[group].t() if operation.layout_b == "col" else b.view[group])
+    return Call(kernel, a, b, d, offs, _epilogue(operation, routing, n, generator))
+
+
+def _epilogue(
+    operation: GemmOperation, routing: Routing, n: int, generator: torch.Generator
+) -> dict[str, Any]:
+    """The keywords that ask for the steps of an operation."""
+
+    def drawn(*extents: int) -> torch.Tensor:
+        return torch.rand(extents, generator=generator, device="cuda") + 0.5
+
+    found: dict[str, Any] = {}
+    for index, step in enumerate(operation.epilogue):
+        if isinstance(step, Gate):
+            found |= {"gate": step.function, "gate_layout": step.layout}
+        elif isinstance(step, Bias):
+            found["bias"] = drawn(routing.groups, n).to(TORCH[step.element])
+        elif step == ROW:
+            found["scale_a" if index == 0 else "row_scale"] = drawn(routing.size)
+        else:
+            found["scale_b"] = drawn(routing.groups, n)
+    return found
+
+
+def verify(made: Call) -> None:
+    """Run a call: D is right in every row of a group, and nothing is written beside these."""
+    made.d.room.fill_(-1)
+    d = made.run()
+    assert made.d.untouched_outside()
+    exact, bound = made.exact()
+    if made.b.view.dim() == 3:
+        last = int(made.offs[-1])
+        rest = d[last:]
+        integers = {2: torch.int16, 4: torch.int32}[rest.dtype.itemsize]
+        assert (rest.view(integers) == -1).all(), "a row of no group was written"
+        d, exact, bound = d[:last], exact[:last], bound[:last]
+    else:  # groups that are poisoned are NaN, as their sums are; others must not be
+        poisoned = exact.isnan()
+        assert d[poisoned].isnan().all()
+        d, exact = d.masked_fill(poisoned, 0), exact.masked_fill(poisoned, 0)
+        bound = bound.masked_fill(poisoned, 0)
+    assert_within(d, exact, bound)
+
+
+@dataclass(frozen=True)
+class Mutant(gemm_mutants.Mutant):
+    """And how rows are divided."""
+
+    routing: Routing = ROUTINGS["ragged"]
+
+
+_SHAPE = (1, 1, 1)  # a routing says it
+MUTANTS = {
+    "rows of the neighbour are stored": Mutant(
+        ROWS[0], r"max\(0, min\(64, at\.end - row\)\)", _SHAPE, "64"
+    ),
+    "a tile has the matrix of the group before": Mutant(
+        ROWS[2],
+        r", group, table\.ends\[group \+ 1\]\};",
+        _SHAPE,
+        ", max(group - 1, 0), table.ends[group + 1]};",
+    ),
+    "the first tile of a group is of the one before": Mutant(
+        ROWS[2], r"table\.tiles\[middle\] <= row", _SHAPE, "table.tiles[middle] < row"
+    ),
+    "a group ends a row too early": Mutant(
+        ROWS[6],
+        r"ends\[group \+ 1\] = start = end;",
+        _SHAPE,
+        "ends[group + 1] = (start = end) - 1;",
+    ),
+    "rows of the neighbour are stored one by one": Mutant(
+        ROWS[5], r"place\.row\[i\] >= at\.end", _SHAPE, "place.row[i] >= p.m"
+    ),
+    "a group has the bias of the first": Mutant(
+        ROWS[11], r"batch \* p\.bias_0_batch", _SHAPE, "0 * p.bias_0_batch"
+    ),
+    "the last k tile of a group has rows of the next": Mutant(
+        BY_K[0], r"end = min\(full_end, at\.end\)", _SHAPE, "end = full_end"
+    ),
+    "an empty group of k has a tile of the next": Mutant(
+        BY_K[2],
+        r"end = min\(full_end, at\.end\)",
+        _SHAPE,
+        "end = at.first == at.end ? full_end : min(full_end, at.end)",
+        ROUTINGS["most are empty"],
+    ),
+}
+
+
+if __name__ == "__main__":
+    chosen = MUTANTS[sys.argv[1]]
+    gemm_mutants.install(chosen)
+    outcome = None
+    for attempt in range(3):
+        try:
+            verify(call(chosen.kernel, chosen.routing, seed=attempt))
+        except AssertionError:
+            outcome = f"caught in run {attempt + 1}"
+            break
+        except (DeviceError, RuntimeError):
+            outcome = f"failed in run {attempt + 1}"
+            break
+    print(outcome or "survived")
+    sys.exit(0 if outcome else 1)
