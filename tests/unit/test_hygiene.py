@@ -21,7 +21,7 @@ SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 BUDGET = {
     "product": (73_600, 43_000),
     "tests": (89_800, 55_000),
-    "emitted": (26_000, 19_000),
+    "emitted": (26_400, 19_000),
     "benchmarks/results": (2_000, 3_000),
 }
 PRIVATE_PATH = re.compile(rb"(?<![\w./-])/(?:home|root|work|Users)/\w[^\s\"'`)]*")
