@@ -1,7 +1,7 @@
 """`experts_implementation="warploom"` for transformers: its experts on Warploom's kernels.
 
-`register` adds a function to each of transformers' two registries. Layers that there are no kernels
-for run by what transformers itself would choose, to the same result: `refusal` says which, and why.
+`register` adds a function to each of transformers' two registries. Layers without kernels run
+by what transformers itself would choose, to the same result: `refusal` says which, and why.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def unfit(module: Any) -> str | None:  # noqa: ANN401
         return f"it has {first.shape[0]} experts; kernels take at most {EXPERTS}"
     unit = _ROW_BYTES // first.dtype.itemsize if first.dtype in PRODUCTS else _ALIGNMENT
     if any(extent % unit for one in weights for extent in one.shape[1:]):
-        return f"its extents are no multiples of {unit}"
+        return f"its sizes are no multiples of {unit}"
     return None
 
 

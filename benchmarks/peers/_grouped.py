@@ -45,8 +45,11 @@ def _case(operation: GemmOperation, shape: tuple[int, int, int, int], routed: Ro
     by_rows = operation.groups == "rows"
     moved = 2 * (rows * (n + k) + groups * n * k)
     problem = {
-        "m": rows if by_rows else n, "n": n if by_rows else k, "k": k if by_rows else rows,
-        "type": "bf16", "epilogue": f"{groups} groups of {operation.groups}, {routed}",
+        "m": rows if by_rows else n,
+        "n": n if by_rows else k,
+        "k": k if by_rows else rows,
+        "type": "bf16",
+        "epilogue": f"{groups} groups of {operation.groups}, {routed}",
     }
     name = f"{groups} groups of {operation.groups} {routed}, {rows} rows, {n}x{k}"
     floor = Floor.of(2 * rows * n * k, moved, 16)
