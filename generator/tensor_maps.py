@@ -39,8 +39,7 @@ class TensorMap:
 
     `tensor` names the tensor that it addresses. Extents and box are in elements; `pitches` are the
     bytes from one index to the next of every dimension but the innermost; `span` is the swizzle
-    span in bytes (16: none), `promotion` the bytes that L2 fetches at a time. The map begins
-    `offset` bytes behind the tensor's address, or before it: see `bounded`.
+    span in bytes (16: none), `promotion` the bytes that L2 fetches at a time.
     """
 
     tensor: str
@@ -50,14 +49,13 @@ class TensorMap:
     box: tuple[int, ...]
     span: int
     promotion: int = 256
-    offset: int = 0
 
     def fits(self, pointer: int) -> bool:
         """True when TMA can address the tensor at `pointer`."""
         extents, pitches = self.extents, self.pitches
         counted = min(extents) >= 1 and max(extents) <= LARGEST_EXTENT
         apart = not pitches or (min(pitches) >= 0 and max(pitches) < PITCH_END)
-        return counted and apart and readable(pointer, self.offset, *pitches)
+        return counted and apart and readable(pointer, *pitches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,24 +168,6 @@ def gated_map(plain: TensorMap, *, interleaved: bool) -> TensorMap:
         extents=(k, GATE_ROWS, 2, rows // (2 * GATE_ROWS), *batches),
         pitches=(inner, between, outer, *apart),
         box=(columns, GATE_ROWS, 2, box_rows // (2 * GATE_ROWS), *rest),
-    )
-
-
-def bounded(plain: TensorMap, height: int) -> TensorMap:
-    """The map of a matrix whose boxes stop at any row, whatever follows that in memory.
-
-    It has the rows in two dimensions, both one row apart: the first has `height` rows, at least
-    those of a box, the second all, and the map begins `height` rows before the matrix. A box that
-    is to have `valid` rows up to the row `end` is at (height - valid, end): its other rows lie past
-    the end of the first dimension, where TMA loads zeros and stores nothing.
-    """
-    (columns, rows), (pitch,) = plain.extents, plain.pitches
-    return replace(
-        plain,
-        extents=(columns, height, rows + 1),
-        pitches=(pitch, pitch),
-        box=(*plain.box, 1),
-        offset=-height * pitch,
     )
 
 

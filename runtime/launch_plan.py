@@ -62,7 +62,7 @@ def encode(request: TensorMap, pointer: int) -> bytes:
     result = cuda.cuTensorMapEncodeTiled(
         data_type,
         len(request.extents),
-        pointer + request.offset,
+        pointer,
         [*map(cuda.cuuint64_t, request.extents)],
         [*map(cuda.cuuint64_t, request.pitches)],
         [*map(cuda.cuuint32_t, request.box)],
@@ -87,7 +87,7 @@ def replace(request: TensorMap, place: int, pointer: int) -> None:
     """
     if pointer % PITCH_BYTES:  # all else that `fits` asks does not depend on the address
         raise _refused(request, pointer)
-    result = cuda.cuTensorMapReplaceAddress(cuda.CUtensorMap(place), pointer + request.offset)
+    result = cuda.cuTensorMapReplaceAddress(cuda.CUtensorMap(place), pointer)
     if result[0]:  # the driver's success is 0
         if result[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:
             raise _refused(request, pointer)

@@ -101,6 +101,10 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
+// Boxes of D stop where a group ends. Its map counts rows by two coordinates, the first of which ends
+// here: a box with `valid` rows up to the row `end` is at (kRowsEnd - valid, end). The last takes kRowsEnd off.
+constexpr int kRowsEnd = 1 << 30;
+
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
@@ -453,10 +457,10 @@ struct Store {
     cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      // The group may end in the midst of the buffer. The map has its rows twice: the last coordinate is where
-      // those that are stored end, the one before it how many of a buffer they are not, and TMA stores no more.
+      // The group may end in the midst of the buffer: TMA stores its rows up to that.
       const int row = chunk_m(at, chunk), rows = max(0, min(64, at.end - row));
-      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), 64 - rows, row + rows);
+      cute::SM90_TMA_STORE_4D::copy(&p.d_map, buffer, chunk_n(at, chunk), kRowsEnd - rows,
+                                    row + rows, int(kRowsEnd));
       cute::tma_store_arrive();
     }
   }

@@ -42,9 +42,12 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
-from warploom.generator.tensor_maps import OperandTile, TensorMap, bounded, gated_map
+from warploom.generator.tensor_maps import OperandTile, TensorMap, gated_map
 
 LIST_THREADS = 1024  # of the block that makes lists of a mask
+
+ROWS_END = 1 << 30
+"""Where the rows of a bounded map end, in its second and its last dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,24 @@ class GemmProblem:
     mask_strides: tuple[int, int] = (0, 0)
 
 
+def bounded(plain: TensorMap) -> TensorMap:
+    """The map of a matrix whose boxes stop at any row, whatever follows that in memory.
+
+    Rows are counted by two dimensions, each from row to row: a box that is to have `valid` rows up
+    to the row `end` is at (ROWS_END - valid, end). Its other rows lie past the end of the first,
+    where TMA loads zeros and stores nothing. The last dimension takes ROWS_END rows off: its step
+    is 2^34 elements less a row, and ROWS_END times 2^34 is nothing in an address of 64 bits. The
+    map begins at the matrix, since TMA reads that address even for boxes that have nothing of it.
+    """
+    (columns, rows), (pitch,) = plain.extents, plain.pitches
+    return replace(
+        plain,
+        extents=(columns, ROWS_END, rows + 1, ROWS_END + 1),
+        pitches=(pitch, pitch, (plain.element.bytes << 34) - pitch),
+        box=(*plain.box, 1, 1),
+    )
+
+
 class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     """What a GEMM's parameters are functions of."""
 
@@ -109,7 +130,7 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         n = problem.n // 2 if gate_of(self.operation.epilogue) else problem.n
         pitches = (problem.pitch_d * d.bytes,)
         plain = TensorMap("d", d, (n, problem.m), pitches, layout.store_box, span=layout.store_span)
-        return bounded(plain, layout.store_box[1])
+        return bounded(plain)
 
     def operand_map(
         self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
@@ -128,7 +149,7 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
             span=tile.span,
             promotion=self.schedule.l2_promotion,
         )
-        return bounded(plain, tile.tile_k) if groups == "k" else plain
+        return bounded(plain) if groups == "k" else plain
 
     def b_map(self) -> TensorMap:
         """Of the tiles of B."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
-from warploom.generator.families.gemm.launch import LIST_THREADS
+from warploom.generator.families.gemm.launch import LIST_THREADS, ROWS_END
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
 from warploom.generator.families.gemm.schedule import (
@@ -33,6 +33,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "groups": operation.groups,
         "most_groups": MOST_GROUPS,
+        "rows_end": f"1 << {ROWS_END.bit_length() - 1}",
         "sparse_block": SPARSE_BLOCK,
         "list_threads": LIST_THREADS,
         "products": "ahead" if layout.ahead else "scaled" if scaled else operation.accumulation,

@@ -325,16 +325,24 @@ def test_stores_and_sums_stop_where_groups_end() -> None:
     d_map, a_map = launch.parameters["d_map"], launch.parameters["a_map"]
     assert isinstance(d_map, TensorMap) and isinstance(a_map, TensorMap)
     columns, rows = gemm_layout(spec.operation, spec.schedule).store_box  # type: ignore[arg-type]
-    assert d_map.extents == (4096, rows, 1001) and d_map.box == (columns, rows, 1)
-    assert d_map.pitches == (2 * 4096,) * 2 and d_map.offset == -rows * 2 * 4096
+    assert d_map.extents == (4096, 2**30, 1001, 2**30 + 1) and d_map.box == (columns, rows, 1, 1)
+    assert first_row(d_map, 7, 500) == 493
     assert a_map.extents == (512, 1000)
     problem = GemmProblem(512, 4096, 1000, 512, 4096, 4096, batches=3, batch_pitch_d=512 * 4096)
     (launch,) = launches(spec_of(BY_K, cluster=(2, 1)), problem, DeviceLimits(132))
     b_map = launch.parameters["b_map"]
     assert isinstance(b_map, TensorMap)
-    # Of a tile that a cluster shares each CTA loads some rows, counted in the rows of the tile.
-    assert b_map.extents == (4096, 64, 1001) and b_map.box == (64, 32, 1)
-    assert b_map.offset == -64 * 2 * 4096
+    assert b_map.extents == (4096, 2**30, 1001, 2**30 + 1) and b_map.box == (64, 32, 1, 1)
+    assert first_row(b_map, 64, 64) == 0 and first_row(b_map, 1, 1000) == 999
+
+
+def first_row(found: TensorMap, valid: int, end: int) -> int:
+    """The row at which a box begins that has so many up to the end."""
+    pitch, again, last = found.pitches
+    assert pitch == again and found.fits(1 << 40)
+    address = ((2**30 - valid) * pitch + end * again + 2**30 * last) % 2**64
+    assert address % pitch == 0
+    return address // pitch
 
 
 _STUBS = """
