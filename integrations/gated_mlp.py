@@ -41,7 +41,7 @@ MULTIPLE = 8  # of rows of the gate, and of up: what kernels load of each in tur
 # What transformers' classes of gated layers compute (LlamaMLP, Qwen2MLP, GemmaMLP, ..), and how
 # their activations are called; a class whose forward reads otherwise is left as it is.
 _FORWARD = "self.down_proj(self.act_fn(self.gate_proj(x))*self.up_proj(x))"
-_FUNCTIONS = {
+FUNCTIONS = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
     "GELUActivation": "gelu",
@@ -130,7 +130,7 @@ class GatedMLP(torch.nn.Module):
             raise ProblemError(
                 f"a {type(module).__name__}",
                 rule=f"must compute {_FORWARD} of torch.nn.Linear, with an activation of "
-                f"{', '.join(_FUNCTIONS)}",
+                f"{', '.join(FUNCTIONS)}",
                 fix="make a warploom.nn.GatedMLP and load its state dict",
             )
         made = cls.__new__(cls)
@@ -335,7 +335,7 @@ def gate_of(module: torch.nn.Module) -> str | None:
         and "forward" not in vars(module)
         and _reads_alike(type(module))  # type: ignore[arg-type]
     )
-    return _FUNCTIONS.get(activation) if gated else None
+    return FUNCTIONS.get(activation) if gated else None
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -21,6 +21,7 @@ from warploom.integrations.gated_mlp import GATED_RECIPES, PROJECTIONS, GatedMLP
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import ATTENTIONS, PatchedAttention
+from warploom.integrations.patch_experts import PatchedExperts, layers_of
 from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
 from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose, output_heads
@@ -44,7 +45,7 @@ class Patch:
         model: torch.nn.Module,
         rows: list[Row],
         layers: dict[torch.nn.Linear, Linear | Float8Linear],
-        attention: PatchedAttention | None,
+        calls: Sequence[PatchedAttention | PatchedExperts],
         *,
         gated: Mapping[torch.nn.Module, GatedMLP],
         quantized: bool = False,
@@ -55,7 +56,7 @@ class Patch:
         self._model: torch.nn.Module | None = model
         self._originals = {layer: original for original, layer in layers.items()}
         self._gated = {layer: original for original, layer in gated.items()}
-        self._attention = attention
+        self._calls = calls
 
     def undo(self) -> None:
         """Put the model's own modules and its attention back; a second time does nothing.
@@ -80,8 +81,8 @@ class Patch:
             elif isinstance(child, GatedMLP) and child in self._gated:
                 self._gated[child].training = child.training
                 parent._modules[name] = self._gated[child]
-        if self._attention is not None:
-            self._attention.undo()
+        for one in self._calls:
+            one.undo()
         _patched.difference_update([*self._originals, *self._gated, model])
         self._model = None
 
@@ -114,6 +115,7 @@ def patch(
     *,
     linear: bool = True,
     attention: bool | Literal["8bit"] = True,
+    experts: bool = True,
     weights: str | Weights | None = None,
     recipe: Recipe | None = None,
     filter: Callable[[torch.nn.Module, str], bool] | None = None,
@@ -132,6 +134,8 @@ def patch(
     attention  models of transformers in it get `attn_implementation="warploom"`; with "8bit" they
                get "warploom_8bit": q, k and v are quantized to 8 bits where there are kernels for
                that (see `warploom.attention_8bit`)
+    experts    models of transformers with a mixture of experts get
+               `experts_implementation="warploom"`: `warploom.experts` runs their layers
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
                warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
                whose k is no multiple of the group, and those that train: adapters of peft, and
@@ -159,6 +163,7 @@ def patch(
         )
     if not isinstance(attention, str):
         require_boolean("attention", attention)
+    require_boolean("experts", experts)
     _check(model, linear=linear, weights=weights)
     _check_recipe(recipe, filter, linear=linear, weights=weights, sparse=sparse)
     asked = None if weights is None else Asked(weights)
@@ -172,18 +177,23 @@ def patch(
     if linear:
         quantized |= _bit_layers(model)
     told = asked.told() if asked else ""
-    rows = [*_linear_rows(model, layers, quantized, left, told)] if linear else []
-    patched = PatchedAttention(model, attention) if attention else None
+    told_apart = set(layers_of(model)) if experts else set()
+    rows = [*_linear_rows(model, layers, quantized, left, told, told_apart)] if linear else []
+    calls: list[PatchedAttention | PatchedExperts] = []
+    if attention:
+        calls.append(PatchedAttention(model, attention))
+    if experts:
+        calls.append(PatchedExperts(model))
     journal = Journal()  # nothing has changed so far
     try:
-        if patched is not None:
-            journal.before_change(patched.undo)
-            rows += patched.apply()
+        for one in calls:
+            journal.before_change(one.undo)
+            rows += one.apply()
         gated = _gated_layers(model, layers) if recipe in (None, *GATED_RECIPES) else {}
         rows += _gated_rows(gated)
         parts: tuple[Mapping[Any, torch.nn.Module], ...] = (gated, layers, quantized)
         _replace(model, {old: new for part in parts for old, new in part.items()}, journal)
-        return Patch(model, rows, layers, patched, gated=gated, quantized=bool(quantized))
+        return Patch(model, rows, layers, calls, gated=gated, quantized=bool(quantized))
     except BaseException:
         try:
             journal.undo()
@@ -432,14 +442,18 @@ def _linear_rows(
     quantized: Mapping[torch.nn.Module, QuantizedLinear | SparseLinear],
     left: Mapping[torch.nn.Module, str],
     told: str,
+    told_apart: Container[torch.nn.Module],
 ) -> Iterator[Row]:
     """What becomes of modules that multiply by a matrix, most common first.
 
-    `told` is what quantised ones are; `left` says why some of the others are not.
+    `told` is what quantised ones are; `left` says why some of the others are not. Those that are
+    `told_apart` have rows of their own.
     """
     counted: Counter[tuple[str, str, str]] = Counter()
     fp8 = fp8_linear_type()
     for module in model.modules():
+        if module in told_apart:
+            continue
         why = left.get(module, "")
         if isinstance(quantized.get(module), BitLinear):
             counted[type(module).__name__, "warploom.nn.BitLinear", ""] += 1

@@ -23,11 +23,11 @@ class PatchedAttention:
 
     def __init__(self, module: torch.nn.Module, attention: bool | str = True) -> None:
         self._name = ATTENTIONS[attention]
-        self._models = list(_outermost(module))
+        self._models = list(outermost(module))
         self._implementations = [
             (config, config._attn_implementation)
             for model in self._models
-            for config in _configs(model)
+            for config in configs(model)
         ]
 
     def apply(self) -> list[Row]:
@@ -52,7 +52,8 @@ class PatchedAttention:
 def register_transformers() -> None:
     """Let models of transformers be made with `attn_implementation="warploom"`.
 
-    And let `from_pretrained` load what `save_pretrained` wrote of models with quantized layers.
+    And with `experts_implementation="warploom"`, which runs mixtures of experts; and let
+    `from_pretrained` load what `save_pretrained` wrote of models with quantized layers.
 
     Also with "warploom_8bit", whose attention quantizes q, k and v to 8 bits, as
     `warploom.attention_8bit` does, where that has a kernel for a call.
@@ -69,15 +70,19 @@ def register_transformers() -> None:
     from warploom.integrations.checkpoints import quantizer  # noqa: F401 (importing registers it)
 
     transformers_attention.register()
+    if find_spec("transformers.integrations.moe") is not None:
+        from warploom.integrations import transformers_experts
+
+        transformers_experts.register()
 
 
-def _outermost(module: torch.nn.Module) -> Iterator[Any]:
+def outermost(module: torch.nn.Module) -> Iterator[Any]:
     """The models of transformers in a module that are not part of another."""
     if _is_transformers(module):
         yield module
         return
     for child in module.children():
-        yield from _outermost(child)
+        yield from outermost(child)
 
 
 def _is_transformers(module: torch.nn.Module) -> bool:
@@ -86,7 +91,7 @@ def _is_transformers(module: torch.nn.Module) -> bool:
     return modeling is not None and isinstance(module, modeling.PreTrainedModel)
 
 
-def _configs(model: Any) -> list[Any]:  # noqa: ANN401
+def configs(model: Any) -> list[Any]:  # noqa: ANN401
     """The configurations of a model of transformers and all in it, outer ones first."""
     found: dict[int, Any] = {}
 
@@ -114,7 +119,7 @@ def _set_attention(model: Any, name: str) -> Row:  # noqa: ANN401
     """Set the attention of a model of transformers to this one, and say what it is now."""
     before = model.config._attn_implementation
     what = f"attention of {type(model).__name__}"
-    implementations = [(config, config._attn_implementation) for config in _configs(model)]
+    implementations = [(config, config._attn_implementation) for config in configs(model)]
     # The model itself leaves out parts whose configurations are copies.
     for module in filter(_is_transformers, model.modules()):
         if module.config._attn_implementation != name:

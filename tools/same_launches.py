@@ -150,6 +150,21 @@ def sparse_products(spec: Any) -> Iterator[Any]:
         yield defined("SparseGemmProblem")(m, n, k, k + 8, n + 1)
 
 
+def routings(spec: Any) -> Iterator[Any]:
+    """Yield problems of routing: one token, a part of a warp, and many of the most experts."""
+    for tokens, k, experts in ((1, 8, 128), (61, 3, 5), (32_768, 8, 1024)):
+        yield defined("RouteProblem")(tokens, k, experts, 7, (k + 1, 1))
+
+
+def combinations(spec: Any) -> Iterator[Any]:
+    """Yield problems of sums of rows, and of copies of tokens: columns that no CTA divides."""
+    for tokens, k, columns in ((1, 8, 2048), (61, 3, 2880), (32_768, 8, 7168)):
+        rows = tokens * k
+        yield defined("CombineProblem")(
+            tokens, k, columns, rows, columns, columns + 8, (1, tokens), columns + 16, 8
+        )
+
+
 def shapes(spec: Any) -> Iterator[Any]:
     """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
     kind = families()[spec.operation.family].shape
@@ -169,6 +184,8 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_quantize": quantizations,
     "cast": casts,
     "sparse_gemm": sparse_products,
+    "route": routings,
+    "combine": combinations,
 }
 
 

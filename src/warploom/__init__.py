@@ -30,6 +30,7 @@ from warploom.suggestions import suggestion
 if TYPE_CHECKING:
     from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
+    from warploom.integrations.experts import experts
     from warploom.integrations.grouped_mm import grouped_mm
     from warploom.integrations.checkpoints.load import load_checkpoint
     from warploom.integrations.checkpoints.quantizer import WarploomConfig
@@ -54,10 +55,12 @@ if TYPE_CHECKING:
         attention_quantize,
     )
     from warploom.runtime.families.cast.api import cast
+    from warploom.runtime.families.combine.api import combine, permute
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.gemm.grouped import grouped_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
+    from warploom.runtime.families.route.api import route
     from warploom.runtime.families.sparse_gemm.api import sparse_gemm
     from warploom.tuning.autotune.api import autotune
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
@@ -96,8 +99,10 @@ __all__ = [
     "block_mask",
     "block_sparse_gemm",
     "cast",
+    "combine",
     "counters",
     "dropout_mask",
+    "experts",
     "explain",
     "functional",
     "gemm",
@@ -110,12 +115,14 @@ __all__ = [
     "mixed_gemm",
     "nn",
     "patch",
+    "permute",
     "plan",
     "plan_attention",
     "quantize",
     "recording",
     "records_digest",
     "register_transformers",
+    "route",
     "sdpa",
     "sparse_gemm",
     "sparsify",
@@ -144,8 +151,10 @@ _LAZY = {
     "block_mask": "warploom.runtime.families._attention.given_blocks",
     "block_sparse_gemm": "warploom.runtime.families.gemm.block_sparse",
     "cast": "warploom.runtime.families.cast.api",
+    "combine": "warploom.runtime.families.combine.api",
     "counters": "warploom.runtime.api",
     "dropout_mask": "warploom.runtime.families._attention.dropout",
+    "experts": "warploom.integrations.experts",
     "explain": "warploom.runtime.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
@@ -157,6 +166,7 @@ _LAZY = {
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",
     "patch": "warploom.integrations.patch",
+    "permute": "warploom.runtime.families.combine.api",
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
     "quantize": "warploom.quantization.quantize",
@@ -164,6 +174,7 @@ _LAZY = {
     "records_digest": "warploom.tuning.autotune.ranks",
     "register_transformers": "warploom.integrations.patch_attention",
     "sdpa": "warploom.integrations.sdpa",
+    "route": "warploom.runtime.families.route.api",
     "sparse_gemm": "warploom.runtime.families.sparse_gemm.api",
     "sparsify": "warploom.quantization.sparse_weight",
     "testing": "warploom.testing",

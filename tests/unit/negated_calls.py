@@ -17,6 +17,7 @@ from warploom.runtime.families.mixed_gemm.layer import Layer as MixedLayer
 
 BF16, FP32 = torch.bfloat16, torch.float32
 M, N, K, HEADS, ROWS, DIM = 16, 32, 64, 2, 128, 64
+PLACES = torch.tensor([[3, 1], [0, -1], [6, 7], [2, 4]], dtype=torch.int32)
 Tensors = dict[str, torch.Tensor]
 
 
@@ -230,6 +231,18 @@ CASES = {
         lambda **given: warploom.cast(**given, dtype=torch.int8),
         lambda: {"x": random(M, N), "scale": random(1, dtype=FP32), "amax": random(1, dtype=FP32)},
         ("amax",),
+    ),
+    "route": Case(
+        lambda ids: warploom.route(ids, 4, first_expert=-4),
+        lambda: {"ids": integers(*range(8)).reshape(4, 2)},
+    ),
+    "combine": Case(
+        lambda **given: warploom.combine(**given, inverse=PLACES),
+        lambda: {"rows": random(8, DIM), "weights": random(4, 2, dtype=FP32)},
+    ),
+    "permute": Case(
+        lambda **given: warploom.permute(**given, inverse=PLACES),
+        lambda: {"hidden": random(4, DIM)},
     ),
     "gradients of attention": Case(
         of_dout,

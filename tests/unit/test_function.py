@@ -23,6 +23,7 @@ from warploom.runtime.families.attention_decode.api import _Keywords
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.families.cast.call import CastCall
+from warploom.runtime.families.route.call import RouteCall
 from warploom.runtime.plan import Plan
 
 FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
@@ -31,6 +32,7 @@ FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
     warploom.attention_decode: AttentionDecodeCall,
     warploom.merge_state: AttentionMergeCall,
     warploom.cast: CastCall,
+    warploom.route: RouteCall,
 }
 SHAPING = {"return_lse"}  # arguments that say what of the results is returned
 

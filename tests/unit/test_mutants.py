@@ -12,10 +12,12 @@ import attention_merge_mutants
 import attention_mutants
 import attention_quantize_mutants
 import cast_mutants
+import combine_mutants
 import decode_mutants
 import gemm_mutants
 import mixed_mutants
 import pytest
+import route_mutants
 
 
 def test_every_mutant_of_gemm_can_be_made() -> None:
@@ -34,8 +36,10 @@ def test_every_mutant_of_gemm_can_be_made() -> None:
         attention_merge_mutants,
         attention_quantize_mutants,
         cast_mutants,
+        combine_mutants,
         decode_mutants,
         mixed_mutants,
+        route_mutants,
     ],
     ids=lambda module: module.__name__,
 )

@@ -44,6 +44,8 @@ GIVEN = {
     "attention_merge": ("61", "40000"),
     "attention_quantize": ("1x16x4x300x1031", "16x16x16x1024x1024"),
     "cast": ("61x4096", "8192x11008"),
+    "route": ("1x8x128", "32768x8x1024"),
+    "combine": ("1x8x2048", "61x3x2880", "32768x8x7168"),
 }
 
 

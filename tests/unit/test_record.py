@@ -95,9 +95,12 @@ AWAITED: dict[str, set[str]] = {
         "test_recording.py",
         "test_tuning.py",
     },
+    "families/combine/gpu": {"test_correctness.py", "test_mutants.py", "test_runtime.py"},
+    "families/route/gpu": {"test_correctness.py", "test_mutants.py", "test_runtime.py"},
     "integrations/gpu": {
         "test_8bit_attention.py",
         "test_checkpoints.py",
+        "test_experts.py",
     },
     "families/sparse_gemm/gpu": {
         "test_correctness.py",

@@ -116,6 +116,12 @@ CALLS: dict[str, Call] = {
             "spec": "name",
         },
     ),
+    "route": (
+        lambda **given: warploom.route(
+            torch.zeros(2, 1, dtype=torch.int64), **{"experts": 4, **given}
+        ),
+        {"experts": "integer", "spec": "name"},
+    ),
     "quantize": (
         lambda **given: warploom.quantize(B.t(), **given),
         {

@@ -101,6 +101,8 @@ def attentions() -> dict[str, Call]:
     lse, turns = torch.randn(2, 4, 5), torch.randn(32, 32)
     new = values(2, 2, 1, 64), values(2, 2, 1, 64)
     flash = [one.transpose(1, 2).contiguous() for one in (q, k, v)]
+    chosen, flat = torch.tensor([[1, 0], [2, 9]]), values(2, 64)
+    places = warploom.route(chosen, 8)[2]
     transposed, out = [one.transpose(1, 2) for one in flash], torch.empty_like(last)
     return {
         "attention": lambda: warploom.attention(q, k, v, causal="bottom_right"),
@@ -121,6 +123,8 @@ def attentions() -> dict[str, Call]:
         ),
         "attention_merge": lambda: warploom.merge_state(q, lse, q.clone(), lse.clone()),
         "attention_quantize": lambda: warploom.attention_quantize(q, k, v),
+        "route": lambda: warploom.route(chosen, 8),
+        "combine": lambda: warploom.combine(warploom.permute(flat, places), places),
         "cast": lambda: warploom.cast(lse, torch.float8_e4m3fn, block=(1, 128), transpose=True),
         "sdpa": lambda: warploom.sdpa(q, k, v, enable_gqa=True),
         "flash_attn_func": lambda: flash_attn.flash_attn_func(*flash, causal=True),

@@ -1,0 +1,35 @@
+"""Rows of experts summed for each token, and tokens copied to the rows of their experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.generator.elements import element
+from warploom.generator.families.combine.schedule import (
+    LOADS,
+    VALUES,
+    CombineOperation,
+    CombineSchedule,
+    CombineSpec,
+)
+from warploom.generator.families.combine.shape import CombineProblem, CombineShape
+from warploom.generator.families.family import Family
+
+__all__ = ["FAMILY", "CombineOperation", "CombineProblem", "CombineSchedule", "CombineShape"]
+
+
+class Combine(Family[CombineOperation, CombineSchedule, CombineShape, CombineProblem]):
+    """Between the order of tokens and that of experts."""
+
+    def context(self, spec: CombineSpec) -> dict[str, Any]:
+        """The elements of values and weights, and what a thread moves at once."""
+        weights = spec.operation.weights
+        return {
+            "value": element(spec.operation.values),
+            "weight": None if weights == "none" else element(weights),
+            "count": VALUES,
+            "loads": LOADS,
+        }
+
+
+FAMILY = Combine()

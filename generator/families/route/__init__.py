@@ -1,0 +1,32 @@
+"""The rows of each expert: where tokens go, from the ids of the experts that they chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.generator.families.family import Family
+from warploom.generator.families.route.layout import RouteLayout
+from warploom.generator.families.route.schedule import (
+    PAIRS,
+    RouteOperation,
+    RouteSchedule,
+    RouteSpec,
+)
+from warploom.generator.families.route.shape import RouteProblem, RouteShape
+
+__all__ = ["FAMILY", "RouteOperation", "RouteProblem", "RouteSchedule", "RouteShape"]
+
+
+class Route(Family[RouteOperation, RouteSchedule, RouteShape, RouteProblem]):
+    """Tokens sorted by expert."""
+
+    def layout(self, spec: RouteSpec) -> RouteLayout:
+        """The counts of each warp."""
+        return RouteLayout(spec.schedule)
+
+    def context(self, spec: RouteSpec) -> dict[str, Any]:
+        """The C++ type of ids, and how many a thread loads at once."""
+        return {"id": spec.operation.cpp, "pairs": PAIRS}
+
+
+FAMILY = Route()

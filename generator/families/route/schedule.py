@@ -1,0 +1,50 @@
+"""What is computed and how: fields of YAML, of names and of a search."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from warploom.generator.knob import frozen, knob
+from warploom.generator.specification import KernelSpec
+
+EXPERTS = 1024  # of one call, at most
+PAIRS = 4  # of a token and an expert, that a thread loads at once
+WARP = 32  # threads
+
+
+@frozen
+class RouteOperation:
+    """What is computed: the end of each expert's rows, the pair of a token and an expert that each
+    row is of, and the row of each pair. The order of an expert's rows is that of their pairs.
+    """
+
+    ids: Literal["int64", "int32"] = knob(doc="element type of the ids of experts [tokens, k]")
+    family: Literal["route"] = knob(default="route", doc="which kernels these are")
+
+    @property
+    def cpp(self) -> str:
+        """The C++ type of ids."""
+        return f"{self.ids}_t"
+
+
+@frozen
+class RouteSchedule:
+    """How it is computed: by one cluster, whose warps have consecutive pairs each."""
+
+    threads: Literal[128, 256, 512, 1024] = knob(name="{}", doc="of a CTA")
+    cluster: Literal[1, 2, 4, 8] = knob(
+        default=1, name="cluster{}", doc="CTAs, which read each other's counts from shared memory"
+    )
+
+    @property
+    def tile(self) -> tuple[int]:
+        """Pairs that all warps load at once."""
+        return (self.threads * self.cluster * PAIRS,)
+
+    @property
+    def warps(self) -> int:
+        """Of a CTA."""
+        return self.threads // WARP
+
+
+RouteSpec = KernelSpec[RouteOperation, RouteSchedule]

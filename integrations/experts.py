@@ -1,0 +1,258 @@
+"""`warploom.experts`: the feed-forward layer of a mixture of experts.
+
+Tokens are copied to the rows of their experts, multiplied by groups whose sizes only the device
+knows, and summed again: one captured CUDA graph serves every routing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from warploom.errors import ProblemError
+from warploom.generator.epilogue import GateLayout
+from warploom.generator.families.route.schedule import EXPERTS
+from warploom.integrations.linear_rules import PRODUCTS
+from warploom.runtime.families.combine.api import combine, permute
+from warploom.runtime.families.gemm.grouped import grouped_gemm
+from warploom.runtime.families.route.api import route
+from warploom.runtime.tensors import require_one_device, shown
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+ALPHA, LIMIT = 1.702, 7.0  # of swiglu_oai, as gpt-oss has it and kernels do
+GATES: dict[str, Function] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda gate: functional.gelu(gate, approximate="tanh"),
+    "relu": functional.relu,
+}
+SWIGLU_OAI = "swiglu_oai"
+_TYPES = (*PRODUCTS, torch.float32)
+_ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
+
+
+def experts(
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    gate: str | Function = "silu",
+    gate_layout: GateLayout = "halves",
+    transposed: bool = False,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    alpha: float = ALPHA,
+    limit: float = LIMIT,
+    first_expert: int = 0,
+    norm: Function | None = None,
+) -> torch.Tensor:
+    """Run each token through the experts that it chose, and sum their results by its weights.
+
+    `out[t] = sum over j of weights[t, j] * down[e] (f(gate) * up)` with e = ids[t, j], and gate and
+    up the halves of `gate_up[e] hidden[t]`. It is differentiable, and never waits for the device.
+
+    Args:
+        hidden: Tokens [.., H].
+        ids: The experts of each token, int64 or int32 [.., k]. Those outside of first_expert to
+            first_expert + E - 1 are skipped: they add nothing, as other ranks' experts must.
+        weights: Of these experts, fp16, bf16 or fp32 [.., k].
+        gate_up: [E, 2 I, H], at most 1,024 experts; [E, H, 2 I] where transposed.
+        down: [E, H, I]; [E, I, H] where transposed. H and I are multiples of 8.
+        gate: f: silu, gelu, gelu_tanh, relu, or swiglu_oai (gpt-oss's, by alpha and limit). Or a
+            function of the first product [rows, N] that returns [rows, I], for any N.
+        gate_layout: "halves", or "interleaved" where rows of gate and up take turns.
+        transposed: Weights have their inputs first.
+        gate_up_bias: [E, 2 I], or None.
+        down_bias: [E, H], or None.
+        alpha: Of swiglu_oai: f(g) = g sigmoid(alpha g).
+        limit: Of swiglu_oai: gate is at most this, and up between minus this and this.
+        first_expert: The id of the first of these experts.
+        norm: A function of the rows [rows, H] of the second product, before they are weighted.
+
+    Returns:
+        [.., H], of the type of hidden.
+
+    Weights of 16 bits are multiplied by kernels; fp32 ones by torch. Under autocast tensors are
+    converted, as torch converts those of linear layers.
+
+    Raises:
+        ProblemError: Before anything is launched, naming the value and the fix.
+
+    Example:
+        >>> hidden = torch.randn(6, 64).bfloat16()
+        >>> chosen, ids = torch.randn(6, 4).softmax(-1).topk(2)
+        >>> gate_up, down = torch.randn(4, 96, 64).bfloat16(), torch.randn(4, 64, 48).bfloat16()
+        >>> warploom.experts(hidden, ids, chosen, gate_up, down).shape
+        torch.Size([6, 64])
+    """
+    kind, shape = hidden.dtype, hidden.shape
+    hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
+    if torch.is_autocast_enabled(hidden.device.type):
+        low = torch.get_autocast_dtype(hidden.device.type)
+        gate_up, down = gate_up.to(low), down.to(low)
+    hidden = hidden.to(gate_up.dtype)
+    first, second = (gate_up, down) if transposed else (gate_up.mT, down.mT)
+    _check(hidden, ids, weights, first, second, gate)
+    count = first.shape[0]
+    offsets, _, inverse = route(ids, count, first_expert=first_expert)
+    rows = permute(hidden, inverse, offsets=offsets)
+    if _is_fused(gate, rows, (first, gate_up_bias), transposed, alpha, limit):
+        gated = grouped_gemm(
+            *(rows, first),
+            offs=offsets,
+            bias=gate_up_bias,
+            gate=gate,  # type: ignore[arg-type]
+            gate_layout=gate_layout,
+        )
+    else:
+        both = grouped_linear(rows, first, offsets, gate_up_bias)
+        if callable(gate):  # whose parameters might have a gradient of rows that are no token's
+            gated = gate(_within(both, offsets))
+        else:
+            gated = gate_function(both, gate, gate_layout, alpha, limit)
+    result = grouped_linear(gated.to(second.dtype), second, offsets, down_bias)
+    if norm is not None:
+        result = norm(_within(result, offsets))
+    return combine(result, inverse, weights, offsets=offsets).to(kind).reshape(shape)
+
+
+def grouped_linear(
+    rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply the rows of each expert by its matrix [E, K, N]: by kernels, fp32 by torch.
+
+    Rows behind the last offset are undefined.
+    """
+    if rows.dtype in PRODUCTS:
+        return grouped_gemm(rows, weight, offs=offsets, bias=bias)
+    # torch leaves the gradient of what is behind the last offset undefined: here it is zeros.
+    product = functional.grouped_mm(_within(rows, offsets), weight, offs=offsets)
+    if bias is None:
+        return product
+    places = torch.arange(rows.shape[0], device=rows.device, dtype=torch.int32)
+    group = torch.searchsorted(offsets, places, right=True).clamp(max=weight.shape[0] - 1)
+    return _within(product + bias[group], offsets)
+
+
+def gate_function(
+    both: torch.Tensor, gate: str, layout: str, alpha: float, limit: float
+) -> torch.Tensor:
+    """f(gate) * up, of both [rows, 2 I]."""
+    one, up = both.chunk(2, -1) if layout == "halves" else (both[..., ::2], both[..., 1::2])
+    if gate == SWIGLU_OAI:
+        one, up = one.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * (one * torch.sigmoid(one * alpha))
+    return GATES[gate](one) * up
+
+
+def _is_fused(
+    gate: object,
+    rows: torch.Tensor,
+    read: tuple[torch.Tensor | None, ...],
+    transposed: bool,
+    alpha: float,
+    limit: float,
+) -> bool:
+    """Whether the first product's kernel has the gate: a gradient needs what comes before it."""
+    if callable(gate) or rows.dtype not in PRODUCTS or transposed:
+        return False
+    if gate == SWIGLU_OAI and (alpha, limit) != (ALPHA, LIMIT):
+        return False
+    tensors = (rows, *read)
+    graded = any(one is not None and one.requires_grad for one in tensors)
+    return not (torch.is_grad_enabled() and graded)
+
+
+def _are_within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(rows.shape[0], device=rows.device)
+    return (places < offsets[-1])[:, None]
+
+
+def _within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The rows, zeros behind the last offset."""
+    return torch.where(_are_within(rows, offsets), rows, 0)
+
+
+# ---- Checks --------------------------------------------------------------------------------------
+
+
+def _check(
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    gate: object,
+) -> None:
+    """Raise ProblemError for tensors that are no layer's. Matrices have their inputs first."""
+    named = (
+        ("hidden", hidden),
+        ("ids", ids),
+        ("weights", weights),
+        ("gate_up", first),
+        ("down", second),
+    )
+    require_one_device(named)
+    if first.dim() != 3 or second.dim() != 3 or first.shape[1] != hidden.shape[1]:
+        _refuse(
+            f"gate_up {_extents(first)}, down {_extents(second)} with tokens of {hidden.shape[1]}",
+            "must be [E, 2 I, H] and [E, H, I], with H the elements of a token",
+            "pass transposed=True for weights [E, H, 2 I] and [E, I, H]",
+        )
+    count, inner = second.shape[:2]
+    if count != first.shape[0] or second.shape[2] != hidden.shape[1]:
+        _refuse(
+            f"gate_up {_extents(first)}, down {_extents(second)} (inputs first)",
+            f"must be of as many experts, and down must end in {hidden.shape[1]} elements",
+            "pass both weights of one layer",
+        )
+    if not callable(gate) and first.shape[2] != 2 * inner:
+        _refuse(
+            f"gate_up {_extents(first)}, down {_extents(second)} (inputs first)",
+            f"gate_up must end in {2 * inner} elements, gate and up",
+            "for experts without a gate pass gate=, a function of the first product",
+        )
+    if not callable(gate) and gate not in (*GATES, SWIGLU_OAI):
+        _refuse(
+            f"gate {gate!r}",
+            f"must be one of {', '.join((*GATES, SWIGLU_OAI))}, or a function",
+            "pass a function of the first product [rows, 2 I] that returns [rows, I]",
+        )
+    if hidden.shape[1] % _ALIGNMENT or inner % _ALIGNMENT:
+        _refuse(
+            f"H {hidden.shape[1]}, I {inner}",
+            f"must be multiples of {_ALIGNMENT}: rows of 16-bit types begin at 16 bytes",
+            "pad both weights and tokens with zeros",
+        )
+    if not 1 <= count <= EXPERTS:
+        _refuse(
+            f"{count} experts",
+            f"must be 1 to {EXPERTS}",
+            "call it for some of the experts at a time, with first_expert, and add the results",
+        )
+    if first.dtype not in _TYPES or first.dtype != second.dtype:
+        _refuse(
+            f"gate_up {shown(first.dtype)}, down {shown(second.dtype)}",
+            "must be of one type: bfloat16, float16 or float32",
+            "convert them",
+        )
+    if ids.shape != weights.shape or ids.shape[0] != hidden.shape[0]:
+        _refuse(
+            f"ids {_extents(ids)}, weights {_extents(weights)}, {hidden.shape[0]} tokens",
+            "must both be [tokens, k]",
+            "pass the indices and the values of one topk",
+        )
+
+
+def _extents(tensor: torch.Tensor) -> list[Any]:
+    return list(tensor.shape)
+
+
+def _refuse(value: str, rule: str, fix: str) -> None:
+    raise ProblemError(value, rule=rule, fix=fix)

@@ -1,0 +1,93 @@
+"""The experts of transformers' models in a module: set to Warploom's, and back again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from warploom.integrations.linear_rules import PRODUCTS
+from warploom.integrations.patch_attention import configs, outermost
+from warploom.integrations.patch_report import AS_IT_WAS, Row
+
+NAME = "warploom"
+
+
+class PatchedExperts:
+    """The models of transformers in a module, and what ran their experts before."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._models = [one for one in outermost(module) if any(layers_of(one))]
+        self._implementations = [
+            (config, config._experts_implementation)
+            for model in self._models
+            for config in configs(model)
+        ]
+
+    def apply(self) -> list[Row]:
+        """Set the experts of each model, and report them; where one raises, `undo` is for all."""
+        if not self._models:
+            return []
+        from warploom.integrations import transformers_experts  # imports transformers
+
+        transformers_experts.register()
+        before = {id(config): name for config, name in self._implementations}
+        rows = list[Row]()
+        for model in self._models:
+            model.set_experts_implementation(NAME)
+            rows += _rows(model, before)
+        return rows
+
+    def undo(self) -> None:
+        """Give the models what ran their experts, whatever part of `apply` was done."""
+        for config, implementation in self._implementations:
+            config._experts_implementation_internal = implementation
+
+
+def layers_of(model: torch.nn.Module) -> Iterator[Any]:
+    """The layers of experts that look up what runs them, as their class was decorated to."""
+    for module in model.modules():
+        if hasattr(module, "_is_expert_parallel") and hasattr(module, "is_concatenated"):
+            yield module
+
+
+def _is_fp8(layer: torch.nn.Module) -> bool:
+    return any(parameter.dtype.itemsize == 1 for parameter in layer.parameters(recurse=False))
+
+
+def _rows(model: Any, before: dict[int, str | None]) -> Iterator[Row]:  # noqa: ANN401
+    """What the layers of experts of a model are now."""
+    from warploom.integrations import transformers_experts as rules  # imports transformers
+
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for layer in layers_of(model):
+        config, what = layer.config, f"experts of {type(layer).__name__}"
+        was, now = before.get(id(config)), config._experts_implementation
+        if now != NAME:
+            counted[what, AS_IT_WAS, "its model does not use transformers' ExpertsInterface"] += 1
+            continue
+        if _is_fp8(layer):
+            reason = "fp8 weights with scales of blocks are transformers'"
+            counted[what, AS_IT_WAS, reason] += 1
+            continue
+        reason = rules.unfit(layer) or _by_torch(rules, layer)
+        counted[what, AS_IT_WAS if was == NAME else f"{was} -> {NAME}", reason] += 1
+    for (what, now, reason), count in counted.most_common():
+        yield Row(what, count, now, reason)
+
+
+def _by_torch(rules: Any, layer: Any) -> str:  # noqa: ANN401
+    """What torch computes of a layer that runs on Warploom; or ""."""
+    kind = layer.down_proj.dtype
+    if kind not in PRODUCTS:
+        name = str(kind).removeprefix("torch.")
+        return f"{name} products are torch's; bfloat16 and float16, and autocast, run on Warploom"
+    reasons = list[str]()
+    gate, _ = rules.gate_of(layer)
+    if callable(gate):
+        reasons.append(f"torch computes {'its gate' if layer.has_gate else 'its activation'}")
+    if layer.has_post_expert_norm:
+        reasons.append("torch computes its norm")
+    return "; ".join(reasons)

@@ -1,0 +1,133 @@
+"""`experts_implementation="warploom"` for transformers: its experts on Warploom's kernels.
+
+`register` adds a function to each of transformers' two registries. Layers without kernels run
+by what transformers itself would choose, to the same result: `refusal` says which, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.integrations import finegrained_fp8, moe
+
+from warploom.generator.families.route.schedule import EXPERTS
+from warploom.integrations.devices import unserved
+from warploom.integrations.experts import ALPHA, LIMIT, SWIGLU_OAI, Function, experts
+from warploom.integrations.gated_mlp import FUNCTIONS
+from warploom.integrations.linear_rules import PRODUCTS, product_type, transformed
+
+NAME = "warploom"
+_ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
+_ROW_BYTES = 16
+
+
+def register() -> None:
+    """Let models of transformers say `experts_implementation="warploom"`; again does no harm."""
+    moe.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    # Its experts of fp8 have scales of blocks of weights, which grouped GEMMs do not take yet.
+    by_transformers = finegrained_fp8.fp8_grouped_mm_experts_forward
+    finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, by_transformers)
+
+
+def experts_forward(
+    self: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """Return the output of a layer of experts [tokens, H], as transformers' registry asks.
+
+    hidden_states are [tokens, H], top_k_index and top_k_weights [tokens, k]. Ids that are no expert
+    of the module, as those of other ranks, add nothing.
+    """
+    module: Any = self
+    if refusal(module, hidden_states) is not None:
+        # torch's grouped products take the same extents; what they do not take, a loop does.
+        own = moe.grouped_mm_experts_forward
+        if unfit(module):
+            own = type(module).forward.__wrapped__
+        by_transformers: Callable[..., torch.Tensor] = own
+        return by_transformers(module, hidden_states, top_k_index, top_k_weights)
+    gate, layout = gate_of(module)
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    first, second = getattr(module, name), module.down_proj
+    return experts(
+        hidden_states,
+        top_k_index,
+        top_k_weights,
+        first,
+        second,
+        gate=gate,
+        gate_layout=layout,  # type: ignore[arg-type]
+        transposed=module.is_transposed,
+        gate_up_bias=getattr(module, f"{name}_bias") if module.has_bias else None,
+        down_bias=module.down_proj_bias if module.has_bias else None,
+        alpha=getattr(module, "alpha", ALPHA) if gate == SWIGLU_OAI else ALPHA,
+        limit=getattr(module, "limit", LIMIT) if gate == SWIGLU_OAI else LIMIT,
+        norm=module.post_expert_norm if module.has_post_expert_norm else None,
+    )
+
+
+def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
+    """Why transformers computes a layer on tokens, if it does."""
+    weight, second = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
+    if hidden.device.type not in ("cuda", "cpu"):
+        return f"tokens are on {hidden.device}"
+    if hidden.device.type == "cuda" and (found := unserved(hidden.get_device())):
+        return found
+    return (
+        unfit(module)
+        or _type_refusal(product_type(weight.dtype, hidden.device.type))
+        or transformed(hidden, weight, sharded=False)
+        or transformed(hidden, second, sharded=False)
+    )
+
+
+def unfit(module: Any) -> str | None:  # noqa: ANN401
+    """Why there is no kernel for a layer's weights, of any tokens."""
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    weights: list[Any] = [getattr(module, one, None) for one in (name, "down_proj")]
+    if any(one is None or one.dim() != 3 for one in weights):
+        return f"its weights are not {name} and down_proj of three dimensions"
+    first, second = weights
+    if first.dtype != second.dtype or first.dtype not in (*PRODUCTS, torch.float32):
+        return f"its weights are {first.dtype} and {second.dtype}"
+    if first.shape[0] > EXPERTS:
+        return f"it has {first.shape[0]} experts; kernels take at most {EXPERTS}"
+    unit = _ROW_BYTES // first.dtype.itemsize if first.dtype in PRODUCTS else _ALIGNMENT
+    if any(extent % unit for one in weights for extent in one.shape[1:]):
+        return f"its sizes are no multiples of {unit}"
+    return None
+
+
+def _type_refusal(kind: torch.dtype) -> str | None:
+    if kind in PRODUCTS:
+        return None
+    if torch.compiler.is_compiling():
+        return f"{kind} weights; torch compiles grouped products of bfloat16 alone"
+    return None
+
+
+def gate_of(module: Any) -> tuple[str | Function, str]:  # noqa: ANN401
+    """What a layer does between its products: a gate by name and its layout, or a function."""
+    if not module.has_gate:
+        function: Function = module.act_fn
+        return function, "halves"
+    kind = type(module)
+    if kind._apply_gate is moe._default_apply_gate:
+        name = FUNCTIONS.get(type(module.act_fn).__name__)
+        if name is not None:
+            return name, "halves"
+    elif _is_gpt_oss(kind) and not module.is_concatenated:
+        return SWIGLU_OAI, "interleaved"
+    applied: Function = module._apply_gate
+    return applied, "halves"
+
+
+def _is_gpt_oss(kind: type) -> bool:
+    """Whether a class has the gate of gpt-oss, which others are made of."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    return kind._apply_gate is GptOssExperts._apply_gate  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Between the order of tokens and that of experts, on torch tensors."""

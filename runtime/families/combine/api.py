@@ -1,0 +1,99 @@
+"""Rows of experts as tokens and back again: the functions that users call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families.combine.autograd import (
+    CombineGradient,
+    PermuteGradient,
+    combine_rows,
+    permute_tokens,
+)
+
+
+def combine(
+    rows: torch.Tensor,
+    inverse: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    offsets: torch.Tensor | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """Sum the rows that experts computed for each token, each times its weight.
+
+    `out[t] = sum over j of weights[t, j] * rows[inverse[t, j]]`, in the order of j, in fp32,
+    rounded once: bits are the same in every run.
+
+    Args:
+        rows: What experts computed, fp16, bf16 or fp32 [rows, columns]. Columns are a multiple of
+            8, and contiguous; rows may be any multiple of 16 bytes apart.
+        inverse: The row of each pair of a token and an expert, int32 [tokens, k], as `route`
+            returns it. A pair whose row is -1, or not among the rows, is left out.
+        weights: Of the pairs, fp16, bf16 or fp32 [tokens, k], of any strides. None: each is 1.
+        offsets: Of `route`. With it, the gradient of rows that are no pair's is zeros; without it,
+            that is undefined.
+        spec: The kernel to run, or its name.
+
+    Returns:
+        [tokens, columns] of the type of rows. It is differentiable in rows and weights.
+
+    Raises:
+        ProblemError: Before anything is launched.
+
+    Example:
+        >>> rows = torch.arange(32.0).reshape(4, 8)
+        >>> inverse = torch.tensor([[1, 0], [2, -1]], dtype=torch.int32)
+        >>> warploom.combine(rows, inverse)[:, 0].tolist()
+        [8.0, 16.0]
+    """
+    if torch.is_grad_enabled() and _any_requires_grad(rows, weights):
+        combined: torch.Tensor = CombineGradient.apply(rows, inverse, weights, offsets, spec)  # type: ignore[no-untyped-call]
+        return combined
+    (combined,) = combine_rows(rows, inverse, weights, spec)
+    return combined
+
+
+def permute(
+    hidden: torch.Tensor,
+    inverse: torch.Tensor,
+    *,
+    offsets: torch.Tensor | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """Copy each token to the rows of the experts that it chose: `out[inverse[t, j]] = hidden[t]`.
+
+    Args:
+        hidden: Tokens, fp16, bf16 or fp32 [tokens, columns]. Columns are a multiple of 8, and
+            contiguous; tokens may be any multiple of 16 bytes apart.
+        inverse: The row of each pair of a token and an expert, int32 [tokens, k], as `route`
+            returns it. A pair whose row is -1 is left out.
+        offsets: Of `route`. With it, rows behind the last offset are zeros; without it, rows that
+            are no pair's are undefined.
+        spec: The kernel to run, or its name.
+
+    Returns:
+        [tokens * k, columns] of the type of hidden, in the order of experts. It is differentiable:
+        the gradient of a token is the sum of its rows' in the order of its choices.
+
+    Raises:
+        ProblemError: Before anything is launched.
+
+    Example:
+        >>> offsets, order, inverse = warploom.route(torch.tensor([[1], [0]]), 2)
+        >>> hidden = torch.arange(16.0).reshape(2, 8)
+        >>> warploom.permute(hidden, inverse, offsets=offsets)[:, 0].tolist()
+        [8.0, 0.0]
+    """
+    if torch.is_grad_enabled() and _any_requires_grad(hidden):
+        permuted: torch.Tensor = PermuteGradient.apply(hidden, inverse, offsets, spec)  # type: ignore[no-untyped-call]
+        return permuted
+    rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec)
+    return rows
+
+
+def _any_requires_grad(*tensors: Any) -> bool:
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in tensors)

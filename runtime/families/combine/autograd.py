@@ -1,0 +1,77 @@
+"""The gradients of both directions: each is computed by the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families.combine.call import CombineCall, PermuteCall
+from warploom.runtime.function import Function
+
+combine_rows = Function("combine", CombineCall)
+permute_tokens = Function("permute", PermuteCall)
+
+
+class CombineGradient(torch.autograd.Function):
+    """The sum of rows, whose gradient is a weighted copy of a token's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 (torch's)
+        rows: torch.Tensor,
+        inverse: torch.Tensor,
+        weights: torch.Tensor | None,
+        offsets: torch.Tensor | None,
+        spec: KernelSpec | str | None,
+    ) -> torch.Tensor:
+        """Sum rows; keep them where weights want a gradient."""
+        wants_weights = weights is not None and weights.requires_grad
+        ctx.save_for_backward(inverse, weights, offsets, rows if wants_weights else None)
+        ctx.shape = rows.shape
+        (combined,) = combine_rows(rows, inverse, weights, spec)
+        return combined
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 (torch's)
+        *gradients: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of rows and of weights."""
+        (gradient,) = gradients
+        inverse, weights, offsets, rows = ctx.saved_tensors
+        found, of_weights = permute_tokens(gradient, inverse, weights, rows, offsets, None)
+        # There may be more rows than pairs, which have no gradient, or fewer.
+        missing = ctx.shape[0] - found.shape[0]
+        if missing:
+            found = torch.nn.functional.pad(found, (0, 0, 0, missing))
+        return found, None, of_weights, None, None
+
+
+class PermuteGradient(torch.autograd.Function):
+    """Copies of tokens, whose gradients are summed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 (torch's)
+        hidden: torch.Tensor,
+        inverse: torch.Tensor,
+        offsets: torch.Tensor | None,
+        spec: KernelSpec | str | None,
+    ) -> torch.Tensor:
+        """Copy tokens."""
+        ctx.save_for_backward(inverse)
+        rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec)
+        return rows
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 (torch's)
+        *gradients: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradient of tokens."""
+        (gradient,) = gradients
+        (inverse,) = ctx.saved_tensors
+        (found,) = combine_rows(gradient, inverse, None, None)
+        return found, None, None, None
