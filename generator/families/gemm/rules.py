@@ -80,13 +80,14 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             if operation.batched and rounds_stochastically(operation.epilogue)
             else None,
             None
-            if operation.accumulation == "fast" or a.is_fp8
-            else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "
-            "sums are short of bits",
+            if operation.accumulation == "fast" or not a.is_integer
+            else f"accumulation promoted of {a.name}: must be fast, as sums of int32 are exact",
             None
-            if operation.block_scales == "none" or operation.accumulation == "promoted"
-            else f"block_scales {operation.block_scales} with accumulation "
-            f"{operation.accumulation}: must be promoted, as scales multiply sums over 128 of k",
+            if operation.block_scales == "none"
+            or (a.is_fp8 and operation.accumulation == "promoted")
+            else f"block_scales {operation.block_scales} of {a.name} with accumulation "
+            f"{operation.accumulation}: must be of fp8 and promoted, as scales multiply sums over "
+            "128 of k",
             None
             if operation.block_scales != "none"
             or (operation.block_scale_a, operation.block_scale_b) == ("fp32", "fp32")

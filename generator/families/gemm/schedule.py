@@ -60,8 +60,9 @@ class GemmOperation(ProductOperation):
     )
     accumulation: Accumulation = knob(
         default="fast",
-        doc="fast: the tensor core adds all products up, of fp8 ones in about 14 bits; "
-        "promoted: sums over 128 of k are added up in fp32 registers (fp8 only)",
+        doc="fast: the tensor core adds all products up, of fp8 ones in about 14 bits, of 16-bit "
+        "ones truncated at each 16 of k; promoted: sums over 128 of k, or 64 of 16-bit operands, "
+        "are added up in fp32 registers",
     )
     batched: bool = knob(
         default=False,
