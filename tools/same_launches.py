@@ -150,6 +150,13 @@ def sparse_products(spec: Any) -> Iterator[Any]:
         yield defined("SparseGemmProblem")(m, n, k, k + 8, n + 1)
 
 
+def pieces(spec: Any) -> Iterator[Any]:
+    """Yield problems of a matrix that is split; every row stride is another."""
+    for m, n in MATRICES:
+        stride = (n if spec.operation.layout == "row" else m) + 1
+        yield defined("Fp32PiecesProblem")(m, n, stride, -(-n // 64) * 64)
+
+
 def shapes(spec: Any) -> Iterator[Any]:
     """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
     kind = families()[spec.operation.family].shape
@@ -168,6 +175,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_merge": merges,
     "attention_quantize": quantizations,
     "cast": casts,
+    "fp32_pieces": pieces,
     "sparse_gemm": sparse_products,
 }
 

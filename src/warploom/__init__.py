@@ -28,7 +28,7 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
-    from warploom import functional, nn, testing
+    from warploom import fp32, functional, nn, testing
     from warploom.generator.specification import KernelSpec
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         attention_quantize,
     )
     from warploom.runtime.families.cast.api import cast
+    from warploom.runtime.families.fp32_pieces.api import fp32_pieces
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
@@ -93,6 +94,8 @@ __all__ = [
     "counters",
     "dropout_mask",
     "explain",
+    "fp32",
+    "fp32_pieces",
     "functional",
     "gemm",
     "load",
@@ -136,6 +139,8 @@ _LAZY = {
     "counters": "warploom.runtime.api",
     "dropout_mask": "warploom.runtime.families._attention.dropout",
     "explain": "warploom.runtime.api",
+    "fp32": "warploom.fp32",
+    "fp32_pieces": "warploom.runtime.families.fp32_pieces.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",

@@ -44,6 +44,7 @@ GIVEN = {
     "attention_merge": ("61", "40000"),
     "attention_quantize": ("1x16x4x300x1031", "16x16x16x1024x1024"),
     "cast": ("61x4096", "8192x11008"),
+    "fp32_pieces": ("61x4096", "8192x11008"),
 }
 
 

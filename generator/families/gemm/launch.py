@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -38,7 +38,7 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
-from warploom.generator.tensor_maps import TensorMap, gated_map
+from warploom.generator.tensor_maps import OperandTile, TensorMap, gated_map
 
 LIST_THREADS = 1024  # of the block that makes lists of a mask
 
@@ -80,6 +80,7 @@ class GemmProblem:
     scales_a: ScaleStrides = ScaleStrides()
     scales_b: ScaleStrides = ScaleStrides()
     mask_strides: tuple[int, int] = (0, 0)
+    place: int = 0  # elements from a piece of A or B to the next, where these are pieces
 
 
 class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
@@ -89,6 +90,16 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     def layout(self) -> GemmLayout:
         """Where everything of one block lies."""
         return gemm_layout(self.operation, self.schedule)
+
+    def operand_map(
+        self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
+    ) -> TensorMap:
+        """The map of an operand: of all its pieces, where it is of several."""
+        plain = super().operand_map(tensor, tile, extent, pitch, batches)
+        if self.operation.terms == 1:
+            return plain
+        width = self.operation.pieces * self.problem.place
+        return replace(plain, extents=(width, *plain.extents[1:]))
 
     def b_map(self) -> TensorMap:
         """Of the tiles of B."""
@@ -111,8 +122,13 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
         *(_lists(operation) if operation.sparse != "none" else ()),
+        *((_place(),) if operation.terms > 1 else ()),
     ]
     return block(fields)
+
+
+def _place() -> Field[AtLaunch]:
+    return int32("place", "elements from a piece to the next", lambda at: at.problem.place)
 
 
 def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[AtLaunch]]:

@@ -94,6 +94,7 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             else f"block_scale_a {operation.block_scale_a}, block_scale_b "
             f"{operation.block_scale_b} without block_scales: must be fp32, where there are none",
             *(_sparse_operation(operation) if operation.sparse != "none" else ()),
+            *(_pieces(operation) if operation.terms > 1 else ()),
             None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
@@ -121,6 +122,29 @@ def _sparse_operation(operation: GemmOperation) -> list[rules.Reason]:
             else ", or a bias behind it"
         )
         if steps[:1] != (Scale("host"),) or (len(steps) > 1 and not biased)
+        else None,
+    ]
+
+
+def _pieces(operation: GemmOperation) -> list[rules.Reason]:
+    """What an operation on pieces of fp32 values cannot have."""
+    told, layouts = f"terms {operation.terms}", (operation.layout_a, operation.layout_b)
+    return [
+        f"a {operation.a} with {told}: must be of 16 bits"
+        if ELEMENTS[operation.a].bits != 16
+        else None,
+        f"layout_a {operation.layout_a}, layout_b {operation.layout_b} with {told}: must be row "
+        "and col, as pieces are side by side along k"
+        if layouts != ("row", "col")
+        else None,
+        f"accumulation {operation.accumulation} with {told}: must be promoted"
+        if operation.accumulation != "promoted"
+        else None,
+        f"sparse {operation.sparse} with {told}: must be none"
+        if operation.sparse != "none"
+        else None,
+        f"epilogue of a gate with {told}: must be without one"
+        if gate_of(operation.epilogue)
         else None,
     ]
 
@@ -251,6 +275,10 @@ def schedule_reasons(
             else f"cluster_split_k {schedule.cluster_split_k} with cluster {schedule.cluster}, "
             f"kernel_schedule {schedule.kernel_schedule}: takes a cluster of its own, (1, 1), and "
             "consumers that share a tile, cooperative",
+            None
+            if schedule.cluster_split_k == 1 or operation.terms == 1
+            else f"cluster_split_k {schedule.cluster_split_k}, terms {operation.terms}: must be "
+            "1, as past the end of k there are other pieces; use split_k",
             None
             if schedule.cluster_split_k == 1
             else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.cluster_split_k),

@@ -28,6 +28,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     return {
         **template.context(operation, schedule, layout),
         "scaled": scaled,
+        "pieces": operation.pieces,
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
         "sparse_block": SPARSE_BLOCK,

@@ -1,0 +1,939 @@
+// attention_backward_sm90a_fp16_dim256_softcap_sinks_same_64x64_stages1_15ddc816
+//
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = softcap tanh(scale q k^T / softcap)
+//   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
+//   dv = p^T do         dq = scale ds k         dk = scale ds^T q
+//   where ds is also multiplied by the slope of tanh, 1 - tanh^2
+//   fp16, head dimension 256, mask none, fixed lengths
+//   q tile 64, kv tile 64, 1 consumer, 1 stages, dq added bulk, columns shared
+// Three kernels: preprocess, main, postprocess.
+// Digest 15ddc816cb5e0e8841187e5c39f46a649b2c10fbe7bac15290bddf9dd6b73063; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using Element = cutlass::half_t;
+constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
+constexpr int kConsumers = 1;  // warpgroups, beside a producer
+// Warps of the producer's warpgroup that add dq, after the one that loads: each has that of every second step.
+constexpr int kFirstWriter = 1, kWriters = 2;
+constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
+// Tiles in flight: of q, of do, of ds.
+constexpr int kStages = 1, kDoStages = 1, kDsStages = 2;
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+constexpr int kCluster = 1;
+__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+constexpr int kKvRows = 64, kQRows = 64;
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
+constexpr int kParts = 2, kColumns = kDim / kParts;
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+// Parts that columns of dq are shared out in; columns of one.
+constexpr int kQuerySplits = 1, kQueryN = 128;
+constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
+constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
+constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor statistics_map;  // [row, statistics of q tiles], by a q tile
+  float* lse;  // [batch, heads, seq_q]
+  float* dlse;  // the gradient of lse, laid out as it is; may be null
+  float* statistics;  // [head, q tile, kStatistics, row]
+  float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
+  Element* o_rows;  // o, by the strides below
+  Element* do_rows;  // do, by the strides below
+  Element* dq_rows;  // dq, by the strides below
+  const cutlass::half_t* sinks;  // [heads]
+  cutlass::half_t* dsinks;  // the gradient of sinks
+  float* sink_sums;  // [head, q tile]: what its rows add to dsinks
+  int64_t o_batch;  // stride of o, in elements
+  int64_t o_head;  // stride of o, in elements
+  int64_t o_seq;  // stride of o, in elements
+  int64_t do_batch;  // stride of do, in elements
+  int64_t do_head;  // stride of do, in elements
+  int64_t do_seq;  // stride of do, in elements
+  int64_t dq_batch;  // stride of dq, in elements
+  int64_t dq_head;  // stride of dq, in elements
+  int64_t dq_seq;  // stride of dq, in elements
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
+  int32_t kv_tiles;  // of one head
+  int32_t q_tiles;  // of one head
+  int32_t section;  // kv heads whose tiles are worked off together
+  int32_t all_kv_heads;  // of all batches
+  int32_t sharing;  // query heads of one kv head
+  int32_t dim;  // of the tensors, at most kDim
+  float scale;  // of the products
+  float softcap;  // that no score gets beyond
+};
+static_assert(sizeof(Parameters) == 1152);
+static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
+static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
+static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
+static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
+static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
+static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
+static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
+static_assert(OFFSET(Parameters, sinks) == 952 && OFFSET(Parameters, dsinks) == 960);
+static_assert(OFFSET(Parameters, sink_sums) == 968 && OFFSET(Parameters, o_batch) == 976);
+static_assert(OFFSET(Parameters, o_head) == 984 && OFFSET(Parameters, o_seq) == 992);
+static_assert(OFFSET(Parameters, do_batch) == 1000 && OFFSET(Parameters, do_head) == 1008);
+static_assert(OFFSET(Parameters, do_seq) == 1016 && OFFSET(Parameters, dq_batch) == 1024);
+static_assert(OFFSET(Parameters, dq_head) == 1032 && OFFSET(Parameters, dq_seq) == 1040);
+static_assert(OFFSET(Parameters, heads) == 1048 && OFFSET(Parameters, seq_q) == 1052);
+static_assert(OFFSET(Parameters, seq_k) == 1056 && OFFSET(Parameters, kv_tiles) == 1060);
+static_assert(OFFSET(Parameters, q_tiles) == 1064 && OFFSET(Parameters, section) == 1068);
+static_assert(OFFSET(Parameters, all_kv_heads) == 1072 && OFFSET(Parameters, sharing) == 1076);
+static_assert(OFFSET(Parameters, dim) == 1080 && OFFSET(Parameters, scale) == 1084);
+static_assert(OFFSET(Parameters, softcap) == 1088);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
+
+// ---- Parts ----------------------------------------------------------------------------------
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+struct ScoresWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
+struct KeyWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
+struct QueryWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
+}
+
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
+struct Sequence {
+  int batch;
+
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
+
+  // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
+  }
+  __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
+  }
+};
+
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
+
+// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// head's first q tile, in the storage of statistics and sums.
+struct KvPlace {
+  Sequence sequence;
+  int head, column, first_tile;
+};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
+  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
+}
+
+// Where the q tile with that number is.
+__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
+  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
+}
+
+// Starts the store of a box; rows past the end of the sequence are left out.
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
+                                          int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+}
+
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
+template <int kRows> struct Tile {
+  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
+
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int box = 0; box < kBoxes; ++box)
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+  }
+
+  // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
+};
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The four warps let go on their own; the barrier counts them.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
+// The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+struct Scaling {
+  float exponent;  // the factor of a score in the argument of exp2
+  float argument;  // of a product in the argument of tanh
+
+  __device__ __forceinline__ explicit Scaling(const Parameters& p)
+      : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
+  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
+  }
+};
+
+// The slope of softcap tanh(x / softcap), but for a factor that the gradients get in the end: 1 - tanh^2.
+constexpr uint32_t kHidden = 0xdd800000;  // the tanh of what does not attend: -2^60, whose square is finite
+__device__ __forceinline__ float steepen(float weight, float tanh) { return weight - weight * tanh * tanh; }
+
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
+struct Work {
+  Sequence sequence;
+  int head, column;  // of k; the tile's first
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
+  int begin, end, first_tile;
+};
+
+constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
+constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
+constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
+
+struct SharedStorage {
+  alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t v[kKvBytes];
+  alignas(1024) uint8_t q[kStages][kQBytes];
+  alignas(1024) uint8_t d_o[kDoStages][kQBytes];
+  alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
+  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
+};
+static_assert(sizeof(SharedStorage) <= 182272);
+
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
+__device__ __forceinline__ Work locate(const Parameters& p, int index) {
+  const int part = index % kParts;
+  index /= kParts;
+  const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
+  const int heads = min(p.section, p.all_kv_heads - section * p.section);
+  const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
+  const KvPlace at = place_kv(p, tile, all_head);
+  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
+  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
+  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
+  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
+  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
+  return {at.sequence, at.head, at.column, part, begin / kQTile,
+          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+}
+
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+
+// Which of two blocks adds to a q tile's dq first is left to chance.
+
+// The q tile in place n of [begin, end).
+__device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
+
+// ---- Producer: one thread keeps q and do coming --------------------------------------------------
+// Starts the load of v.
+__device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
+                                            Corner columns) {
+  shared.v_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
+  if (work.begin >= work.end) return;
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const Corner columns = work.sequence.columns_at<kKvRows>(column);
+  shared.k_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
+  CUTE_NO_UNROLL
+  for (int i = rank(); i < p.sharing; i += kCluster) {
+    const int head = work.head * p.sharing + i;
+    CUTE_NO_UNROLL
+    for (int n = work.begin; n < work.end; ++n) {
+      const int m = walk(p, work, n);
+      const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      const Position of_do = beside(position, parity);
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      shared.q_empty[position.stage].wait(position.phase);
+      q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
+      Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
+      cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
+                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[of_do.stage].wait(of_do.phase);
+      do_full.arrive_and_expect_tx(kQBytes);
+      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      position.advance();
+      parity ^= 1;
+    }
+  }
+}
+
+// ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
+}
+
+// Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
+__device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
+  fence(scores);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
+    ScoresWgmma::fma(rows + Tile<kKvRows>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
+  cute::warpgroup_commit_batch();
+}
+
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+template <bool kMore = false>
+__device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
+  ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
+  if (!kMore) fence(dq);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
+                    dq, kMore || step > 0);
+  cute::warpgroup_commit_batch();
+}
+
+// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
+// columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieces = kPartSums / 16;
+template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
+  constexpr int kFragments = kQueryN / 8;
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
+  const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
+  float values[2][8];
+  CUTE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
+    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
+    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
+  }
+  take(row, fragment * 8, values[0]);
+  take(row + 8, fragment * 8, values[1]);
+}
+
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+}
+
+// Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
+// columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
+                                     int column) {
+  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
+  column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r, column += 8) {
+    const int begin = kBoundsRight ? column - right(p) - row : 0;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    CUTE_UNROLL
+    for (int i = 0; i < kScores / 2; ++i) {
+      const int place = i / 2 * 8 + i % 2;
+      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+    }
+  }
+}
+
+// The statistics of the two rows of q that a thread has of the 8 of fragment i.
+__device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
+  return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
+}
+
+// A q tile: its first row, its number in storage, and whether the step's number is odd.
+struct Step {
+  int row, tile;
+  uint32_t parity;
+};
+
+// What a consumer's steps work with, beside registers.
+struct Consumer {
+  const Parameters& p;
+  SharedStorage& shared;
+  const Work& work;
+  uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  Scaling scaling;
+
+  // From all columns of the head dimension to those of a part, in a descriptor.
+  template <int kRows> __device__ __forceinline__ static int columns(int part) {
+    return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
+  }
+  __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
+    return shared.ds[step.parity % kDsStages][box];
+  }
+  __device__ __forceinline__ uint64_t staged_ds(Step step) const {
+    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+  }
+};
+
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
+__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
+                                      Position at) {
+  c.scaling.cap(scores);
+  const int row = step.row + c.row;
+  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 4; ++i) {
+    const float2 lse = statistics(c.shared.statistics[at.stage].rows[0] + c.row, i);
+    CUTE_UNROLL
+    for (int j = 0; j < 4; j += 2) {
+      float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
+      const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
+      weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
+      x = steepen(low, x);
+      y = steepen(high, y);
+    }
+  }
+}
+
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
+                                              Position at) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 4; ++i) {
+    const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
+  }
+}
+
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
+__device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
+  constexpr int kPairs = kQRows / 16;  // of fragments
+  CUTE_UNROLL
+  for (int i = 0; i < kPairs; ++i)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
+                 "r"(weights[i][3])
+                 : "memory");
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
+}
+
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
+__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
+
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
+//
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
+  fence(gradient);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
+    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+  cute::warpgroup_commit_batch();
+}
+
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
+__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
+  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
+}
+
+// Lets go of the only stage of ds, which dq has been multiplied with.
+__device__ __forceinline__ void release_ds(const Consumer& c) {
+  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
+}
+
+// The part of dk's and dv's columns that the warpgroup has.
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
+
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.ds_empty.init(4 * kConsumers);
+}
+
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
+
+// dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
+// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// read it.
+//
+// Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
+__device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
+  const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
+  c.shared.sums_empty.wait(step.parity ^ 1);
+  CUTE_UNROLL
+  for (int i = 0; i < kQueries / 4; ++i)
+    c.shared.sums[warp][i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier lets the writer go
+  release(c.shared.sums_full[step.parity]);
+}
+
+// Adds what every second step lays down, the steps whose parity is `writer`.
+__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
+  uint32_t parity = 0, phase = 0;
+  CUTE_NO_UNROLL
+  for (int i = rank(); i < p.sharing; i += kCluster) {
+    CUTE_NO_UNROLL
+    for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
+      if (parity != writer) continue;
+      const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      shared.sums_full[writer].wait(phase);
+      phase ^= 1;
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                   ::"l"(p.dq_sum + int64_t(place) * kPartSums), "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
+                   "n"(kPartSums * 4), "l"(kEvictLast)
+                   : "memory");
+      cute::tma_store_arrive();
+      cute::tma_store_wait<0>();  // it is read
+      shared.sums_empty.arrive();
+    }
+  }
+}
+
+// v stays in shared memory.
+struct Held {
+  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(0); }
+
+  // Issues dp^T = v do^T.
+  __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
+    multiply_scores(dp, c.v + c.own, d_o);
+  }
+};
+
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
+struct Steps {
+  Held held;
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
+
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    float scores[kScores], dp[kScores], dq[kQueries];
+    Weights weights, ds;
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    held.multiply(c, dp, c.staged_do(of_do));
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    fence(scores);
+    weigh(c, weights, scores, step, at);
+    cute::warpgroup_wait<0>();
+    fence(dp);
+    differentiate(c, dp, scores, at);
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    pack(ds, dp);
+    await_ds(c, step);
+    write(c, c.own_ds(step), ds);
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
+    fence(dq);
+    release(c.shared.do_empty[of_do.stage]);
+    release_ds(c);
+    accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
+  }
+
+  __device__ __forceinline__ void end(const Consumer&, int) {}
+};
+
+// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
+__device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  CUTE_UNROLL
+  for (int i = 0; i < kColumns / 16; ++i) {
+    const float* x = gradient + i * 8;
+    const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
+                             (offset ^ ((offset >> 3) & (kSpan - 16)));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
+                 "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
+                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
+                 : "memory");
+  }
+}
+
+// Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
+__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
+  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
+  for (int box = 0; box < kBoxes / kParts; ++box)
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+              c.work.head);
+  cute::tma_store_arrive();
+}
+
+// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
+// the same rows as others, through the boxes of its columns.
+__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
+                                                const float (&dv)[kGradients]) {
+  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  stage(c.shared.v + own, dv, 1);
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  meet();  // nobody reads k any more, either
+  const bool leads = threadIdx.x % 128 == 0;
+  if (leads) store(c.p.dv_map, c.shared.v + own, c);
+  stage(c.shared.k + own, dk, c.p.scale);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c);
+  // Shared memory must outlive the stores that read it, of dq too.
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+                   Scaling(p)};
+  float dk[kGradients], dv[kGradients];
+  CUTE_UNROLL
+  for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
+  if (work.begin < work.end) {
+    Steps steps;
+    Position position{0, 0};
+    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    shared.k_full.wait(0);
+    steps.begin(c, position);  // waits for v, too
+    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+    CUTE_NO_UNROLL
+    for (int i = 0; i < count; ++i) {
+      const int m = walk(p, work, n);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
+      position.advance();
+      if (++n == work.end) {  // on to the next head
+        n = work.begin;
+        tile += kCluster * p.q_tiles;
+      }
+    }
+    steps.end(c, count);
+  }
+  store_gradients(c, dk, dv);
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    attention_backward_sm90a_fp16_dim256_softcap_sinks_same_64x64_stages1_15ddc816(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
+      cute::prefetch_tma_descriptor(map);
+    shared.k_full.init(1);
+    shared.v_full.init(1);
+    for (int i = 0; i < kStages; ++i) {
+      shared.q_full[i].init(1);
+      shared.q_empty[i].init(4 * kConsumers);
+    }
+    for (int i = 0; i < kDoStages; ++i) {
+      shared.do_full[i].init(1);
+      shared.do_empty[i].init(4 * kConsumers);
+    }
+    for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
+    shared.sums_empty.init(1);
+    init_share(shared);
+    cutlass::arch::fence_barrier_init();
+  }
+  sync_share();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  const Work work = locate(p, number(p, shared));
+  if (work.column >= work.sequence.columns(p)) return;
+  if (warpgroup == 0) {
+    if (threadIdx.x == 0) produce(p, shared, work);
+    const int writer = int(threadIdx.x) / 32 - kFirstWriter;
+    if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
+  } else {
+    consume(p, shared, work, warpgroup - 1);
+  }
+}
+
+// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// Threads of a block; those that share a row, 8 columns each.
+constexpr int kRowThreads = 256, kRowLanes = 32;
+
+struct alignas(16) Eight {
+  Element values[8];
+};
+
+// The gradient of a sink: the sum over its head's rows of -exp(sink - lse) delta. Tiles are added in an order that
+// does not change.
+
+// The sum of what all threads of the block have, in its first thread.
+__device__ __forceinline__ float sum_of_block(float x) {
+  __shared__ float warps[kRowThreads / 32];
+  CUTE_UNROLL
+  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = 0;
+  CUTE_UNROLL
+  for (int warp = 0; warp < kRowThreads / 32; ++warp) x += warps[warp];
+  return x;
+}
+
+// Adds up what the tiles of a head have: the block with the head's number does.
+__device__ __forceinline__ void sum_sinks(const Parameters& p) {
+  const int heads = p.heads;
+  const int head = blockIdx.x;
+  if (head >= heads) return;
+  float sum = 0;
+  for (int first = head * p.q_tiles; first < int(gridDim.x); first += heads * p.q_tiles)
+    for (int tile = threadIdx.x; tile < p.q_tiles; tile += kRowThreads) sum += p.sink_sums[first + tile];
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) p.dsinks[head] = Element(sum);
+}
+
+// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq; what the tile's
+// rows add to the gradient of its head's sink.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_fp16_dim256_softcap_sinks_same_64x64_stages1_15ddc816_preprocess(const __grid_constant__ Parameters p) {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  const Place at = place_q(p, blockIdx.x);
+  const int rows = at.sequence.rows(p);
+  const float sink = float(p.sinks[at.head]) * kLog2E;
+  float sink_sum = 0;
+  if (at.row >= rows) {
+    if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = 0;
+    return;
+  }
+  const int column = threadIdx.x % kRowLanes * 8;
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
+  CUTE_UNROLL
+  for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
+    const int row = at.row + i;
+    float delta = 0;
+    if (row < rows && column < p.dim) {
+      const int64_t o_row = at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row);
+      const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + o_row + column);
+      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + do_row + column);
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j) delta += float(o.values[j]) * float(d_o.values[j]);
+    }
+    CUTE_UNROLL
+    for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
+    if (threadIdx.x % kRowLanes == 0) {
+      const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
+      float lse = infinity;
+      if (row < rows) {
+        const int64_t place = at.sequence.lse_at(p, at.head, row);
+        lse = p.lse[place];
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        if (lse < infinity && lse > -infinity)
+          sink_sum -= fast_exp2(sink - lse * kLog2E) * (delta - dlse);
+        delta -= dlse;
+      }
+      statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
+      statistics[kQTile + i] = delta;
+    }
+  }
+  sink_sum = sum_of_block(sink_sum);
+  if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = sink_sum;
+  auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
+  CUTE_UNROLL
+  for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
+}
+
+// dq in 16 bits, by rows: scale times the sums.
+// One block for each head sums the gradient of its sink.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_fp16_dim256_softcap_sinks_same_64x64_stages1_15ddc816_postprocess(const __grid_constant__ Parameters p) {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  sum_sinks(p);
+  const Place at = place_q(p, blockIdx.x);
+  const int rows = at.sequence.rows(p);
+  if (at.row >= rows) return;
+  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
+  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
+  CUTE_UNROLL
+  for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
+    const int part = i / kPieces;
+    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
+      const int column = part * kColumns + part_column;
+      if (at.row + row >= rows || column >= p.dim) return;
+      Eight eight;
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
+      *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
+    });
+  }
+}

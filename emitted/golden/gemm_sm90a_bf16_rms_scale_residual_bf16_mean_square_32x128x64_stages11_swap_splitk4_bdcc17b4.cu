@@ -1,0 +1,746 @@
+// gemm_sm90a_bf16_rms_scale_residual_bf16_mean_square_32x128x64_stages11_swap_splitk4_bdcc17b4
+//
+// D[m, n] = epilogue(A[m, k] B[k, n]): rms_scale, residual_bf16, mean_square
+//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+//   tile 32x128x64, cluster 1x1, 2 consumers, 11 stages, along_m, group 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+//   k in 4 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
+// Digest bdcc17b42b74bd476902abe704e494cb621d3329e2c4649cb9075b3c0b652e90; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
+constexpr int kStages = 11;
+constexpr int kGroup = 8;
+constexpr int kRows = 128, kColumns = 32;  // of wgmma in a tile
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
+constexpr int kChunkColumns = 16;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  cute::TmaDescriptor b_map;  // B, in operand boxes
+  cute::TmaDescriptor d_map;  // D, in staging boxes
+  const float* rms_scale_0;  // shares[m][pitch], one for each 16 of k
+  cutlass::bfloat16_t* residual_1;  // C[m][pitch]
+  float* mean_square_2;  // shares[m][pitch]
+  float* partial_tiles;  // sums of each part of k, by tiles
+  int64_t rms_scale_0_pitch;  // elements between rows of shares
+  int64_t residual_1_pitch;  // elements between rows of C
+  int64_t mean_square_2_pitch;  // elements between rows of shares
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+  int32_t k_parts;  // parts of k
+  float rms_scale_0_eps;  // added to a mean of squares
+  float residual_1_beta;  // C is not read when this is 0
+};
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, rms_scale_0) == 512 && OFFSET(Parameters, residual_1) == 520);
+static_assert(OFFSET(Parameters, mean_square_2) == 528 && OFFSET(Parameters, partial_tiles) == 536);
+static_assert(OFFSET(Parameters, rms_scale_0_pitch) == 544 && OFFSET(Parameters, residual_1_pitch) == 552);
+static_assert(OFFSET(Parameters, mean_square_2_pitch) == 560 && OFFSET(Parameters, a_tail_rows) == 568);
+static_assert(OFFSET(Parameters, m) == 572 && OFFSET(Parameters, n) == 576);
+static_assert(OFFSET(Parameters, k) == 580 && OFFSET(Parameters, k_parts) == 584);
+static_assert(OFFSET(Parameters, rms_scale_0_eps) == 588 && OFFSET(Parameters, residual_1_beta) == 592);
+
+// ---- Parts ----------------------------------------------------------------------------------
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A is K-major: a row of 128 bytes is tile k of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 4096;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+  }
+};
+
+// B is K-major: a row of 128 bytes is tile k of one n.
+struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (n, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+  }
+};
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The consumers share each tile: there are no turns to take.
+struct Order {
+  __device__ __forceinline__ Order(int, int, Position&) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
+  __device__ __forceinline__ void pass(Position&) const {}
+  __device__ __forceinline__ void finish(int) const {}
+};
+
+// Where a tile of D starts.
+struct Place {
+  int m, n;
+};
+
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
+// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+struct Tiles {
+  int along, across;  // extents in clusters
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int band = index / (kGroup * across);
+    const int height = min(along - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * across;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM,
+            (j * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
+struct Unit {
+  int tile, part, begin, end;
+  __device__ __forceinline__ int k_tiles() const { return end - begin; }
+};
+
+// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
+// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
+// rows of A and columns of B at the same k.
+struct Walk {
+  int tiles, k_tiles, parts, clusters;
+  int following;  // the next unit
+
+  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
+      : tiles(tiles), k_tiles(k_tiles), parts(p.k_parts), clusters(clusters), following(cluster) {}
+
+  // The first k tile of a part.
+  __device__ __forceinline__ int start(int part) const {
+    return part * (k_tiles / parts) + min(part, k_tiles % parts);
+  }
+
+  __device__ __forceinline__ bool next(Unit& unit) {
+    if (following >= tiles * parts) return false;
+    const int part = following / tiles;
+    unit = {following - part * tiles, part, start(part), start(part + 1)};
+    following += clusters;
+    return true;
+  }
+};
+
+// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
+// only through its logical coordinates in D, never through wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
+}
+
+// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
+}
+
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Divides each row by the root of a mean of squares, of which `shares` has one for each 16 of k.
+struct RmsScale {
+  const float* shares;
+  int64_t pitch;
+  float eps;
+  const float* factors = nullptr;  // of rows from `first` on, in shared memory
+  int first = -1;
+  static constexpr int kColumns = 16;
+  struct Operand {
+    float row[2];
+  };
+
+  // Adds up the shares of kRows rows of D from `row` on, before the products of their tile: kThreads threads
+  // meet at `barrier`, and leave a factor for each row in `shared`.
+  template <int kRows, int kThreads>
+  __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
+    if (row == first) return;  // those of the tile before
+    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;  // in flight
+    const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, groups = (k - 1) / kColumns + 1;
+    first = row;
+    factors = shared;
+    cutlass::arch::NamedBarrier::sync(kThreads, barrier);  // all have read the factors of the tile before
+    CUTE_NO_UNROLL
+    for (int i = warp; i < kRows && row + i < m; i += kAtOnce * kWarps) {
+      const float* from[kAtOnce];
+      float sum[kAtOnce] = {};
+      CUTE_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) from[j] = shares + min(row + i + j * kWarps, m - 1) * pitch;
+      CUTE_NO_UNROLL
+      for (int group = lane; group < groups; group += 32 * kGroups) {
+        float share[kGroups * kAtOnce];  // past the end of the last group: predicates are few
+        CUTE_UNROLL
+        for (int j = 0; j < kGroups * kAtOnce; ++j)
+          share[j] = from[j % kAtOnce][min(group + j / kAtOnce * 32, groups - 1)];
+        CUTE_UNROLL
+        for (int j = 0; j < kGroups * kAtOnce; ++j)
+          sum[j % kAtOnce] += group + j / kAtOnce * 32 < groups ? share[j] : 0.f;
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        CUTE_UNROLL
+        for (int lanes = 16; lanes > 0; lanes /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lanes);
+        if (lane == 0 && i + j * kWarps < kRows) shared[i + j * kWarps] = rsqrtf(sum[j] + eps);
+      }
+    }
+    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+  }
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
+    return {at.row[0] < m ? factors[at.row[0] - first] : 0.f, at.row[1] < m ? factors[at.row[1] - first] : 0.f};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
+  }
+};
+
+// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
+template <class Element> struct Residual {
+  const Element* c;
+  int64_t pitch;
+  float beta;
+  struct Operand {
+    Columns<Element> row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    // A row that does not exist, and any row when beta is 0, has no columns.
+    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
+    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
+            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
+  }
+};
+
+// Stores what each 16 columns of D add to the mean of squares of their row: shares [m][groups].
+struct MeanSquare {
+  float* shares;
+  int64_t pitch;
+  static constexpr int kColumns = 16;
+  static constexpr int kEach = 1;  // fragments of a group: a warp's 16 rows of wgmma are its columns
+  // Lanes from kFirst to kLast apart have other columns of the same rows.
+  static constexpr int kFirst = 4, kLast = 16;
+
+  // Of a chunk that is stored next. What lies outside of D [m, n] does not count.
+  __device__ __forceinline__ void add(const float (&x)[kFragments][2][2], const Place& at, int chunk, int m,
+                                      int n) const {
+    static_assert(kFragments % kEach == 0, "a chunk has whole groups");
+    const float of_mean = __fdividef(1.f, float(n));
+    const bool second = threadIdx.x & kFirst;  // of the rows: half of the lanes go on with each
+    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
+    CUTE_UNROLL
+    for (int first = 0; first < kFragments; first += kEach) {
+      float sum[2] = {0.f, 0.f};
+      CUTE_UNROLL
+      for (int f = first; f < first + kEach; ++f) {
+        const Coordinates place = coordinates(at, chunk, f);
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const float value = place.column[i % 2] < n ? x[f][i / 2][i % 2] : 0.f;
+          sum[i / 2] = fmaf(value, value, sum[i / 2]);
+        }
+      }
+      float total = second ? sum[1] : sum[0];
+      total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
+      CUTE_UNROLL
+      for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
+      const Coordinates place = coordinates(at, chunk, first);
+      int row = second ? place.row[1] : place.row[0];
+      asm volatile("" : "+r"(row));  // else addresses are kept for the next 64 rows, and spill
+      const int group = place.column[0] / kColumns;
+      if (last && row < m && group * kColumns < n) shares[row * pitch + group] = total * of_mean;
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
+struct Epilogue {
+  struct Block {
+  };
+  struct Operands {
+    RmsScale::Operand step_0;
+    Residual<cutlass::bfloat16_t>::Operand step_1;
+  };
+  int m, n;
+  RmsScale step_0;
+  Residual<cutlass::bfloat16_t> step_1;
+  MeanSquare step_2;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.rms_scale_0, p.rms_scale_0_pitch, p.rms_scale_0_eps},
+        step_1{p.residual_1, p.residual_1_pitch, p.residual_1_beta},
+        step_2{p.mean_square_2, p.mean_square_2_pitch} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n),
+        step_1.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands, const Coordinates& at) {
+    step_0.apply(x, operands.step_0);
+    step_1.apply(x, operands.step_1);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    step_2.finish();
+  }
+};
+
+// Two neighbours in a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
+// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+struct Store {
+  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kBytes = 16 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
+
+  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::tma_store_arrive();
+    }
+  }
+
+  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
+  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += 2) {
+      const int row = f * 8 + lane / 16 * 8 + lane % 8;
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
+      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    }
+  }
+
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(16) uint8_t factors[128];  // of rows of D, in fp32
+  FullBarrier full[kStages];    // the producers' bytes have arrived
+  EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
+};
+static_assert(sizeof(SharedStorage) <= 226304);
+
+// The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
+// side. What lies outside of D is neither written nor read.
+struct PartialTile {
+  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
+  static constexpr int kThreads = 128;
+  Fragment* const fragments;
+
+  // Of a part of k, and of a block's tile among all `tiles` of D.
+  __device__ __forceinline__ PartialTile(const Parameters& p, int part, int tile, int tiles)
+      : fragments(reinterpret_cast<Fragment*>(p.partial_tiles) +
+                  (int64_t(part) * tiles + tile) * (kRows / kWgmmaM * kOfRows * kThreads)) {}
+
+  __device__ __forceinline__ Fragment* place(int row_block, int fragment) const {
+    return fragments + (row_block * kOfRows + fragment) * kThreads + threadIdx.x % kThreads;
+  }
+
+  // Whether a thread has an element of D in a fragment: the first of its four, if any.
+  __device__ __forceinline__ static bool inside(const Parameters& p, const Coordinates& at) {
+    return at.row[0] < p.m && at.column[0] < p.n;
+  }
+
+  // Leaves the sums of 64 rows, those of `block` of the consumer whose part of the tile starts at `at`.
+  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount], const Place& at,
+                                        int row_block, int block) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kOfRows; ++i) {
+      const Coordinates there = coordinates(at, block * kChunks + i / kFragments, i % kFragments);
+      const Accumulator* const sum = sums + i * 4;
+      if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+  }
+
+  // From L2, where the first launch has left it; zeros where the thread has nothing `inside` of D.
+  __device__ __forceinline__ Fragment read(int row_block, int fragment, bool inside) const {
+    Fragment found{};
+    asm volatile("{\n.reg .pred inside;\nsetp.ne.b32 inside, %5, 0;\n"
+                 "@inside ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n}"
+                 : "+f"(found.value[0]), "+f"(found.value[1]), "+f"(found.value[2]), "+f"(found.value[3])
+                 : "l"(place(row_block, fragment)), "r"(int(inside))
+                 : "memory");
+    return found;
+  }
+};
+
+// ---- Producer: one thread keeps the ring of stages full ----------------------------------------
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    const Place at = tiles.at(unit.tile, rank);
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
+    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+      FullBarrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.phase);
+      // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      position.advance();
+    }
+  }
+}
+
+// ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
+using RowOperand = OperandB; using ColumnOperand = OperandA;
+// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
+constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
+
+// Keeps the compiler from moving the sums of a block across asynchronous products.
+__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// A stage is free once every block that its producer multicasts to has let go of it.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  const uint32_t block = threadIdx.x % 128;
+  empty.arrive(block, block < kClusterSize);
+}
+
+// The sums of one tile's products, which the tensor core adds up itself.
+struct Products {
+  Accumulator sums[kBlocks][kCount];
+
+  // Issues the products of one stage; they run on while the warpgroup goes on.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
+    }
+    cute::warpgroup_commit_batch();
+  }
+
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
+
+  // Adds the products of the next stage, and lets go of the stage before.
+  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
+    release(previous);
+  }
+
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
+};
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int part = consumer;
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
+  Position position{0, 0};
+  const Order order(consumer, k_tiles, position);
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    Place at = tiles.at(unit.tile, rank);
+    at.n += part * kBlocks * kWgmmaM;
+    Products products;
+    order.begin();
+    int previous = position.stage;  // the stage whose products may still be running
+    shared.full[position.stage].wait(position.phase);
+    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    order.multiplied(0, unit.k_tiles());
+    position.advance();
+    CUTE_NO_UNROLL
+    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
+      shared.full[position.stage].wait(position.phase);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
+      order.multiplied(k_tile, unit.k_tiles());
+      previous = position.stage;
+      position.advance();
+    }
+    order.pass(position);
+    products.finish(shared.empty[previous]);
+    const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+  }
+  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    gemm_sm90a_bf16_rms_scale_residual_bf16_mean_square_32x128x64_stages11_swap_splitk4_bdcc17b4(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int rank = cute::block_rank_in_cluster();
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(1);
+      shared.empty[stage].init(kSharing * kClusterSize);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
+  cute::cluster_wait();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
+    consume(p, shared, warpgroup - 1, rank, cluster, clusters);
+  }
+  if (kClusterSize > 1) {  // nor after it has gone
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  }
+}
+
+// ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
+extern "C" __global__ void __launch_bounds__(128)
+    gemm_sm90a_bf16_rms_scale_residual_bf16_mean_square_32x128x64_stages11_swap_splitk4_bdcc17b4_reduction(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
+  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
+  constexpr int kParts = 4, kAtOnce = 8;
+  const Tiles tiles(p);
+  const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
+  const int row_block = piece / kChunks, chunk = piece % kChunks;
+  Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
+  at.n += row_block * kWgmmaM;
+  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
+  if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
+  // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  Store store(dynamic_shared, 0);
+  Epilogue epilogue(p);
+  epilogue.step_0.prepare<kChunkColumns, 128>(
+      reinterpret_cast<float*>(dynamic_shared + 4096), chunk_m(at, chunk), p.m, p.k, 6);
+  const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
+  Epilogue::Operands operands[kFragments];
+  Accumulator sums[kFragments][4] = {};
+  bool inside[kFragments];
+  CUTE_UNROLL
+  for (int f = 0; f < kFragments; ++f) {
+    inside[f] = PartialTile::inside(p, coordinates(at, chunk, f));
+    operands[f] = epilogue.load(coordinates(at, chunk, f));
+  }
+  CUTE_UNROLL
+  for (int first = 0; first < kParts; first += kAtOnce) {
+    PartialTile::Fragment found[kAtOnce][kFragments];
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= kParts || first + i >= p.k_parts) break;
+      const PartialTile partial(p, first + i, tile, tiles.count() * kClusterSize);
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f)
+        found[i][f] = partial.read(row_block, chunk * kFragments + f, inside[f]);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= kParts || first + i >= p.k_parts) break;
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
+      }
+    }
+  }
+  Value x[kFragments][2][2];
+  CUTE_UNROLL
+  for (int f = 0; f < kFragments; ++f) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(sums[f][i]);
+    epilogue.apply(x[f], block, operands[f], coordinates(at, chunk, f));
+  }
+  epilogue.step_2.add(x, at, chunk, p.m, p.n);
+  store(p, x, at, chunk);
+  epilogue.finish();
+  store.finish();
+}

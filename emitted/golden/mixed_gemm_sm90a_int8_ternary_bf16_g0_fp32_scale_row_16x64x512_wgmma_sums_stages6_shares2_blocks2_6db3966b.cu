@@ -1,0 +1,691 @@
+// mixed_gemm_sm90a_int8_ternary_bf16_g0_fp32_scale_row_16x64x512_wgmma_sums_stages6_shares2_blocks2_6db3966b
+//
+// D[m, n] = epilogue(A[m, k] W[n, k]): scale_row
+//   A int8, W ternary with scales fp32 per channel, applied to sums, accumulated in int32, D bf16 row
+//   tile 16x64x512 by wgmma, 2 consumers, of which 2 share k, 6 stages, along_n, group 8, store direct
+//   the rows of the tensor core are those of W, columns of D, which is D' = W A'
+// Digest 6db3966b70bcc4e1bc7785cd65636160d4ca415c233710ef7281b879d6c0cb78; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 16, kTileN = 64, kTileK = 512;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
+constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
+constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
+constexpr int kStages = 6;
+constexpr int kGroup = 8;
+constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
+constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using Sums = Accumulator[kBlocks][kCount];
+using Bank = int32_t[kBlocks][kCount];  // sums of a group
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  const uint8_t* b;  // W, in slabs
+  const float* channel_scales;  // of rows of W
+  cutlass::bfloat16_t* d;  // D[m][pitch]
+  float* scale_0;  // scale[m]
+  int64_t d_pitch;  // elements between rows of D
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+  int32_t row_blocks;  // of 64 rows of W
+  int32_t slabs;  // of k, in each of them
+};
+static_assert(sizeof(Parameters) == 384);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, channel_scales) == 264);
+static_assert(OFFSET(Parameters, d) == 272 && OFFSET(Parameters, scale_0) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
+static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
+static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, row_blocks) == 312);
+static_assert(OFFSET(Parameters, slabs) == 316);
+
+// ---- Parts ----------------------------------------------------------------------------------
+// A is K-major: a row of 128 bytes is tile k of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 2048;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+  }
+};
+
+// W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
+// 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
+struct Slab {
+  static constexpr int kBytes = 2048, kDepth = 128;
+  static constexpr int kPieceBytes = 2048, kPieces = 2048 / kPieceBytes;
+  static constexpr int kSteps = kDepth / 32;  // of k, that one instruction multiplies
+  static constexpr int kWords = 1;  // of a thread, in one step
+  static constexpr int kScales = 2048, kGroups = 1;
+  static constexpr int kOfStage = kTileK / kDepth;  // along k
+  static constexpr int kStageBytes = 4 * kBytes;
+
+  // Starts the load of one block's slabs from `from` on.
+  __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&full)),
+          "l"(kEvictFirst)
+        : "memory");
+  }
+};
+
+// A stage has A in panels, each of as much k as one box of TMA's.
+constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// Where a tile of D starts.
+struct Place {
+  int m, n;
+};
+
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
+// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+struct Tiles {
+  int along, across;  // extents in clusters
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int band = index / (kGroup * across);
+    const int height = min(along - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * across;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {(j * kClusterM + rank % kClusterM) * kTileM,
+            (i * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+__device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
+
+// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
+struct Unit {
+  int tile, begin, end;
+};
+
+// Blocks take whole tiles, in turn.
+struct Walk {
+  int tile, tiles, clusters, k_tiles;
+
+  __device__ __forceinline__ Walk(const Parameters&, int tiles, int k_tiles, int cluster, int clusters)
+      : tile(cluster), tiles(tiles), clusters(clusters), k_tiles(k_tiles) {}
+
+  __device__ __forceinline__ bool next(Unit& unit) {
+    unit = {tile, 0, k_tiles};
+    tile += clusters;
+    return unit.tile < tiles;
+  }
+};
+
+// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
+// only through its logical coordinates in D, never through wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
+}
+
+// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
+}
+
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Multiplies each row of D by its entry of a vector.
+struct ScaleRow {
+  const float* scale;
+  struct Operand {
+    float row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
+    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
+  }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
+struct Epilogue {
+  struct Block {
+  };
+  struct Operands {
+    ScaleRow::Operand step_0;
+  };
+  int m, n;
+  ScaleRow step_0;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.scale_0} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, operands.step_0);
+  }
+};
+
+// Two neighbours in a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
+// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+struct Store {
+  __device__ __forceinline__ Store(uint8_t*, int) {}
+
+  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      const Coordinates place = coordinates(at, chunk, f);
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
+        CUTE_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
+  alignas(128) uint8_t b[kStages][Slab::kStageBytes];
+  alignas(16) uint8_t exchange[4096];
+  FullBarrier full[kStages];    // the bytes of both producers have arrived
+  EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
+};
+static_assert(sizeof(SharedStorage) <= 103424);
+
+constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
+
+// The sums of one tile, of which several consumers have a part each: those that share its k in a block, and
+// those of the blocks of a cluster. Each finishes an equal share of the fragments of 16 rows by 8 columns that
+// a warp has; the others leave theirs in its block's shared memory, and it adds them up in one order.
+struct SharedSums {
+  static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
+  struct alignas(16) Fragment { Accumulator value[4]; };
+  static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
+  static_assert(kBytes <= sizeof(SharedStorage::exchange));
+  int rank, rows, share, warp = threadIdx.x / 32 % 4;
+
+  __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
+
+  __device__ __forceinline__ int mine() const { return rank * kShares + share; }
+
+  // Who finishes a fragment: they go round, so that all finish as many.
+  __device__ __forceinline__ int owner(int fragment) const {
+    return kAll >= kSources ? (fragment + warp) % kSources : (fragment * 4 + warp) % kSources;
+  }
+  __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
+
+  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
+  // what the owner has itself).
+  __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
+    const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
+    const int other = min(source - (source > owner), kSources - 2);
+    return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
+  }
+
+  // Adds to the fragments that this one finishes what the others have of them.
+  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read those of the tile before
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (finishes(i)) continue;
+      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!finishes(i)) continue;
+      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator total[4] = {0, 0, 0, 0};
+      CUTE_UNROLL
+      for (int source = 0; source < kSources; ++source) {
+        const Fragment found = *place(buffer, mine(), source, i);
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) total[j] += source == mine() ? sum[j] : found.value[j];
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) sum[j] = total[j];
+    }
+  }
+};
+
+// What comes before this may run under the kernel before, and the next kernel's under this one.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ---- Producer: two threads keep the ring of stages full ------------------------------------------
+// What a block loads: the k tiles of one unit after the other.
+struct Loads {
+  const Tiles tiles;
+  Walk walk;
+  Unit unit{0, 0, 0};
+  Place at;    // of the unit in D
+  int k_tile;  // the one to load
+
+  __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
+      : tiles(p), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at(tiles.at(0, 0)) {}
+
+  __device__ __forceinline__ bool next() {
+    if (unit.begin >= unit.end) {
+      if (!walk.next(unit)) return false;
+      at = tiles.at(unit.tile, 0);
+    }
+    k_tile = unit.begin++;
+    return true;
+  }
+};
+
+// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
+// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
+// zero: there any slab will do.
+__device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
+  CUTE_NO_UNROLL
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+    FullBarrier& full = shared.full[position.stage];
+    const int first = loads.k_tile * Slab::kOfStage;
+    const int there = min(p.slabs - first, Slab::kOfStage);
+    const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
+    const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
+    uint8_t* to = shared.b[position.stage];
+    shared.empty[position.stage].wait(position.phase);
+    full.arrive_and_expect_tx(Slab::kStageBytes);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows / kWgmmaM; ++i) {
+      Slab::load(full, to, from, there * Slab::kBytes);
+      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
+      to += Slab::kOfStage * Slab::kBytes;
+      if (i < last) from += pitch;
+    }
+  }
+}
+
+// Loads A, once the launch before is done.
+__device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  wait_for_launch_before();
+  Position position{0, 1};
+  CUTE_NO_UNROLL
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+    FullBarrier& full = shared.full[position.stage];
+    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
+    shared.empty[position.stage].wait(position.phase);
+    full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
+    CUTE_UNROLL
+    for (int panel = 0; panel < kPanels; ++panel)
+      OperandA::load(map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
+                     loads.k_tile * kTileK + panel * kPanelK);
+  }
+}
+
+// Each is of a warp of its own, so that neither waits for the other.
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  if (threadIdx.x == kWarps * 32) load_slabs(p, shared, cluster, clusters);
+  if (threadIdx.x == kWarps * 32 + 32) load_a(p, shared, cluster, clusters);
+}
+
+// ---- Decoding and products ------------------------------------------------------------------------
+// Subnormal operands count in full: what follows depends on it.
+
+// int2 by int8: 64 q, which is two bits at the top of a byte; the scale is left to the sums.
+struct Decode {
+  static constexpr int kWords = 1;
+  static constexpr float kUnit = 0.015625f;
+
+  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
+
+  __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) registers[i] = (words[0] << (6 - 2 * i)) & 0xc0c0c0c0;
+  }
+};
+
+// What a thread has of a group: the scales of its rows r and r + 8.
+struct Group {
+  float2 scales;
+
+  // Of a block of 64 rows of W, which has all of them; past the last one nothing is stored.
+  __device__ __forceinline__ void read(const Parameters& p, int row_block) {
+    const int row = min(row_block, p.row_blocks - 1) * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    scales = {float(p.channel_scales[row]), float(p.channel_scales[row + 8])};
+  }
+
+  __device__ __forceinline__ float low() const { return scales.x; }
+  __device__ __forceinline__ float high() const { return scales.y; }
+
+  __device__ __forceinline__ Decode decode() const {
+    return Decode(0, 0);
+  }
+};
+
+// What a thread has of a slab's codes, step by step.
+struct Codes {
+  uint32_t words[Slab::kSteps][Slab::kWords];
+
+  __device__ __forceinline__ void read(uint32_t slab, int piece) {
+    uint32_t* const to = words[0] + piece * 4;
+    asm volatile("ld.shared.v4.b32 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(slab + piece * Slab::kPieceBytes + threadIdx.x % 128 * 16));
+  }
+};
+static_assert(Decode::kWords == Slab::kWords);
+
+// A warp lets go of a stage, if there is one; without a branch, which would serialise wgmma.
+__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
+  __syncwarp();
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                   cute::cast_smem_ptr_to_uint(&empty)),
+               "r"(int(there && threadIdx.x % 32 == 0))
+               : "memory");
+}
+
+__device__ __forceinline__ void clear(Sums& sums) {
+  CUTE_UNROLL
+  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+}
+
+// Adds sums of a group, times the scales.
+__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
+  CUTE_UNROLL
+  for (int block = 0; block < kBlocks; ++block) {
+    const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
+  }
+}
+
+// D[64 x 16] += A[64 x 32] * B[32 x 16]; A in registers, B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 32;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, int32_t (&d)[8], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// The sums of one unit's products, by wgmma: weights are decoded into registers while the tensor core
+// multiplies what was decoded before.
+struct Products {
+  static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
+  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
+  static constexpr int kOfGroup = kIssues / Slab::kGroups;
+  static constexpr int kBanks = Slab::kOfStage / kShares * Slab::kGroups;  // groups of a stage take banks in turn
+  Sums sums;
+  Bank banks[2];
+  Group group[kBlocks];  // of all k
+  uint64_t panels;  // of the first stage, as wgmma is told of them
+
+  __device__ __forceinline__ explicit Products(const uint8_t* a)
+      : panels(matrix(a, 0, 1024, 1)) {}
+
+  // Keeps the compiler from moving sums across asynchronous products.
+  __device__ __forceinline__ static void fence(Bank& held) {
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+r"(held[i / kCount][i % kCount])::"memory");
+  }
+
+  // Issues the products of a slab of each block of rows; the last are under way when it returns. `own`: its
+  // number among the consumer's of the stage. The stage before, if one is held, is done with meanwhile.
+  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+    Codes codes[kBlocks];
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      CUTE_UNROLL
+      for (int piece = 0; piece < Slab::kPieces; ++piece)
+        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
+    }
+    CUTE_UNROLL
+    for (int issue = 0; issue < kIssues; ++issue) {
+      uint32_t registers[kBlocks][kIssued][4];
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued * kBlocks; ++i) {
+        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
+        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
+        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
+      const int bank = own * Slab::kGroups + issue / kOfGroup;
+      Bank& into = banks[bank % 2];
+      fence(into);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued; ++i) {
+        const int step = issue * kIssued + i;
+        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block)
+          Wgmma::fma(registers[block][i], at, into[block], issue % kOfGroup != 0 || i > 0);
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();  // what was issued before is done: its registers may be overwritten
+      if (issue % kOfGroup == 0) {
+        if (bank > 0) {
+          fence(banks[1 - bank % 2]);
+          promote(sums, banks[1 - bank % 2], group);
+        }
+      }
+    }
+  }
+
+  // Multiplies `count` stages, one at least, and lets go of them. The consumer has these rows of the tile, and
+  // this share of k.
+  __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
+    clear(sums);
+    int i = 0, previous = position.stage;
+    CUTE_NO_UNROLL
+    do {  // a loop that may end at once would serialise wgmma
+      shared.full[position.stage].wait(position.phase);
+      const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
+      const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
+      const uint32_t slabs =
+          cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
+      CUTE_UNROLL
+      for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
+        const int slab = own * kShares + share;
+        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
+            i > 0);
+      }
+      // The compiler follows a bank through a stage, but not from one to the next.
+      cute::warpgroup_wait<0>();
+      fence(banks[1 - kBanks % 2]);
+      release(shared.empty[position.stage]);
+      promote(sums, banks[1 - kBanks % 2], group);
+      previous = position.stage;
+      position.advance();
+    } while (++i < count);
+  }
+};
+
+// ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
+                                        int clusters) {
+  wait_for_launch_before();
+  const Tiles tiles(p);
+  const int rows = consumer / kShares, share = consumer % kShares;
+  Position position{0, 0};
+  Products products(shared.a[0]);
+  Store store(nullptr, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
+  Epilogue::Operands operands[kFragments];
+  SharedSums total(rank, rows, share);
+  Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    Place at = tiles.at(unit.tile, 0);
+    at.n += rows * kBlocks * kWgmmaM;
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) products.group[i].read(p, at.n / kWgmmaM + i);
+    products.run(shared, position, unit.end - unit.begin, rows, share);
+    total.add(shared, products.sums);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!total.finishes(i)) continue;
+      operands[0] = epilogue.load(coordinates(at, i, 0));
+      Value x[1][2][2];
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      epilogue.apply(x[0], block[i / kAcross], operands[0]);
+      store(p, x, at, i);
+    }
+  }
+  store.finish();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    mixed_gemm_sm90a_int8_ternary_bf16_g0_fp32_scale_row_16x64x512_wgmma_sums_stages6_shares2_blocks2_6db3966b(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int rank = 0;
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == kWarps * 32) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(2);  // who loads slabs, and who loads A
+      shared.empty[stage].init(kWarps);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  if (warp >= kWarps) {
+    produce(p, shared, cluster, clusters);
+  } else {
+    consume(p, shared, warp / 4, rank, cluster, clusters);
+  }
+}
