@@ -74,7 +74,7 @@ def check(call: GemmCall, precision: object) -> Scheme:
     if not torch.compiler.is_dynamo_compiling():
         call.require()
     a, b = call.a, call.b
-    told = f"precision {shown(precision)}"
+    told = f"precision {precision!r}"
     for name, one in (("a", a), ("b", b)):
         if one.dtype != torch.float32:
             raise ProblemError(
@@ -91,14 +91,16 @@ def check(call: GemmCall, precision: object) -> Scheme:
     try:
         if min(a.dim(), b.dim()) < 2 or a.shape[-1] != b.shape[-2]:
             raise RuntimeError
-        broadcast(a, b)
+        if a.dim() > 2 or b.dim() > 2:
+            broadcast(a, b)
     except RuntimeError:
         raise ProblemError(
             f"a {list(a.shape)} by b {list(b.shape)}",
             rule="a is [.., M, K] and b is [.., K, N], with one K, and batches that broadcast",
             fix="a torch weight [N, K] is b after .t()",
         ) from None
-    require_one_device((("a", a), ("b", b)))
+    if a.device != b.device:
+        require_one_device((("a", a), ("b", b)))
     refused = (
         (call.spec is not None, "spec", "must be left out: the GEMM of pieces has another name"),
         (not call.use_fast_accum, "use_fast_accum False", "must be True: sums are fp32 anyway"),
