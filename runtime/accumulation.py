@@ -10,7 +10,8 @@ import torch
 def accumulated(dtype: torch.dtype, k: int, accumulation: str = "fast") -> float:
     """The error of a dot product of length k, relative to |a| |b|, on Hopper's tensor cores.
 
-    16-bit types: products are exact, sums are truncated to about 22 bits each wgmma k. fp8 keeps
+    16-bit types: products are exact, sums are truncated to about 22 bits each wgmma k, promoted
+    only those over 64, which fp32 adds up. fp8 keeps
     about 13 bits of the largest product in each wgmma k, and of the sum before it; promoted, it
     does so for sums over 128, and fp32 for the rest. int8 is exact.
 
@@ -20,6 +21,8 @@ def accumulated(dtype: torch.dtype, k: int, accumulation: str = "fast") -> float
     """
     if dtype == torch.int8:
         return 0.0
+    if dtype.itemsize == 2 and accumulation == "promoted":
+        return accumulated(dtype, min(k, 64)) + 2.0**-24 * math.ceil(k / 64)
     if dtype.itemsize == 1 and accumulation == "promoted":
         return accumulated(dtype, min(k, 128)) + 2.0**-24 * math.ceil(k / 128)
     if dtype.itemsize == 1:

@@ -165,6 +165,13 @@ def combinations(spec: Any) -> Iterator[Any]:
         )
 
 
+def pieces(spec: Any) -> Iterator[Any]:
+    """Yield problems of a matrix that is split; every row stride is another."""
+    for m, n in MATRICES:
+        stride = (n if spec.operation.layout == "row" else m) + 1
+        yield defined("Fp32PiecesProblem")(m, n, stride, -(-n // 64) * 64)
+
+
 def shapes(spec: Any) -> Iterator[Any]:
     """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
     kind = families()[spec.operation.family].shape
@@ -183,6 +190,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_merge": merges,
     "attention_quantize": quantizations,
     "cast": casts,
+    "fp32_pieces": pieces,
     "sparse_gemm": sparse_products,
     "route": routings,
     "combine": combinations,

@@ -28,12 +28,12 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
-    from warploom import functional, nn, testing
+    from warploom import fp32, functional, nn, testing
     from warploom.generator.specification import KernelSpec
-    from warploom.integrations.experts import experts
-    from warploom.integrations.grouped_mm import grouped_mm
     from warploom.integrations.checkpoints.load import load_checkpoint
     from warploom.integrations.checkpoints.quantizer import WarploomConfig
+    from warploom.integrations.experts import experts
+    from warploom.integrations.grouped_mm import grouped_mm
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.combine.api import combine, permute
+    from warploom.runtime.families.fp32_pieces.api import fp32_pieces
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.gemm.grouped import grouped_gemm
@@ -104,6 +105,8 @@ __all__ = [
     "dropout_mask",
     "experts",
     "explain",
+    "fp32",
+    "fp32_pieces",
     "functional",
     "gemm",
     "grouped_gemm",
@@ -156,6 +159,8 @@ _LAZY = {
     "dropout_mask": "warploom.runtime.families._attention.dropout",
     "experts": "warploom.integrations.experts",
     "explain": "warploom.runtime.api",
+    "fp32": "warploom.fp32",
+    "fp32_pieces": "warploom.runtime.families.fp32_pieces.api",
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
     "grouped_gemm": "warploom.runtime.families.gemm.grouped",

@@ -20,9 +20,11 @@ PLACES = re.compile(
     r"|quantization/importers/(?:awq|compressed_tensors)\.py"
 )
 # Of a family whose name is a word of Python and torch (typing.cast, autocast): its modules, classes
-# and kernels. The first word of sparse_gemm is one of torch (torch.sparse): its whole name counts.
+# and kernels. The first word of sparse_gemm is one of torch (torch.sparse), that of fp32_pieces a
+# type: their whole names count.
 COMMON = {
     "cast": r"families\.cast\b|(?-i:\bCast[A-Z])|cast_sm",
+    "fp32_pieces": r"fp32_?pieces",
     "sparse_gemm": r"sparse_?gemm",
 }
 

@@ -61,6 +61,7 @@ AWAITED: dict[str, set[str]] = {
         "test_runtime.py",
     },
     "families/gemm/gpu": {
+        "test_fp32.py",
         "test_compiled.py",
         "test_gradient.py",
         "test_graph_trees.py",
@@ -101,6 +102,10 @@ AWAITED: dict[str, set[str]] = {
         "test_8bit_attention.py",
         "test_checkpoints.py",
         "test_experts.py",
+    },
+    "families/fp32_pieces/gpu": {
+        "test_correctness.py",
+        "test_mutants.py",
     },
     "families/sparse_gemm/gpu": {
         "test_correctness.py",

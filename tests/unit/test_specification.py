@@ -115,7 +115,14 @@ def test_a_name_that_names_no_kernel_of_this_version_is_an_error(name: str, prob
         ({"b": "fp16"}, "b fp16: must be of the type of a, bf16"),
         ({"d": "int32"}, "d int32 from bf16 with 0 epilogue steps"),
         ({"accumulation": "slow"}, "accumulation 'slow': must be one of fast, promoted"),
-        ({"accumulation": "promoted"}, "accumulation promoted of bf16: must be fast"),
+        (
+            {"a": "int8", "b": "int8", "accumulation": "promoted"},
+            "accumulation promoted of int8: must be fast",
+        ),
+        (
+            {"accumulation": "promoted", "block_scales": "row_block"},
+            "block_scales row_block of bf16 with accumulation promoted: must be of fp8",
+        ),
         ({"epilogue": (Bias("bf16"),) * 9}, "epilogue of 9 steps: at most 8"),
         ({"epilogue": (Bias("e4m3"),)}, "epilogue step 'bias_e4m3': must be one of scale_host"),
     ],

@@ -89,6 +89,7 @@ class GemmProblem:
     scales_a: ScaleStrides = ScaleStrides()
     scales_b: ScaleStrides = ScaleStrides()
     mask_strides: tuple[int, int] = (0, 0)
+    place: int = 0  # elements from a piece of A or B to the next, where these are pieces
 
 
 def bounded(plain: TensorMap) -> TensorMap:
@@ -138,10 +139,17 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     def operand_map(
         self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
     ) -> TensorMap:
-        """The map of an operand: groups of rows of A are no batches, those of k end anywhere."""
+        """The map of an operand: groups of rows of A are no batches, those of k end anywhere.
+
+        Of an operand of several pieces it is the map of all of them.
+        """
         groups = self.operation.groups
         if groups == "none" or (groups == "rows" and tensor == "b"):
-            return super().operand_map(tensor, tile, extent, pitch, batches)
+            found = super().operand_map(tensor, tile, extent, pitch, batches)
+            if self.operation.terms == 1:
+                return found
+            width = self.operation.pieces * self.problem.place
+            return replace(found, extents=(width, *found.extents[1:]))
         k = self.problem.k
         plain = TensorMap(
             tensor,
@@ -176,8 +184,13 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
         *(_lists(operation) if operation.sparse != "none" else ()),
+        *((_place(),) if operation.terms > 1 else ()),
     ]
     return block(fields)
+
+
+def _place() -> Field[AtLaunch]:
+    return int32("place", "elements from a piece to the next", lambda at: at.problem.place)
 
 
 def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[AtLaunch]]:

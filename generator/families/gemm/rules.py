@@ -80,13 +80,14 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             if operation.batched and rounds_stochastically(operation.epilogue)
             else None,
             None
-            if operation.accumulation == "fast" or a.is_fp8
-            else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "
-            "sums are short of bits",
+            if operation.accumulation == "fast" or not a.is_integer
+            else f"accumulation promoted of {a.name}: must be fast, as sums of int32 are exact",
             None
-            if operation.block_scales == "none" or operation.accumulation == "promoted"
-            else f"block_scales {operation.block_scales} with accumulation "
-            f"{operation.accumulation}: must be promoted, as scales multiply sums over 128 of k",
+            if operation.block_scales == "none"
+            or (a.is_fp8 and operation.accumulation == "promoted")
+            else f"block_scales {operation.block_scales} of {a.name} with accumulation "
+            f"{operation.accumulation}: must be of fp8 and promoted, as scales multiply sums over "
+            "128 of k",
             None
             if operation.block_scales != "none"
             or (operation.block_scale_a, operation.block_scale_b) == ("fp32", "fp32")
@@ -94,6 +95,7 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             f"{operation.block_scale_b} without block_scales: must be fp32, where there are none",
             *(_sparse_operation(operation) if operation.sparse != "none" else ()),
             *(_grouped_operation(operation) if operation.groups != "none" else ()),
+            *(_pieces(operation) if operation.terms > 1 else ()),
             None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
@@ -121,6 +123,29 @@ def _sparse_operation(operation: GemmOperation) -> list[rules.Reason]:
             else ", or a bias behind it"
         )
         if steps[:1] != (Scale("host"),) or (len(steps) > 1 and not biased)
+        else None,
+    ]
+
+
+def _pieces(operation: GemmOperation) -> list[rules.Reason]:
+    """What an operation on pieces of fp32 values cannot have."""
+    told, layouts = f"terms {operation.terms}", (operation.layout_a, operation.layout_b)
+    return [
+        f"a {operation.a} with {told}: must be of 16 bits"
+        if ELEMENTS[operation.a].bits != 16
+        else None,
+        f"layout_a {operation.layout_a}, layout_b {operation.layout_b} with {told}: must be row "
+        "and col, as pieces are side by side along k"
+        if layouts != ("row", "col")
+        else None,
+        f"accumulation {operation.accumulation} with {told}: must be promoted"
+        if operation.accumulation != "promoted"
+        else None,
+        f"sparse {operation.sparse} with {told}: must be none"
+        if operation.sparse != "none"
+        else None,
+        f"epilogue of a gate with {told}: must be without one"
+        if gate_of(operation.epilogue)
         else None,
     ]
 
@@ -162,6 +187,7 @@ def _grouped_operation(operation: GemmOperation) -> list[rules.Reason]:
         f"sparse {operation.sparse} with {groups}: must be none"
         if operation.sparse != "none"
         else None,
+        f"terms {operation.terms} with {groups}: must be 1" if operation.terms != 1 else None,
         f"block_scales {operation.block_scales} with {groups}: must be none"
         if operation.block_scales != "none"
         else None,
@@ -288,6 +314,10 @@ def schedule_reasons(
             else f"cluster_split_k {schedule.cluster_split_k} with cluster {schedule.cluster}, "
             f"kernel_schedule {schedule.kernel_schedule}: takes a cluster of its own, (1, 1), and "
             "consumers that share a tile, cooperative",
+            None
+            if schedule.cluster_split_k == 1 or operation.terms == 1
+            else f"cluster_split_k {schedule.cluster_split_k}, terms {operation.terms}: must be "
+            "1, as past the end of k there are other pieces; use split_k",
             None
             if schedule.cluster_split_k == 1
             else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.cluster_split_k),

@@ -64,8 +64,9 @@ class GemmOperation(ProductOperation):
     )
     accumulation: Accumulation = knob(
         default="fast",
-        doc="fast: the tensor core adds all products up, of fp8 ones in about 14 bits; "
-        "promoted: sums over 128 of k are added up in fp32 registers (fp8 only)",
+        doc="fast: the tensor core adds all products up, of fp8 ones in about 14 bits, of 16-bit "
+        "ones truncated at each 16 of k; promoted: sums over 128 of k, or 64 of 16-bit operands, "
+        "are added up in fp32 registers",
     )
     batched: bool = knob(
         default=False,
@@ -104,6 +105,26 @@ class GemmOperation(ProductOperation):
         "[S, K] and D [S, N] have groups of rows, and B [G, K, N] a matrix for each; k: A [M, S] "
         "and B [S, N] have groups of k, and D [G, M, N] a matrix for each",
     )
+
+    terms: Literal[1, 3, 6] = knob(
+        default=1,
+        name="terms{}",
+        later=True,
+        doc="3: A and B are two 16-bit pieces of each value, a high and a low one, in two matrices "
+        "side by side along k, and D is the sum of the products but that of the low pieces; 6: "
+        "three pieces, and the products of those that are not too low. Takes accumulation promoted",
+    )
+
+    @property
+    def pieces(self) -> int:
+        """Of each value of A and B, side by side along k."""
+        return {1: 1, 3: 2, 6: 3}[self.terms]
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """The pieces of A and of B that are multiplied, 0 being the highest, smallest first."""
+        count = self.pieces
+        return [(total - b, b) for total in reversed(range(count)) for b in range(total + 1)]
 
     def scale_rows(self, operand: Literal["a", "b"]) -> int:
         """Rows of an operand, a and b being [M, K] and [N, K], that share a block scale; 0: none.

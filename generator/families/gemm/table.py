@@ -48,8 +48,8 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
         return replace(operation, epilogue=tuple(before))
 
     def features(self, operation: GemmOperation, shape: GemmShape) -> dict[str, Feature]:
-        """The bits of the operands, their layouts, how sums are kept, the columns of a product that
-        share a scale of D (0: none do), rows and depth.
+        """The bits of the operands, their layouts, how sums are kept, the products of pieces, the
+        columns of a product that share a scale of D (0: none do), rows and depth.
         """
         return {
             "bits": element(operation.a).bits,
@@ -59,6 +59,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "block_scales": operation.block_scales,
             "sparse": operation.sparse,
             "groups": operation.groups,
+            "terms": operation.terms,
             "scaled_columns": _scaled_columns(operation),
             "m": shape.m,
             "k": shape.k,

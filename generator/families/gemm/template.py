@@ -29,6 +29,8 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     return {
         **template.context(operation, schedule, layout),
         "scaled": scaled,
+        "pieces": operation.pieces,
+        "wgmma_bits": element(operation.a).bits,
         "listed": listed,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "groups": operation.groups,

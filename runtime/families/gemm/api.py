@@ -33,7 +33,7 @@ from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.call import Checked, WarmProducts
 from warploom.runtime.families._product.epilogue import ITEMS, Item, Keywords, defaults
 from warploom.runtime.families._product.epilogue import items as epilogue_items
-from warploom.runtime.families.gemm import operators, strassen
+from warploom.runtime.families.gemm import fp32, operators, strassen
 from warploom.runtime.families.gemm.block_scales import without_gradients
 from warploom.runtime.families.gemm.call import GemmCall, check_gradient_options
 from warploom.runtime.families.gemm.gradient import Tensors, gradients, once
@@ -416,6 +416,7 @@ def gemm(
     main_grad: torch.Tensor | None = None,
     gradient_dtype: torch.dtype | None = None,
     algorithm: str | None = None,
+    precision: str | None = None,
     **older: Unpack[_Older],
 ) -> torch.Tensor:
     """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
@@ -423,8 +424,9 @@ def gemm(
     a is [.., M, K] and b [.., K, N] (a torch weight [N, K] is b after .t()), of one type: fp16,
     bf16, e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Batches broadcast. Products accumulate in
     fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `use_fast_accum=False` only
-    those over 128 of k, at the cost of some speed. The result [.., M, N] has `out_dtype`: by
-    default that of 16-bit operands, int32 for int8 without epilogue, else bf16. 8-bit results
+    those over 128 of k, at the cost of some speed; of 16 bits about 22, likewise over 64. The
+    result [.., M, N] has `out_dtype`: by default that of 16-bit operands, int32 for int8 without
+    epilogue, else bf16. 8-bit results
     saturate, round to nearest even and keep NaN (int8: 0).
 
     scale_a is a number, a one-element tensor, [M] or [M, 1]; scale_b likewise, [N] or [1, N];
@@ -452,6 +454,13 @@ def gemm(
     "strassen2" each of these again: less work for very large products, and a larger error, since
     sums of quarters are rounded to the type of a (docs/families/gemm.md has its bound).
 
+    precision "fp32" multiplies fp32 matrices on tensor cores, about as exactly as torch's own fp32
+    GEMMs do and several times as fast: each value is split into two fp16 pieces, of rows of a and
+    columns of b that are scaled by powers of two, and three products of pieces are added up in
+    fp32. "bf16x6" has three bf16 pieces and six products, "bf16x3" two pieces and an error of about
+    2^-17. The result is fp32. Errors are relative to the largest of a row of a and of a column of b
+    (docs/families/gemm.md). Gradients have the same precision.
+
     Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched.
@@ -460,7 +469,7 @@ def gemm(
         return gemm(**current(gemm, older, locals()))
     if use_fast_accum is not True and use_fast_accum is not False:
         require_boolean("use_fast_accum", use_fast_accum)
-    if torch._C._is_any_autocast_enabled():
+    if precision is None and torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
     if main_grad is not None or gradient_dtype is not None or preactivation != "save":
         check_gradient_options(b, preactivation, main_grad, gradient_dtype)
@@ -489,7 +498,8 @@ def gemm(
         gradient_dtype,
     )
     warm = None
-    if spec is None and algorithm is None and not torch.compiler.is_dynamo_compiling():
+    composed = algorithm is not None or precision is not None
+    if spec is None and not composed and not torch.compiler.is_dynamo_compiling():
         warm = _warm.keywords
         if epilogue is not None:
             warm, values = _warm.of_list(values, epilogue)
@@ -535,6 +545,14 @@ def gemm(
         spec,  # type: ignore[arg-type]
         *(preactivation, main_grad, gradient_dtype),
     )
+    if precision is not None:
+        if algorithm is not None:
+            raise ProblemError(
+                f"algorithm {algorithm} with precision {precision}",
+                rule="must be without one of them",
+                fix="leave algorithm out",
+            )
+        return fp32.multiply(call, precision)
     if algorithm is not None:
         return strassen.multiply(call, algorithm)
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
@@ -595,3 +613,4 @@ class PlanKeywords(Keywords, total=False):
     use_fast_accum: bool
     spec: KernelSpec | str | None
     algorithm: str | None
+    precision: str | None

@@ -130,7 +130,9 @@ def extents(
             raise ProblemError(
                 f"{name} of {operand.dtype}",
                 rule=f"element types of operands are {', '.join(INPUTS)}",
-                fix=f"convert with {name}.to(torch.bfloat16)",
+                fix='pass precision="fp32"'
+                if operand.dtype == torch.float32
+                else f"convert with {name}.to(torch.bfloat16)",
             )
     if a.dtype != b.dtype and not (BY_DTYPE[a.dtype].is_fp8 and BY_DTYPE[b.dtype].is_fp8):
         raise ProblemError(

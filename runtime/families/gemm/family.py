@@ -17,7 +17,7 @@ from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm import api, strassen
+from warploom.runtime.families.gemm import api, fp32, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
@@ -192,13 +192,17 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
         """A product, by no algorithm: `explanation` has the others."""
-        others = {name: value for name, value in keywords.items() if name != "algorithm"}
+        composed = ("algorithm", "precision")
+        others = {name: value for name, value in keywords.items() if name not in composed}
         return GemmCall.asked(*operands, **others)
 
     def explanation(
         self, operands: Sequence[Any], keywords: Mapping[str, Any], gpu: str | None
     ) -> Explanation | None:
-        """What a call by an algorithm does, which is several products."""
+        """What a call by an algorithm or a precision does, which is several launches."""
+        precision = keywords.get("precision")
+        if precision is not None:
+            return fp32.explanation(self.call(*operands, **keywords), precision, gpu)
         algorithm = keywords.get("algorithm")
         if algorithm is None:
             return None

@@ -71,7 +71,7 @@ def operations(draw: st.DrawFn) -> GemmOperation:
         *(a, draw(st.sampled_from(("e4m3", "e5m2"))) if fp8 else a, d),  # type: ignore[arg-type]
         *(layout_a, layout_b),  # type: ignore[arg-type]
         epilogue=steps,
-        accumulation=draw(st.sampled_from(("fast", "promoted"))) if fp8 else "fast",
+        accumulation="fast" if a == "int8" else draw(st.sampled_from(("fast", "promoted"))),
         batched=draw(st.booleans()) and not one_matrix,
     )
 

@@ -70,7 +70,12 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
         "True or False",
         "boolean",
     ),
-    "promoted of bf16": (gemm(accumulation="promoted"), "promoted of bf16", "for fp8", "convert"),
+    "promoted of int8": (
+        gemm(**INT8, accumulation="promoted"),
+        "promoted of int8",
+        "must be fast",
+        "convert",
+    ),
     "int32 of bf16": (gemm(out_dtype=torch.int32), "int32", "for int8 operands", "out_dtype"),
     "int32 with epilogue": (
         gemm(**INT8, out_dtype=torch.int32, activation="relu"),

@@ -239,4 +239,5 @@ def test_promoted_sums_are_allowed_less_error_the_longer_they_are() -> None:
     assert shares[0] == pytest.approx(1, rel=1e-3)
     assert shares[1] == pytest.approx(5 / 33, rel=1e-2)  # 1 + 4 steps of 32, and 1 + 32
     assert shares[2] == pytest.approx(5 / 257, rel=1e-2)
-    assert accumulated(BF16, 4096, "promoted") == accumulated(BF16, 4096)
+    assert accumulated(BF16, 64, "promoted") == pytest.approx(accumulated(BF16, 64), rel=0.1)
+    assert accumulated(BF16, 4096, "promoted") < accumulated(BF16, 4096) / 12

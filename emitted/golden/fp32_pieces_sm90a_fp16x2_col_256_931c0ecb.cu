@@ -1,0 +1,160 @@
+// fp32_pieces_sm90a_fp16x2_col_256_931c0ecb
+//
+// 2 pieces of fp32 x [m, k] in 16 bits, the highest first, side by side along k
+//   fp16 pieces of x times a power of two for each row, which brings its largest finite magnitude to [2^14, 2^15)
+//   x is transposed: its rows are contiguous; 256 threads a CTA
+// Two kernels: peaks, of parts of rows, and main, which reads them.
+// Digest 931c0ecbce10a3d98b85630cedf623eaede2a9ffd6948422403d2605b57a5d12; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+using Piece = cutlass::half_t;
+constexpr int kThreads = 256, kPieces = 2;
+constexpr int kValues = 8;  // of a row, that a thread splits at once: of each piece 16 bytes
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  const float* x;  // [m][x_pitch], or [k][x_pitch] of layout col
+  uint16_t* q;  // [m][count][place]: pieces
+  float* scale;  // [3][m]: x is the sum of its pieces times the first two, or the third
+  float* peaks;  // [parts][m]: largest magnitudes of parts of rows
+  int64_t x_pitch;  // elements between rows of x
+  int32_t m;  // rows
+  int32_t k;  // columns
+  int32_t place;  // elements between pieces of a row
+  int32_t across;  // tiles along k
+  int32_t part;  // columns along k of a part
+  int32_t parts;  // of k
+};
+static_assert(sizeof(Parameters) == 128);
+static_assert(OFFSET(Parameters, x) == 0 && OFFSET(Parameters, q) == 8);
+static_assert(OFFSET(Parameters, scale) == 16 && OFFSET(Parameters, peaks) == 24);
+static_assert(OFFSET(Parameters, x_pitch) == 32 && OFFSET(Parameters, m) == 40);
+static_assert(OFFSET(Parameters, k) == 44 && OFFSET(Parameters, place) == 48);
+static_assert(OFFSET(Parameters, across) == 52 && OFFSET(Parameters, part) == 56);
+static_assert(OFFSET(Parameters, parts) == 60);
+
+// ---- The pieces of a value ------------------------------------------------------------------------------
+__device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000) != 0x7f800000; }
+
+// The bits of |x|, which are in its order; 0 of what is not finite.
+__device__ __forceinline__ uint32_t magnitude(float x) { return is_finite(x) ? __float_as_uint(x) & 0x7fffffff : 0; }
+
+// What a row is multiplied by, of the bits of its largest magnitude: at most 2^126, whose inverse is normal.
+__device__ __forceinline__ uint32_t factor_exponent(uint32_t peak) {
+  return peak == 0 ? 127 : min(268 - (peak >> 23), 253u);
+}
+
+// Writes the inverse in two parts, and whole. Sums of products are multiplied by the first of A, by the whole one
+// of B, and by the second of A, so that none of these overflows where the result does not.
+__device__ __forceinline__ void write_scale(const Parameters& p, int row, uint32_t exponent) {
+  const uint32_t inverse = 254 - exponent, first = min(inverse, 191u);
+  p.scale[row] = __uint_as_float(first << 23);
+  p.scale[p.m + row] = __uint_as_float((inverse - first + 127) << 23);
+  p.scale[2 * int64_t(p.m) + row] = __uint_as_float(inverse << 23);
+}
+
+// Pieces of values of a row.
+struct Pieces {
+  uint16_t bits[kPieces][kValues];
+
+  // What is not finite has a first piece alone: the difference from it would be NaN.
+  __device__ __forceinline__ void split(int i, float x, float factor) {
+    const bool finite = is_finite(x);
+    float rest = x * factor;
+    CUTE_UNROLL
+    for (int piece = 0; piece < kPieces; ++piece) {
+      Piece rounded(rest);
+      bits[piece][i] = rounded.raw();
+      rest = finite ? rest - float(rounded) : 0.f;
+    }
+  }
+
+  // Writes them to a row of q, from a column on that is a multiple of kValues.
+  __device__ __forceinline__ void store(const Parameters& p, int row, int column) const {
+    uint16_t* const to = p.q + int64_t(row) * kPieces * p.place + column;
+    CUTE_UNROLL
+    for (int piece = 0; piece < kPieces; ++piece) {
+      uint32_t words[kValues / 2];
+      CUTE_UNROLL
+      for (int i = 0; i < kValues / 2; ++i) words[i] = bits[piece][2 * i] | uint32_t(bits[piece][2 * i + 1]) << 16;
+      *reinterpret_cast<uint4*>(to + piece * p.place) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+};
+
+// ---- Rows across k: a CTA transposes a tile in shared memory ---------------------------------------------
+constexpr int kTile = 64, kLines = kThreads / kTile;  // columns of a tile that are loaded at once
+constexpr int kPeakRows = 32, kWarps = kThreads / 32;
+
+// The largest magnitudes of 32 rows in a part of k: a thread of each warp has a row, each warp every few columns.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    fp32_pieces_sm90a_fp16x2_col_256_931c0ecb_peaks(const __grid_constant__ Parameters p) {
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  __shared__ uint32_t peaks[kWarps][kPeakRows];
+  const int part = blockIdx.x % p.parts, lane = threadIdx.x % kPeakRows, warp = threadIdx.x / kPeakRows;
+  const int row = blockIdx.x / p.parts * kPeakRows + lane, last = min(p.k, (part + 1) * p.part);
+  uint32_t peak = 0;
+  if (row < p.m) {
+#pragma unroll 8
+    for (int column = part * p.part + warp; column < last; column += kWarps)
+      peak = max(peak, magnitude(p.x[column * p.x_pitch + row]));
+  }
+  peaks[warp][lane] = peak;
+  __syncthreads();
+  if (warp > 0 || row >= p.m) return;
+  CUTE_UNROLL
+  for (int i = 1; i < kWarps; ++i) peak = max(peak, peaks[i][lane]);
+  p.peaks[int64_t(part) * p.m + row] = __uint_as_float(peak);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    fp32_pieces_sm90a_fp16x2_col_256_931c0ecb(const __grid_constant__ Parameters p) {
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  __shared__ float tile[kTile][kTile + 1];  // a column of padding: rows are written, columns are read
+  __shared__ float factors[kTile];
+  const int row0 = blockIdx.x / p.across * kTile, column0 = blockIdx.x % p.across * kTile;
+  const int own = threadIdx.x % kTile, line = threadIdx.x / kTile;
+  CUTE_UNROLL
+  for (int i = line; i < kTile; i += kLines) {
+    const bool inside = row0 + own < p.m && column0 + i < p.k;
+    tile[i][own] = inside ? p.x[(column0 + i) * p.x_pitch + row0 + own] : 0.f;
+  }
+  if (threadIdx.x < kTile && row0 + own < p.m) {
+    uint32_t peak = 0;
+    for (int part = 0; part < p.parts; ++part)
+      peak = max(peak, __float_as_uint(p.peaks[int64_t(part) * p.m + row0 + own]));
+    const uint32_t exponent = factor_exponent(peak);
+    factors[own] = __uint_as_float(exponent << 23);
+    if (column0 == 0) write_scale(p, row0 + own, exponent);
+  }
+  __syncthreads();
+  constexpr int kVectors = kTile / kValues;  // of a row of the tile
+  for (int i = threadIdx.x; i < kTile * kVectors; i += kThreads) {
+    const int row = i / kVectors, column = i % kVectors * kValues;
+    if (row0 + row >= p.m || column0 + column >= p.place) continue;
+    Pieces pieces;
+    CUTE_UNROLL
+    for (int j = 0; j < kValues; ++j) pieces.split(j, tile[column + j][row], factors[row]);
+    pieces.store(p, row0 + row, column0 + column);
+  }
+}

@@ -1,0 +1,104 @@
+"""A call's launches: of largest magnitudes where rows are read across, and of the pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.generator import launches as data
+from warploom.generator import limits
+from warploom.generator.families.fp32_pieces.schedule import (
+    LEAST_PART,
+    MOST_PARTS,
+    TILE,
+    Fp32PiecesOperation,
+    Fp32PiecesSchedule,
+    Fp32PiecesSpec,
+)
+from warploom.generator.families.fp32_pieces.shape import Fp32PiecesProblem
+from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+
+PEAK_ROWS = 32  # rows of x that a CTA finds the largest magnitudes of: those of a warp's threads
+
+
+@dataclass(frozen=True)
+class AtLaunch(data.AtLaunch[Fp32PiecesOperation, Fp32PiecesSchedule, Fp32PiecesProblem]):
+    """What the parameters of a launch are functions of."""
+
+    @property
+    def across(self) -> int:
+        """Tiles along k."""
+        return -(-self.problem.place // TILE)
+
+    @property
+    def grid(self) -> int:
+        """The CTAs that write pieces: a row each, or a tile."""
+        m = self.problem.m
+        return m if self.operation.layout == "row" else -(-m // TILE) * self.across
+
+
+def part(problem: Fp32PiecesProblem) -> int:
+    """Columns along k of a part of which each row's largest magnitude is kept."""
+    return max(LEAST_PART, -(-problem.k // MOST_PARTS))
+
+
+def parameters(spec: Fp32PiecesSpec) -> ParameterBlock[AtLaunch]:
+    """The parameter block, of both launches."""
+    operation = spec.operation
+    fields: list[Field[AtLaunch]] = [
+        pointer("x", "const float", "[m][x_pitch], or [k][x_pitch] of layout col"),
+        pointer("q", "uint16_t", "[m][count][place]: pieces"),
+        int64("x_pitch", "elements between rows of x", lambda at: at.problem.x_pitch),
+        int32("m", "rows", lambda at: at.problem.m),
+        int32("k", "columns", lambda at: at.problem.k),
+        int32("place", "elements between pieces of a row", lambda at: at.problem.place),
+    ]
+    if operation.layout == "col":
+        fields.append(int32("across", "tiles along k", lambda at: at.across))
+    if operation.scaled:
+        fields.append(
+            pointer(
+                "scale",
+                "float",
+                "[3][m]: x is the sum of its pieces times the first two, or the third",
+            )
+        )
+        if operation.layout == "col":
+            fields += [
+                pointer("peaks", "float", "[parts][m]: largest magnitudes of parts of rows"),
+                int32("part", "columns along k of a part", lambda at: part(at.problem)),
+                int32("parts", "of k", lambda at: -(-at.problem.k // part(at.problem))),
+            ]
+    return block(fields)
+
+
+def launches(
+    spec: Fp32PiecesSpec, problem: Fp32PiecesProblem, device: DeviceLimits
+) -> list[Launch]:
+    """One launch, behind one of largest magnitudes where scaled rows are read across.
+
+    No dimension may be 0. Tensors are named x, q and scale. Raises ProblemError for dimensions
+    beyond 32 bits.
+    """
+    at = AtLaunch(spec, problem, device)
+    operation, threads = spec.operation, spec.schedule.threads
+    limits.refuse_beyond(
+        {
+            f"m {problem.m}": problem.m + TILE,
+            f"k {problem.k}": operation.count * (problem.place + 8 * threads),
+            f"m {problem.m}, k {problem.k}": at.grid,
+        }
+    )
+    values = parameters(spec).values(at)
+    found = [Launch(spec.name, at.grid, threads, 1, 0, values, early=True)]
+    if operation.scaled and operation.layout == "col":
+        grid = -(-problem.m // PEAK_ROWS) * -(-problem.k // part(problem))
+        found.insert(0, Launch(f"{spec.name}_peaks", grid, threads, 1, 0, values, early=True))
+    return found
+
+
+def workspaces(spec: Fp32PiecesSpec, problem: Fp32PiecesProblem) -> list[Workspace]:
+    """The largest magnitudes of parts of rows, where a launch of its own finds them."""
+    if not spec.operation.scaled or spec.operation.layout == "row":
+        return []
+    return [Workspace("peaks", 4 * problem.m * -(-problem.k // part(problem)))]

@@ -1,0 +1,57 @@
+"""What is computed and how: fields of YAML, of names and of a search."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from warploom.generator.knob import frozen, knob
+from warploom.generator.specification import KernelSpec
+
+PieceElement = Literal["fp16", "bf16"]
+Layout = Literal["row", "col"]
+
+VALUES = 8  # of a row that a thread splits at once: of each piece 16 bytes
+PLACE = 64  # elements that places of pieces are multiples of: a k tile of a GEMM of 16 bits
+TILE = 64  # rows, and columns along k, of a CTA that transposes
+LEAST_PART, MOST_PARTS = 256, 32  # columns along k of a part whose largest magnitudes are kept
+
+
+@frozen
+class Fp32PiecesOperation:
+    """What is computed: 16-bit pieces of fp32 x, the highest first, side by side along k."""
+
+    q: PieceElement = knob(
+        name="{}x{}",
+        doc="element type of the pieces; fp16: of x times a power of two for each row",
+    )
+    count: Literal[2, 3] = knob(default=2, name="", doc="pieces; of fp16 two")
+    layout: Layout = knob(
+        default="row", doc="row: x is read along k, as it is stored; col: rows of x are contiguous"
+    )
+    family: Literal["fp32_pieces"] = knob(default="fp32_pieces", doc="which kernels these are")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether rows are scaled by powers of two."""
+        return self.q == "fp16"
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of memory that are moved for one value: of x, once more for scales of columns."""
+        reads = 2 if self.scaled and self.layout == "col" else 1
+        return 4 * reads + 2 * self.count
+
+
+@frozen
+class Fp32PiecesSchedule:
+    """How it is computed: a CTA has a row, or a tile of 64x64 where it transposes."""
+
+    threads: Literal[128, 256, 512] = knob(name="{}", doc="of a CTA; of tiles 256")
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """The rows and columns that a CTA loads at once, where it has a row."""
+        return 1, self.threads * VALUES
+
+
+Fp32PiecesSpec = KernelSpec[Fp32PiecesOperation, Fp32PiecesSchedule]

@@ -1,0 +1,232 @@
+"""`warploom.fp32`: torch's fp32 matrix products on tensor cores, as exact as torch's own."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.integrations import devices
+from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.tensors import shown
+
+Only = Literal["highest", "high"]
+Highest = Literal["bf16x6", "fp32"]
+
+LEAST = 512**3
+"""Products of elements, m n k, below which torch's kernels run: launches decide the time there."""
+
+LEAST_SIDE = 64
+"""Each of m, n and k is at least that."""
+
+PRECISIONS = {"highest": "bf16x6", "high": "bf16x3"}
+"""What runs for each value of torch.get_float32_matmul_precision(), where a call of `activate` says
+nothing else; "medium" is left to torch."""
+
+_HIGHEST = ("bf16x6", "fp32")
+
+_KEY = "CUDA"
+_running = threading.local()
+_OPERATORS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out")
+
+
+def activate(only: Only | None = None, *, highest: Highest = "bf16x6") -> Activation:
+    """Run torch's fp32 matrix products on tensor cores, until `remove()` or the end of a `with`.
+
+    torch's mm, addmm and bmm, and what calls them (matmul, linear, einsum, their gradients, code of
+    torch.compile that calls cuBLAS), run `warploom.gemm(precision=...)` for fp32 CUDA tensors of at
+    least `LEAST` products of elements. torch.get_float32_matmul_precision() decides, at each call:
+    under "highest", torch's default, `highest` runs; under "high" "bf16x3" runs; "medium" is
+    left to torch, and so is everything on GPUs that Warploom has no kernels for.
+
+    Args:
+        only: "high" or "highest": leave the other to torch. None: neither.
+        highest: What runs under "highest". "bf16x6" holds every value as fp32 does, at 1.7 times
+            the speed of cuBLAS's fp32. "fp32" is 4 times as fast as that, but holds a value only
+            to 2^-40 of the largest of its row of A or column of B: ask for it where rows do not
+            span more than 2^16, or where only what large values add to counts.
+
+    Returns:
+        What undoes it. Its `ran` counts, by operator and precision, what ran, and "torch" what was
+        left to torch.
+
+    Raises:
+        ProblemError: Where torch is too old or not built for CUDA, or for another word.
+
+    Example:
+        >>> with warploom.fp32.activate() as activation:
+        ...     loss = model(x).sum()
+        ...     loss.backward()
+        >>> activation.ran
+        Counter({('mm', 'bf16x6'): 24, ('addmm', 'bf16x6'): 12, ('mm', 'torch'): 2})
+    """
+    return Activation(only, highest)
+
+
+class Activation:
+    """Warploom's kernels in torch's fp32 matrix products: see `activate`."""
+
+    def __init__(self, only: Only | None = None, highest: Highest = "bf16x6") -> None:
+        if only not in (None, *PRECISIONS):
+            raise ProblemError(
+                f"only {shown(only)}",
+                rule=f"must be None or one of {', '.join(PRECISIONS)}",
+                fix="leave it out for both",
+            )
+        if highest not in _HIGHEST:
+            raise ProblemError(
+                f"highest {shown(highest)}",
+                rule=f"must be one of {', '.join(_HIGHEST)}",
+                fix="leave it out for bf16x6, which is right for any values",
+            )
+        self.ran: Counter[tuple[str, str]] = Counter()
+        self._only, self._highest = only, highest
+        self._kernels = _torch_kernels()
+        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+        self._library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+        runs: dict[str, Callable[..., torch.Tensor | None]]
+        runs = {"mm": self._mm, "bmm": self._bmm, "addmm": self._addmm}
+        try:
+            with warnings.catch_warnings():  # it is what is wanted
+                warnings.filterwarnings("ignore", r"[\s\S]*Overriding a previously registered")
+                for name in _OPERATORS:
+                    run = self._overriding(name, runs[name.removesuffix(".out")])
+                    self._library.impl(name, run, _KEY)  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            self.remove()
+            if not isinstance(error, RuntimeError):
+                raise
+            raise ProblemError(
+                f"a matrix product of torch that other Python code has overridden: {error}",
+                rule="must be torch's own when Warploom is activated",
+                fix="undo what the other code registered with torch.library",
+            ) from error
+
+    def remove(self) -> None:
+        """Give torch's matrix products back to torch. A second time does nothing."""
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def _overriding(self, name: str, run: Callable[..., torch.Tensor | None]) -> Callable[..., Any]:
+        """What torch calls in place of an operator: its own kernel, where `run` returns None."""
+        torchs, short = self._kernels[name], name.removesuffix(".out")
+
+        def overriding(*given: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            if getattr(_running, "inside", False):
+                return torchs.call_boxed(self._keys, *given, **keywords)
+            precision = precision_of(self._only, self._highest)
+            if precision is not None:
+                _running.inside = True  # products of references are torch's
+                try:
+                    with torch.no_grad():
+                        d = run(precision, *given, **keywords)
+                finally:
+                    _running.inside = False
+                if d is not None:
+                    self.ran[short, precision] += 1
+                    return d
+            self.ran[short, "torch"] += 1
+            return torchs.call_boxed(self._keys, *given, **keywords)
+
+        return overriding
+
+    def _mm(
+        self, precision: str, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        if not takes(a, b, 2) or not _fits(out, (a.shape[0], b.shape[1])):
+            return None
+        return gemm(a, b, out=out, precision=precision)
+
+    def _bmm(
+        self, precision: str, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        if not takes(a, b, 3) or not _fits(out, (*a.shape[:2], b.shape[2])):
+            return None
+        return gemm(a, b, out=out, precision=precision)
+
+    def _addmm(
+        self,
+        precision: str,
+        added: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        if alpha != 1 or not takes(a, b, 2) or added.dtype != torch.float32:
+            return None
+        shape = (a.shape[0], b.shape[1])
+        if not _fits(out, shape) or added.device != a.device:
+            return None
+        if beta == 1 and added.dim() == 1 and added.shape[0] == shape[1] and added.stride(0) == 1:
+            return gemm(a, b, bias=added, out=out, precision=precision)
+        if added.shape != shape or added.stride(1) != 1:
+            return None
+        return gemm(a, b, residual=added, beta=float(beta), out=out, precision=precision)
+
+
+def precision_of(only: Only | None = None, highest: Highest = "bf16x6") -> str | None:
+    """The precision that torch's setting stands for now; None where torch's kernels are to run."""
+    setting = torch.get_float32_matmul_precision()
+    return {**PRECISIONS, "highest": highest}.get(setting) if only in (None, setting) else None
+
+
+def takes(a: torch.Tensor, b: torch.Tensor, dimensions: int) -> bool:
+    """Whether Warploom's kernels compute a product of torch's: fp32, on a GPU, of some size."""
+    return (
+        a.dtype == b.dtype == torch.float32
+        and a.dim() == b.dim() == dimensions
+        and a.device == b.device
+        and a.shape[-1] == b.shape[-2]
+        and a.shape[:-2] == b.shape[:-2]
+        and prod(a.shape) * b.shape[-1] >= LEAST
+        and min(*a.shape[-2:], b.shape[-1]) >= LEAST_SIDE
+        and devices.unserved(a.get_device()) is None
+    )
+
+
+def _fits(out: torch.Tensor | None, shape: tuple[int, ...]) -> bool:
+    """Whether kernels can write a result where it is stored; without one they make it."""
+    if out is None:
+        return True
+    dense = out.stride(-1) == 1 and (out.dim() == 2 or out.is_contiguous())
+    return out.shape == shape and out.dtype == torch.float32 and dense
+
+
+def _torch_kernels() -> dict[str, Any]:
+    """The kernels that torch itself has for what is overridden, to be taken before it is."""
+    if not hasattr(torch.library, "get_kernel"):
+        raise ProblemError(
+            f"torch {torch.__version__}",
+            rule="must be 2.11 or later, whose kernels can be called when they are overridden",
+            fix='upgrade torch, or call warploom.gemm(precision="fp32")',
+        )
+    try:
+        return {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in _OPERATORS}
+    except RuntimeError as error:
+        raise ProblemError(
+            f"torch {torch.__version__} without matrix products on {_KEY}",
+            rule="must be a build of torch for CUDA",
+            fix='install one, or call warploom.gemm(precision="fp32"), which runs anywhere',
+        ) from error

@@ -1,0 +1,1 @@
+"""16-bit pieces of fp32 matrices, on torch tensors."""

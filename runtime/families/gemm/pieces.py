@@ -1,0 +1,60 @@
+"""GEMMs of operands that are 16-bit pieces of fp32 values, as `warploom.fp32_pieces` makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from warploom.generator.families.gemm import GemmShape
+from warploom.runtime.arguments import declared, option
+from warploom.runtime.families._product.call import Checked
+from warploom.runtime.families._product.reference import apply, rounded
+from warploom.runtime.families.gemm.call import GemmCall
+
+
+@declared
+class PiecesCall(GemmCall):
+    """A call whose a [.., M, pieces * K] and b [.., pieces * K, N] are pieces side by side along k.
+
+    terms   the products of pieces that are added up: 3 of two pieces, 6 of three
+    """
+
+    terms: int = option(default=3, schema="")
+
+    def checked(self) -> Checked:
+        """Check the call as one of 16-bit operands, and have its kernel add up the products."""
+        checked = GemmCall.checked(self)
+        operation = replace(checked.operation, accumulation="promoted", terms=self.terms)
+        problem = checked.problem
+        k = problem.k // operation.pieces
+        return replace(
+            checked,
+            operation=operation,
+            problem=replace(problem, k=k, place=k),
+            shape=GemmShape(problem.m, problem.n, k, problem.batches),
+        )
+
+    def reference(self, dtype: torch.dtype) -> torch.Tensor:
+        """D by plain torch operations: products of pieces in fp32, the smallest first."""
+        x = sum_of_products(self.a, self.b, self.terms, torch.float32)
+        return rounded(apply(x, self.listed), dtype, self.listed)
+
+
+def products(terms: int) -> list[tuple[int, int]]:
+    """The pieces of A and of B that are multiplied, 0 being the highest, the smallest first."""
+    count = {3: 2, 6: 3}[terms]
+    return [(total - b, b) for total in reversed(range(count)) for b in range(total + 1)]
+
+
+def sum_of_products(
+    a: torch.Tensor, b: torch.Tensor, terms: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The sum of the products of pieces, in a type."""
+    count = {3: 2, 6: 3}[terms]
+    left, right = a.to(dtype).chunk(count, -1), b.to(dtype).chunk(count, -2)
+    one, other = products(terms)[0]
+    x = left[one] @ right[other]
+    for one, other in products(terms)[1:]:
+        x = x + left[one] @ right[other]
+    return x

@@ -1,0 +1,56 @@
+"""Kernels that are wrong in one place each (mutants.py says how and why)."""
+
+from __future__ import annotations
+
+import fp32_pieces_cases as cases
+from mutants import PAUSE, Checked, Edit
+
+from warploom.generator.specification import KernelSpec
+
+ROW, COL = cases.spec("fp16"), cases.spec("fp16", layout="col")
+THREE = cases.spec("bf16", 3)
+
+
+def mutant(
+    wrong: Edit, kernel: KernelSpec, m: int = 130, k: int = 5000, pauses: tuple[Edit, ...] = ()
+) -> Checked:
+    """A kernel that is wrong, and the size of a matrix that makes that show."""
+
+    def check(kernel: KernelSpec, seed: int) -> None:
+        cases.made(kernel, m, k, seed=seed).verify()
+
+    return Checked(*wrong, check, kernel, pauses)
+
+
+REDUCED = "  __syncthreads();\n  peak = __reduce_max_sync(0xffffffff, peaks["
+STAGED = "  __syncthreads();\n  constexpr int kVectors"
+BEHIND = "  if (threadIdx.x >= 32) " + PAUSE
+
+MUTANTS = {
+    "values that are read again have no say in the scale": mutant(
+        ("peak = max(peak, magnitude(more[i]));", "peak = max(peak, magnitude(more[i]) & 0);"), ROW
+    ),
+    "a row has the largest magnitude of some of its values": mutant(
+        (REDUCED, REDUCED.removeprefix("  __syncthreads();\n")),
+        ROW,
+        pauses=(
+            ("  if (threadIdx.x % 32 == 0) peaks[", BEHIND + "  if (threadIdx.x % 32 == 0) peaks["),
+        ),
+    ),
+    "a tile is written before it was loaded": mutant(
+        (STAGED, STAGED.removeprefix("  __syncthreads();\n")),
+        COL,
+        pauses=(
+            ("  if (threadIdx.x < kTile && row0", BEHIND + "  if (threadIdx.x < kTile && row0"),
+        ),
+    ),
+    "the last part has no say in the scale": mutant(
+        ("part < p.parts; ++part", "part < p.parts - 1; ++part"), COL
+    ),
+    "a low piece is the high one": mutant(
+        ("rest = finite ? rest - float(rounded) : 0.f;", ";"), THREE
+    ),
+    "what is between pieces is not written": mutant(
+        ("column < p.place; column += kStep", "column + 8 < p.k; column += kStep"), THREE
+    ),
+}

@@ -1,0 +1,139 @@
+"""`gemm(precision=...)`: errors beside those of SIMT fp32, and every way in which it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import warploom
+
+pytestmark = pytest.mark.gpu
+ROWS = 128  # of D, that are held against float64
+MATRICES: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "normal": lambda n, k: torch.randn(n, k, device="cuda"),
+    "positive": lambda n, k: torch.rand(n, k, device="cuda"),
+    "graded": lambda n, k: (
+        torch.randn(n, k, device="cuda")
+        * torch.exp2(torch.randint(-50, 51, (n, 1), device="cuda").float())
+    ),
+    "hilbert": lambda n, k: (
+        1 / (torch.arange(n, device="cuda")[:, None] + torch.arange(k, device="cuda")[None] + 1.0)
+    ),
+    "denormal": lambda n, k: torch.randn(n, k, device="cuda") * 2.0**-65,
+}
+
+
+def errors(d: torch.Tensor, a: torch.Tensor, weight: torch.Tensor) -> tuple[float, float]:
+    """The error by the Frobenius norm, and the largest share of |a| |b|, of the first rows."""
+    a, weight = a[:ROWS].double(), weight.double()
+    exact, sizes = a @ weight.t(), a.abs() @ weight.abs().t()
+    wrong = (d[:ROWS].double() - exact).abs()
+    return float(wrong.norm() / exact.norm()), float((wrong / sizes).max())
+
+
+@pytest.mark.parametrize("size", [4096, 8192])
+@pytest.mark.parametrize("kind", [kind for kind in MATRICES if kind != "denormal"])
+def test_errors_are_at_most_those_of_simt(kind: str, size: int) -> None:
+    torch.manual_seed(size)
+    a, weight = MATRICES[kind](size, size), MATRICES[kind](size, size)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    simt = errors(a @ weight.t(), a, weight)
+    for precision in ("fp32", "bf16x6"):
+        found = errors(warploom.gemm(a, weight.t(), precision=precision), a, weight)
+        assert found[0] <= simt[0] and found[1] <= simt[1], (precision, found, simt)
+    assert errors(warploom.gemm(a, weight.t(), precision="bf16x3"), a, weight)[0] < 1e-5
+
+
+def test_denormal_rows_are_as_exact_as_others() -> None:
+    torch.manual_seed(0)
+    a, weight = torch.randn(256, 4096, device="cuda") * 2.0**-135, MATRICES["normal"](512, 4096)
+    weight *= 2.0**20
+    assert errors(warploom.gemm(a, weight.t(), precision="fp32"), a, weight)[0] < 5e-7
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16x3", "bf16x6"])
+@pytest.mark.parametrize(
+    "extents",
+    [(1, 1, 1), (7, 9, 13), (64, 64, 64), (130, 257, 65), (1000, 513, 4097), (33, 4096, 300)],
+    ids=str,
+)
+def test_ragged_extents_and_epilogues(extents: tuple[int, int, int], precision: str) -> None:
+    torch.manual_seed(sum(extents))
+    m, n, k = extents
+    a, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    bias, residual = torch.randn(n, device="cuda"), torch.randn(m, n, device="cuda")
+    room = torch.full((m, n + 4), torch.nan, device="cuda")
+    out = room[:, :n]
+    warploom.gemm(
+        a,
+        weight.t(),
+        bias=bias,
+        activation="relu",
+        residual=residual,
+        precision=precision,
+        out=out,
+    )
+    exact = torch.relu(a.double() @ weight.double().t() + bias) + residual
+    sizes = a.double().abs() @ weight.double().abs().t() + bias.abs() + residual.abs()
+    bound = 2.0**-15 if precision == "bf16x3" else 2.0**-20
+    assert ((out - exact).abs() <= bound * sizes).all()
+    assert room[:, n:].isnan().all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_batches_and_layouts(transposed: bool) -> None:
+    torch.manual_seed(1)
+    a, b = torch.randn(3, 2, 70, 90, device="cuda"), torch.randn(2, 90, 50, device="cuda")
+    if transposed:
+        b = b.mT.contiguous().mT
+    d = warploom.gemm(a, b, precision="fp32")
+    assert ((d - a.double() @ b.double()).abs() <= 2.0**-20 * (a.abs() @ b.abs())).all()
+    left, right = torch.randn(300, 130, device="cuda").t(), torch.randn(300, 70, device="cuda")
+    d = warploom.gemm(left, right, precision="fp32")
+    sizes = left.abs() @ right.abs()
+    assert ((d - left.double() @ right.double()).abs() <= 2.0**-20 * sizes).all()
+
+
+def test_values_that_are_not_finite_stay_in_their_rows_and_columns() -> None:
+    torch.manual_seed(2)
+    a, weight = torch.randn(300, 200, device="cuda"), torch.randn(100, 200, device="cuda")
+    a[5, 7], a[9, 3], weight[11, 2] = torch.inf, torch.nan, -torch.inf
+    d, expected = warploom.gemm(a, weight.t(), precision="fp32"), a @ weight.t()
+    assert torch.equal(d.isfinite(), expected.isfinite())
+
+
+def test_gradients_a_stream_and_a_graph() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(512, 256, device="cuda", requires_grad=True)
+    weight = torch.nn.Parameter(torch.randn(384, 256, device="cuda"))
+    y = warploom.gemm(x, weight.t(), precision="fp32")
+    dy = torch.randn_like(y)
+    dx, dw = torch.autograd.grad(y, (x, weight), dy)
+    assert errors(dx, dy, weight.detach().t())[0] < 5e-7
+    assert errors(dw, dy.t(), x.detach().t())[0] < 5e-7
+    with torch.no_grad():
+        stream, out = torch.cuda.Stream(), torch.empty_like(y)
+        with torch.cuda.stream(stream):
+            warploom.gemm(x, weight.t(), out=out, precision="fp32")
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            warploom.gemm(x, weight.t(), out=out, precision="fp32")
+        weight.mul_(2)  # what was kept is of the weight before
+        graph.replay()
+        assert errors(out, x, weight)[0] < 5e-7
+
+
+def test_torchs_products_run_by_pieces() -> None:
+    torch.manual_seed(4)
+    layer = torch.nn.Linear(1024, 2048, device="cuda")
+    x = torch.randn(4, 512, 1024, device="cuda", requires_grad=True)
+    with warploom.fp32.activate() as activation:
+        layer(x).sum().backward()
+    ran = {precision for _, precision in activation.ran}
+    assert "bf16x6" in ran
+    assert x.grad is not None
+    exact = layer.weight.double().sum(0).expand_as(x)
+    assert float((x.grad - exact).norm() / exact.norm()) < 1e-6

@@ -1,0 +1,206 @@
+"""`gemm(precision=...)` on the CPU, where the reference adds up the same products of pieces.
+
+The error of each scheme is held beside that of products rounded to fp32 and summed in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.generator.families.gemm import GemmOperation
+from warploom.generator.specification import parse_name
+
+M, N, K = 33, 40, 300
+
+
+def graded(x: torch.Tensor) -> torch.Tensor:
+    """Rows that are 2^-60 to 2^60 times as large."""
+    return x * torch.exp2(torch.randint(-60, 61, (len(x), 1)).float())
+
+
+def hilbert(x: torch.Tensor) -> torch.Tensor:
+    rows, columns = x.shape
+    return 1 / (torch.arange(rows)[:, None] + torch.arange(columns)[None] + 1.0)
+
+
+MATRICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "normal": lambda x: x,
+    "positive": lambda x: x.abs(),
+    "graded": graded,
+    "hilbert": hilbert,
+}
+
+
+def drawn(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(len(kind))
+    return MATRICES[kind](torch.randn(M, K)), MATRICES[kind](torch.randn(N, K))
+
+
+def errors(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """The error of d = a b.T by the Frobenius norm, and its largest share of |a| |b|.T."""
+    exact, sizes = a.double() @ b.double().t(), a.double().abs() @ b.double().abs().t()
+    wrong = (d.double() - exact).abs()
+    return float(wrong.norm() / exact.norm()), float((wrong / sizes).max())
+
+
+def in_turn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a b.T with fp32 sums, one product after the other."""
+    total = torch.zeros(len(a), len(b))
+    for column in range(a.shape[1]):
+        total += torch.outer(a[:, column], b[:, column])
+    return total
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+@pytest.mark.parametrize(
+    ("precision", "norm", "share"), [("fp32", 1.0, 1.0), ("bf16x6", 1.5, 1.5), ("bf16x3", 60, 60)]
+)
+def test_errors_are_those_of_fp32(precision: str, norm: float, share: float, kind: str) -> None:
+    a, b = drawn(kind)
+    found, usual = errors(warploom.gemm(a, b.t(), precision=precision), a, b), (2e-6, 2e-6)
+    own = errors(in_turn(a, b), a, b)
+    assert found[0] <= norm * max(own[0], 3e-7) and found[0] <= norm * usual[0]
+    assert found[1] <= share * max(own[1], 3e-7) and found[1] <= share * usual[1]
+
+
+def test_denormal_rows_are_as_exact_as_others_by_fp16_pieces() -> None:
+    a, b = drawn("normal")
+    a, b = a * 2.0**-140, b * 2.0**100
+    assert errors(warploom.gemm(a, b.t(), precision="fp32"), a, b)[0] < 1e-6
+
+
+def test_scales_do_not_overflow_where_results_do_not() -> None:
+    a, b = drawn("normal")
+    a, b = a * 2.0**122, b * 2.0**-120
+    for left, right in ((a, b), (b, a)):
+        assert errors(warploom.gemm(left, right.t(), precision="fp32"), left, right)[0] < 1e-6
+
+
+def test_values_that_are_not_finite_stay_in_their_rows_and_columns() -> None:
+    a, b = drawn("normal")
+    a[3, 5], a[7, 0], b[9, 1] = torch.inf, torch.nan, -torch.inf
+    d, expected = warploom.gemm(a, b.t(), precision="fp32"), a @ b.t()
+    assert torch.equal(d.isfinite(), expected.isfinite())
+    finite = expected.isfinite()
+    assert torch.allclose(d[finite], expected[finite], rtol=1e-4, atol=1e-4)
+
+
+def test_zero_rows_are_zeros() -> None:
+    a, b = drawn("normal")
+    a[4] = 0
+    assert not warploom.gemm(a, b.t(), precision="fp32")[4].any()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16x3", "bf16x6"])
+def test_epilogues_batches_and_layouts(precision: str) -> None:
+    torch.manual_seed(1)
+    a, b = torch.randn(2, 3, 5, 70), torch.randn(3, 70, 9)
+    bias, residual = torch.randn(9), torch.randn(2, 3, 5, 9)
+    d = warploom.gemm(
+        a, b, bias=bias, activation="relu", residual=residual, beta=0.5, precision=precision
+    )
+    assert torch.allclose(d, torch.relu(a @ b + bias) + 0.5 * residual, atol=1e-3)
+    left, right = torch.randn(70, 33).t(), torch.randn(70, 20)
+    assert torch.allclose(warploom.gemm(left, right, precision=precision), left @ right, atol=1e-3)
+    out = torch.empty(33, 20, dtype=torch.bfloat16)
+    assert warploom.gemm(left, right, out=out, precision=precision) is out
+    assert torch.allclose(out.float(), left @ right, atol=0.2)
+
+
+@pytest.mark.parametrize("extents", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)
+def test_empty_products_are_what_epilogues_make_of_zeros(extents: tuple[int, int, int]) -> None:
+    m, n, k = extents
+    bias = torch.ones(n)
+    d = warploom.gemm(torch.empty(m, k), torch.empty(k, n), bias=bias, precision="fp32")
+    assert d.shape == (m, n) and torch.equal(d, bias.expand(m, n))
+
+
+def test_gradients_are_those_of_fp32() -> None:
+    torch.manual_seed(2)
+    x, bias = torch.randn(3, 5, 40, requires_grad=True), torch.randn(24, requires_grad=True)
+    weight = torch.nn.Parameter(torch.randn(24, 40))
+    y = warploom.gemm(x, weight.t(), bias=bias, activation="gelu", precision="fp32")
+    usual = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+    dy = torch.randn_like(y)
+    read = (x, weight, bias)
+    for one, other in zip(
+        torch.autograd.grad(y, read, dy), torch.autograd.grad(usual, read, dy), strict=True
+    ):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_torch_compile_sees_operators() -> None:
+    torch.manual_seed(3)
+    x, weight, bias = torch.randn(6, 40, requires_grad=True), torch.randn(24, 40), torch.randn(24)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(x, weight.t(), bias=bias, precision="fp32")
+
+    y = layer(x)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert torch.allclose(y, torch.nn.functional.linear(x, weight, bias), atol=1e-4)
+    assert torch.allclose(dx, weight.sum(0).expand(6, 40), atol=1e-4)
+    with torch.no_grad():
+        assert torch.allclose(layer(x), y)
+
+
+def test_pieces_of_a_parameter_are_kept_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warploom.runtime.families.gemm import fp32
+
+    split: list[int] = []
+    make = fp32.fp32_pieces
+
+    def counted(x: torch.Tensor, *how: Any) -> Any:  # noqa: ANN401 (as it does)
+        split.append(x.shape[0])
+        return make(x, *how)
+
+    monkeypatch.setattr(fp32, "fp32_pieces", counted)
+    x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
+    with torch.no_grad():
+        first = warploom.gemm(x, weight.t(), precision="fp32")
+        again = warploom.gemm(x, weight.t(), precision="fp32")
+        weight.mul_(2)
+        twice = warploom.gemm(x, weight.t(), precision="fp32")
+    assert split == [6, 24, 6, 6, 24]
+    assert torch.equal(first, again) and torch.equal(2 * first, twice)
+
+
+def test_explain_names_the_kernel_and_the_pieces() -> None:
+    a, b = torch.empty(4096, 512, device="meta"), torch.empty(512, 4096, device="meta")
+    told = warploom.explain(warploom.gemm, a, b, precision="fp32", gpu="h200")
+    operation = parse_name(told.kernel).operation
+    assert isinstance(operation, GemmOperation) and operation.terms == 3
+    assert "3 products of 2 float16 pieces" in told.reason
+
+
+@pytest.mark.parametrize(
+    ("keywords", "problem"),
+    [
+        ({"precision": "fp64"}, "precision 'fp64': must be one of fp32, bf16x3, bf16x6"),
+        ({"algorithm": "strassen"}, "algorithm strassen with precision fp32"),
+        ({"use_fast_accum": False}, "use_fast_accum False with precision 'fp32'"),
+        ({"out_dtype": torch.int8}, "out_dtype torch.int8 with precision 'fp32'"),
+    ],
+    ids=str,
+)
+def test_what_it_does_not_take_is_named(keywords: dict[str, Any], problem: str) -> None:
+    a, b = torch.randn(8, 16), torch.randn(16, 8)
+    with pytest.raises(ProblemError, match=problem.split(":")[0]):
+        warploom.gemm(a, b, **{"precision": "fp32", **keywords})
+
+
+def test_operands_of_other_types_are_named() -> None:
+    a, b = torch.randn(8, 16), torch.randn(16, 8)
+    with pytest.raises(ProblemError, match=r"a of torch\.bfloat16 with precision"):
+        warploom.gemm(a.bfloat16(), b, precision="fp32")
+    with pytest.raises(ProblemError, match='pass precision="fp32"'):
+        warploom.gemm(a, b)
+    with pytest.raises(ProblemError, match="with one K"):
+        warploom.gemm(a, b[:3], precision="fp32")

@@ -1,0 +1,118 @@
+"""`warploom.fp32.activate`: torch's fp32 products run by pieces, and are given back to torch.
+
+It is activated for CPU tensors here, whose references compute as kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.integrations import devices, fp32
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(fp32, "_KEY", "CPU")
+    monkeypatch.setattr(fp32, "LEAST", 64**3)
+    monkeypatch.setitem(devices.reasons, -1, None)
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def near(d: torch.Tensor, exact: torch.Tensor, bound: float = 2e-6) -> bool:
+    return float((d.detach() - exact.detach()).norm() / exact.detach().norm()) < bound
+
+
+def test_products_and_their_gradients_run_by_pieces() -> None:
+    layer = torch.nn.Linear(96, 64)
+    x = torch.randn(128, 96, requires_grad=True)
+    with warploom.fp32.activate() as activation:
+        y = layer(x)
+        dx, dw = torch.autograd.grad(y.square().sum(), (x, layer.weight))
+    assert activation.ran["addmm", "bf16x6"] == 1
+    assert activation.ran["mm", "bf16x6"] == 2
+    dy = 2 * y.double()
+    assert near(y, x.double() @ layer.weight.double().t() + layer.bias)
+    assert near(dx, dy @ layer.weight.double())
+    assert near(dw, dy.t() @ x.double())
+
+
+@pytest.mark.parametrize(
+    ("setting", "only", "precision"),
+    [
+        ("highest", None, "bf16x6"),
+        ("high", None, "bf16x3"),
+        ("medium", None, "torch"),
+        ("highest", "high", "torch"),
+        ("high", "high", "bf16x3"),
+        ("high", "highest", "torch"),
+    ],
+)
+def test_torchs_setting_decides_at_each_call(
+    setting: str, only: fp32.Only | None, precision: str
+) -> None:
+    a, b = torch.randn(64, 80), torch.randn(80, 64)
+    with warploom.fp32.activate(only) as activation:
+        torch.set_float32_matmul_precision(setting)
+        d = a @ b
+    assert dict(activation.ran) == {("mm", precision): 1}
+    assert near(d, a.double() @ b.double(), 1e-4)
+
+
+def test_batches_residuals_and_results_of_the_caller() -> None:
+    a, b, added = torch.randn(3, 64, 72), torch.randn(3, 72, 64), torch.randn(64, 64)
+    with warploom.fp32.activate() as activation:
+        assert near(a @ b, a.double() @ b.double())
+        found = torch.addmm(added, a[0], b[0], beta=0.5)
+        out = torch.full((64, 64), torch.nan)
+        assert torch.mm(a[0], b[0], out=out) is out
+    assert near(found, 0.5 * added + a[0].double() @ b[0].double())
+    assert near(out, a[0].double() @ b[0].double())
+    assert {name for name, precision in activation.ran if precision == "bf16x6"} == {
+        "bmm",
+        "addmm",
+        "mm",
+    }
+
+
+def test_what_kernels_do_not_take_is_torchs() -> None:
+    a, b = torch.randn(64, 80), torch.randn(80, 64)
+    with warploom.fp32.activate() as activation:
+        torch.mm(a[:8], b)  # few rows
+        torch.mm(a.double(), b.double())
+        torch.addmm(torch.randn(64), a, b, alpha=2)
+    assert {precision for _, precision in activation.ran} == {"torch"}
+
+
+def test_removed_it_is_torchs_again() -> None:
+    a = torch.randn(64, 64)
+    activation = warploom.fp32.activate()
+    activation.remove()
+    activation.remove()
+    assert torch.equal(a @ a, torch.mm(a, a))
+    assert not activation.ran
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(ProblemError, match="only 'medium'"):
+        warploom.fp32.activate("medium")  # type: ignore[arg-type]
+
+
+def test_columns_of_opposite_ranges_are_right_by_default_and_the_faster_way_is_asked_for() -> None:
+    """Rows of both operands span 2^40, and all terms are as large: pieces of fp16 lose most."""
+    grades = torch.exp2(torch.linspace(-20, 20, 80).round())
+    a, b = torch.randn(64, 80) * grades, (torch.randn(64, 80) / grades).t()
+    with warploom.fp32.activate() as activation:
+        assert near(a @ b, a.double() @ b.double())
+    assert activation.ran["mm", "bf16x6"] == 1
+    with warploom.fp32.activate(highest="fp32") as activation:
+        a @ a.t()
+    assert dict(activation.ran) == {("mm", "fp32"): 1}
+    with pytest.raises(warploom.WarploomError, match="highest 'tf32' must be one of bf16x6, fp32"):
+        warploom.fp32.activate(highest="tf32")  # type: ignore[arg-type]
