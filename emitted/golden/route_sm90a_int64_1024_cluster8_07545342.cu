@@ -63,7 +63,7 @@ __device__ __forceinline__ int expert_of(const Parameters& p, int pair) {
 }
 
 // The lanes that have the same expert, by a vote on each bit: __match_any_sync takes a step for each
-// expert that a warp has, five times as long.
+// expert that a warp has.
 __device__ __forceinline__ unsigned lanes_of(const Parameters& p, int expert) {
   unsigned lanes = __ballot_sync(~0u, expert >= 0);
   for (int bit = 0; bit < p.bits; ++bit) {
