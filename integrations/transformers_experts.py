@@ -66,7 +66,8 @@ def experts_forward(
         down_bias=module.down_proj_bias if module.has_bias else None,
         alpha=getattr(module, "alpha", ALPHA) if gate == SWIGLU_OAI else ALPHA,
         limit=getattr(module, "limit", LIMIT) if gate == SWIGLU_OAI else LIMIT,
-        norm=module.post_expert_norm if module.has_post_expert_norm else None,
+        # Layers of transformers before 5.23 have no such norm, and no word for it.
+        norm=module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None,
     )
 
 

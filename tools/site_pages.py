@@ -40,6 +40,7 @@ GROUPS = {
     ),
     "warploom.quantization": ("quantization", "Quantization", "Weights in 2 to 8 bits, and 2:4."),
     "warploom.runtime": ("inspection", "Inspection", "Which kernel a call runs, and why."),
+    "warploom.reports": ("inspection", "Inspection", "Which kernel a call runs, and why."),
     "warploom.generator": ("inspection", "Inspection", "Which kernel a call runs, and why."),
     "warploom.tuning": ("tuning", "Tuning", "Online autotuning, and recording of calls."),
     "warploom.errors": ("errors", "Errors", "Exceptions, all of them `warploom.WarploomError`."),
@@ -180,6 +181,7 @@ def documented(name: str) -> str:
 INSTANCES = {
     "warploom.sdpa": "warploom.integrations.sdpa.Sdpa",
     "warploom.counters": "warploom.runtime.counters.Counters",
+    "warploom.grouped_mm": "warploom.integrations.grouped_mm.GroupedMM",
 }
 
 

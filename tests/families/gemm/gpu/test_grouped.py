@@ -34,6 +34,8 @@ def grouped_built(
 def test_groups_are_multiplied_and_nothing_else(
     kernel: KernelSpec, routing: grouped.Routing
 ) -> None:
+    if routing.size == 1 and "scale_row" in kernel.name:
+        pytest.skip("a scale of one row is one number, which another kernel takes")
     grouped.verify(grouped.call(kernel, routing))
 
 
