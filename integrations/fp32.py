@@ -104,7 +104,7 @@ class Activation:
             if not isinstance(error, RuntimeError):
                 raise
             raise ProblemError(
-                f"a matrix product of torch that other Python code has overridden: {error}",
+                f"a matmul of torch that other Python code has overridden: {error}",
                 rule="must be torch's own when Warploom is activated",
                 fix="undo what the other code registered with torch.library",
             ) from error
@@ -226,7 +226,7 @@ def _torch_kernels() -> dict[str, Any]:
         return {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in _OPERATORS}
     except RuntimeError as error:
         raise ProblemError(
-            f"torch {torch.__version__} without matrix products on {_KEY}",
+            f"torch {torch.__version__} without matmuls on {_KEY}",
             rule="must be a build of torch for CUDA",
             fix='install one, or call warploom.gemm(precision="fp32"), which runs anywhere',
         ) from error

@@ -89,7 +89,7 @@ class Patch:
     def _require_weights(self) -> None:
         if self._quantized:
             raise ProblemError(
-                f"{self._title}, whose weights were packed",
+                f"{self._title}, whose weights were quantized",
                 rule="cannot be undone: the weights that there were are dropped",
                 fix="load the model again; copy.deepcopy(model) before a patch keeps them",
             )
