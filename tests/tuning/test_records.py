@@ -168,7 +168,7 @@ def test_records_of_the_same_layer_are_nearest_and_others_may_be_too_far() -> No
         ({"best": {"seconds": 1.0, "spread": 0.0, "schedule": {"tile": [1], "stages": 2}}}, "tile"),
         (
             {"environment": {"multiprocessors": 0, "nvrtc": "13.0", "revision": 1}},
-            "multiprocessors",
+            "0 SMs",
         ),
         ({"environment": {"multiprocessors": 1}}, "nvrtc"),
     ],

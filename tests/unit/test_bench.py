@@ -69,7 +69,8 @@ def listed(*names: str, **asked: Any) -> list[Case]:
 
 
 def test_every_family_of_kernels_is_measured() -> None:
-    assert sorted(families()) == sorted(kernels.names())
+    """But for `route`, whose time is measured with that of the layers of `combine`."""
+    assert sorted(families()) == sorted({*kernels.names()} - {"route"})
     assert [one.name for one in runner.named(["attention"])] == [
         "attention_forward",
         "attention_backward",
@@ -80,7 +81,7 @@ def test_the_cells_are_those_of_the_list() -> None:
     assert len(listed("gemm")) == len(listed("gemm", cells=("all",))) == 4 * (5 + 180)
     assert len(listed("attention")) == 2 * 35
     assert len(listed("gemm", cells=("tuned",), types=("bf16",))) == 90
-    assert len(listed()) == 4 * 185 + 216 + 70 + 65 + 40 + 27 + 8 + 8 + 6 + 3 * 24
+    assert len(listed()) == 4 * 185 + 216 + 70 + 65 + 40 + 27 + 8 + 8 + 6 + 3 * 24 + 4
     squares = listed("attention_forward", cells=("square",))
     assert {case.problem["batch"] * case.problem["seq"] for case in squares} == {16_384}
     assert {case.problem["heads"] * case.problem["dim"] for case in squares} == {2048}
@@ -177,7 +178,7 @@ def run(*arguments: str) -> Result:
     [
         (("gemm", "--peers", "cudnn"), "there are cublas, triton, quack"),
         (("attention", "--peers", "cublas"), "there are cudnn, fa2, fa3, fa4, triton"),
-        (("gemm", "--cells", "grouped"), "there are llm, squares, tuned, drawn, training"),
+        (("gemm", "--cells", "groups"), "there are llm, squares, tuned, drawn, training"),
         (("gemm", "--types", "fp4"), "bf16, fp16"),
         (("gemm", "--m", "x"), "numbers, separated by commas"),
         (("gemm", "--problems", "1:0"), "must be SEED or SEED:COUNT"),

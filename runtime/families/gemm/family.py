@@ -21,6 +21,7 @@ from warploom.runtime.families.gemm import api, fp32, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.pieces import PiecesCall
 from warploom.runtime.families.gemm.samples import (
     GemmData,
     GemmTrial,
@@ -188,6 +189,11 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             for listed in (by_keywords, one.listed)
         }
         given = (None, TORCH[operation.d], operation.accumulation == "fast")
+        if operation.terms > 1:
+            a = torch.cat([one.a] * operation.pieces, -1)
+            b = torch.cat([one.b.mT] * operation.pieces, -1).mT
+            terms = operation.terms
+            return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
         return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:

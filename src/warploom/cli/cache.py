@@ -76,7 +76,7 @@ def explain(
     \b
     Examples:
       warploom cache explain 4b296fde
-      warploom cache explain --name 4b296fde --arch sm_90a
+      warploom cache explain --name 4b296fde
     """
     from warploom.cli.kernels import found
     from warploom.generator.render import render

@@ -29,7 +29,8 @@ def test_pieces_add_up_to_the_value(
     x = torch.randn(3, 5, 70) * 2.0**size
     q, scale = warploom.fp32_pieces(x, dtype, count)
     assert q.shape == (3, 5, count * 128) and q.dtype == dtype
-    most = x.double().abs().amax(-1, keepdim=True) * 2.0**-38 + 2.0**-149
+    least = 2.0**-149 if dtype == FP16 else 2.0**-134  # half of the smallest bf16
+    most = x.double().abs().amax(-1, keepdim=True) * 2.0**-38 + least
     assert ((added(q, scale, count, 70) - x).abs() <= error * x.double().abs() + most).all()
     places = q.unflatten(-1, (count, 128))
     assert not places[..., 70:].any()

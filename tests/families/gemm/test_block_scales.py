@@ -209,7 +209,7 @@ def block_scaled(**fields: Any) -> GemmOperation:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"accumulation": "fast"}, "must be promoted"),
+        ({"accumulation": "fast"}, "must be of fp8 and promoted"),
         ({"block_scales": "none", "block_scale_a": "e8m0"}, "without block_scales: must be fp32"),
     ],
     ids=str,

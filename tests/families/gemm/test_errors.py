@@ -48,7 +48,7 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
         gemm(A.float(), B.float()),
         "a of torch.float32",
         "fp16, bf16, e4m3, e5m2, int8",
-        "convert",
+        'precision="fp32"',
     ),
     "fp64 operands": (gemm(A.double(), B.double()), "torch.float64", "element types", ".to("),
     "devices": (gemm(b=B.to("meta")), "b on meta", "one device", "move"),
