@@ -115,8 +115,8 @@ STALE: dict[str, str] = {
         "calls of declared functions know results that a caller gives, and runtime/family.py "
         "imports less; kernels and launches are what they were",
     ),
-    "families/gemm/gpu": "calls of operations on pieces of fp32 matrices are known to `explain`, and "
-    "one more kernel of them is kept; other kernels are those that passed",
+    "families/gemm/gpu": "calls on pieces of fp32 matrices are known to `explain`, and one "
+    "more kernel of them is kept; other kernels are those that passed",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "
     "and messages have other words",
 }
