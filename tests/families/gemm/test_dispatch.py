@@ -67,13 +67,15 @@ def operations(draw: st.DrawFn) -> GemmOperation:
     assume(all(d in step.results for step in steps if step.results))
     one_matrix = rounds_stochastically(steps) or any(isinstance(step, OF_ROWS) for step in steps)
     fp8 = a in ("e4m3", "e5m2")
-    return GemmOperation(
+    drawn = GemmOperation(
         *(a, draw(st.sampled_from(("e4m3", "e5m2"))) if fp8 else a, d),  # type: ignore[arg-type]
         *(layout_a, layout_b),  # type: ignore[arg-type]
         epilogue=steps,
         accumulation="fast" if a == "int8" else draw(st.sampled_from(("fast", "promoted"))),
         batched=draw(st.booleans()) and not one_matrix,
     )
+    assume(not any(GEMM.operation_reasons(drawn)))
+    return drawn
 
 
 extents = st.one_of(st.integers(0, 300), st.sampled_from((4096, 8191, 65_536, 1_000_003)))
