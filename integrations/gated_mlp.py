@@ -156,7 +156,9 @@ class GatedMLP(torch.nn.Module):
         gate, up = (self._modules[name] for name in PROJECTIONS[:2])
         for name in ("weight", "bias"):
             one, other = (layer._parameters.get(name) for layer in (gate, up))  # type: ignore[union-attr]
-            if one is not None and other is not None and joinable(one, other):
+            if one is None or other is None or joined(one, other):
+                continue
+            if joinable(one, other):
                 join(one, other)
 
     def _trained(
@@ -305,7 +307,9 @@ class Both:
 
 
 def joinable(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the memory of two parameters can be joined: each has all of its storage."""
+    """Whether the memory of two parameters can be joined, or is: each has all of its storage, or
+    both share one, as those of a model do whose copy was patched before.
+    """
     if type(one) not in _PLAIN or type(other) not in _PLAIN or one.device != other.device:
         return False
     whole = all(
@@ -315,7 +319,8 @@ def joinable(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
     alike = one.shape == other.shape and one.dtype == other.dtype
     kernels = one.dtype in PRODUCTS and one.shape[0] % MULTIPLE == 0
-    return one is not other and one.device.type != "meta" and whole and alike and kernels
+    there = one is not other and one.device.type != "meta"
+    return there and alike and kernels and (whole or joined(one, other))
 
 
 def join(one: torch.Tensor, other: torch.Tensor) -> None:
