@@ -10,13 +10,17 @@ import timing
 CPU = torch.device("cpu")
 
 
-def test_contenders_take_turns_and_another_begins_each_round() -> None:
-    """Where one always follows the same other, it is timed on what that one left behind."""
+def test_contenders_take_turns_and_none_always_follows_the_same_other() -> None:
+    """Where one always follows the same other, it is timed at the clock that that one left."""
     called: list[str] = []
     contenders = {name: (lambda name=name: called.append(name)) for name in "abc"}
-    seconds = timing.interleave(contenders, CPU, rounds=3, laps=2)
-    assert "".join(called) == "aabbccbbccaaccaabbaabbcc"
-    assert {name: len(taken) for name, taken in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+    seconds = timing.interleave(contenders, CPU, rounds=9, laps=2)
+    assert called[::2] == called[1::2]
+    rounds = ["".join(called[2 * at : 2 * at + 6 : 2]) for at in range(0, 30, 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    follows = {pair for one in rounds for pair in zip(one, one[1:], strict=False)}
+    assert follows == {(one, other) for one in "abc" for other in "abc" if one != other}
+    assert {name: len(taken) for name, taken in seconds.items()} == {"a": 9, "b": 9, "c": 9}
 
 
 def test_what_is_discarded_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
