@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 import warploom
 from benchmarks.families import Asked, Case
+from benchmarks.peers._block_scaled_layer import block_scaled_layers
 from benchmarks.peers._gated_layer import gated_layers
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
 from benchmarks.peers.libraries.liger import silu_mul
@@ -40,7 +41,7 @@ ROUNDED = 2.0**-6
 
 def gated(asked: Asked) -> Iterator[Case]:
     """The listed layers at each M, in bf16 and in e4m3 with a scale per row and column; then whole
-    layers that train.
+    layers: those that train, and those of checkpoints in e4m3.
     """
     listed = cells()["gemm"]["gated"]
     for kind in listed["types"]:
@@ -58,6 +59,7 @@ def gated(asked: Asked) -> Iterator[Case]:
                     partial(_contenders, plain, operation, shape),
                 )
     yield from gated_layers(asked)
+    yield from block_scaled_layers(asked)
 
 
 def _contenders(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def test_contenders_take_turns_and_none_always_follows_the_same_other() -> None:
     assert called[::2] == called[1::2]
     rounds = ["".join(called[2 * at : 2 * at + 6 : 2]) for at in range(0, 30, 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
-    follows = {pair for one in rounds for pair in zip(one, one[1:], strict=False)}
+    follows = {pair for one in rounds for pair in itertools.pairwise(one)}
     assert follows == {(one, other) for one in "abc" for other in "abc" if one != other}
     assert {name: len(taken) for name, taken in seconds.items()} == {"a": 9, "b": 9, "c": 9}
 

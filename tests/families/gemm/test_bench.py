@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks import runner
 from benchmarks.families import Asked, Case
 from benchmarks.peers import (
     _block_scaled,
+    _block_scaled_layer,
     _drawn,
     _gated,
     _gated_layer,
@@ -23,6 +25,7 @@ from benchmarks.peers import (
     _strassen,
     gemm,
 )
+from benchmarks.peers._block_scaled_layer import Quantized
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._products import TYPES, floor, ours, sets
 from warploom.generator.specification import parse_name
@@ -164,7 +167,8 @@ def test_a_gate_is_checked_beside_a_product_and_what_follows_it(
 ) -> None:
     listed = {"types": ["bf16", "e4m3_row_column"], "weights": [(32, 64)], "m": [5]}
     monkeypatch.setattr(_gated, "cells", lambda: {"gemm": {"gated": listed}})
-    monkeypatch.setattr(_gated, "gated_layers", lambda _: ())
+    for layers in ("gated_layers", "block_scaled_layers"):
+        monkeypatch.setattr(_gated, layers, lambda _: ())
     for case in _gated.gated(Asked()):
         found = {entry.contender: entry for entry in measured(case).entries}
         assert 0 < (found["warploom"].error_share or 0) <= 1
@@ -223,6 +227,27 @@ def test_a_layer_that_trains_is_checked_in_every_way_that_computes_it(
     assert set(found) == ways
     for name in ("warploom", "warploom, layer by layer"):
         assert 0 < (found[name].error_share or 0) <= 1
+
+
+def test_a_layer_of_a_checkpoint_in_e4m3_is_checked_beside_deep_gemm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against a peer that computes something else: its gate and cast are torch's here."""
+
+    def product(a: Quantized, b: Quantized, out: torch.Tensor) -> None:
+        out.copy_(_block_scaled_layer._wide(*a) @ _block_scaled_layer._wide(*b).t())
+
+    library = SimpleNamespace(
+        fp8_gemm_nt=product, get_mn_major_tma_aligned_tensor=lambda scale: scale
+    )
+    listed = {"block_scaled_layers": {"sizes": [(256, 384)], "tokens": [5]}}
+    monkeypatch.setattr(_block_scaled_layer, "cells", lambda: {"gemm": {"gated": listed}})
+    monkeypatch.setattr(_block_scaled_layer, "imported", lambda *_: library)
+    monkeypatch.setattr(_block_scaled_layer, "compiled", lambda make: make())
+    (case,) = _block_scaled_layer.block_scaled_layers(Asked())
+    found = {entry.contender: entry for entry in measured(case).entries}
+    assert set(found) == {"warploom", "deep_gemm, then torch.compile"}
+    assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
 
 
 def test_what_quack_is_given_has_gate_and_up_in_turn() -> None:
