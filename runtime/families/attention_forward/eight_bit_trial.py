@@ -114,8 +114,8 @@ def expected(call: EightBitCall, sums: str, unit: float) -> tuple[torch.Tensor, 
 def _quantized(
     tensor: torch.Tensor, kind: torch.dtype, mean: float = 0.0
 ) -> tuple[torch.Tensor, float]:
-    scale = (_WIDEST + mean) / _LARGEST[kind]
-    numbers = tensor.float() / scale
-    if kind == torch.int8:
-        numbers = numbers.round().clamp(-127, 127)
-    return numbers.to(kind), scale
+    largest = _LARGEST[kind]
+    scale = (_WIDEST + mean) / largest
+    # Of 10^8 normal numbers some lie further out, which torch would convert to NaN.
+    numbers = (tensor.float() / scale).clamp(-largest, largest)
+    return (numbers.round() if kind == torch.int8 else numbers).to(kind), scale

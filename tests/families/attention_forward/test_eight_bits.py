@@ -16,6 +16,7 @@ from eight_bit_cases import E4M3, Drawn, drawn, packed
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import (
     FAMILY,
     AttentionOperation,
@@ -34,6 +35,8 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime.families.attention_forward import values
 from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall
+from warploom.runtime.families.attention_forward.eight_bit_trial import EightBitTrial
+from warploom.runtime.families.attention_forward.trial import AttentionTrial
 
 H200 = DeviceLimits(132, "NVIDIA H200")
 OPERATION = AttentionOperation("bf16", 128, scores="e4m3", weights="e4m3")
@@ -356,3 +359,21 @@ def test_v_by_keys_is_laid_out_whatever_the_dimension(dim: int) -> None:
     assert laid_out.v_layout == "dim_major"
     right = values.dim_major(v)
     assert torch.equal(laid_out.v.view(torch.uint8), right.view(torch.uint8))
+
+
+@pytest.mark.parametrize("scores", ["e4m3", "int8"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_operands_that_are_drawn_saturate(
+    scores: str, sign: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a NaN in the tuner's operands: one of 10^9 normal numbers is beyond 6.2."""
+    monkeypatch.setattr(
+        EightBitTrial, "queries", lambda self: AttentionTrial.queries(self).fill_(sign * 9.0)
+    )
+    monkeypatch.setattr(
+        EightBitTrial, "keys", lambda self: AttentionTrial.keys(self).fill_(sign * 9.0)
+    )
+    operation = replace(OPERATION, scores=scores, scales="blocks" if scores == "int8" else "heads")
+    trial = EightBitTrial(operation, AttentionShape(1, 1, 1, 16, 16, 128), "cpu", 0)
+    one = trial.sets[0]
+    assert all(operand.float().isfinite().all() for operand in (one.q, one.k, one.v))
