@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import BLOCK, Gate, factors, quantizes
+from warploom.generator.epilogue import BLOCK, Gate, GateGradient, factors, quantizes
 from warploom.generator.families._product.launch import MOST_BLOCKS, tiles
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
@@ -49,7 +49,8 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
 
     def features(self, operation: GemmOperation, shape: GemmShape) -> dict[str, Feature]:
         """The bits of the operands, their layouts, how sums are kept, the products of pieces, the
-        columns of a product that share a scale of D (0: none do), rows and depth.
+        columns of a product that share a scale of D (0: none do), whether the gradient of a gate
+        is computed, rows and depth.
         """
         return {
             "bits": element(operation.a).bits,
@@ -61,6 +62,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "groups": operation.groups,
             "terms": operation.terms,
             "scaled_columns": _scaled_columns(operation),
+            "gate_gradient": any(isinstance(step, GateGradient) for step in operation.epilogue),
             "m": shape.m,
             "k": shape.k,
         }
