@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from math import prod
+from math import isfinite, prod
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -174,7 +174,7 @@ class Activation:
         alpha: float = 1,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        if alpha != 1 or not takes(a, b, 2) or added.dtype != torch.float32:
+        if alpha != 1 or not isfinite(beta) or not takes(a, b, 2) or added.dtype != torch.float32:
             return None
         shape = (a.shape[0], b.shape[1])
         if not _fits(out, shape) or added.device != a.device:
@@ -188,7 +188,10 @@ class Activation:
 
 def precision_of(only: Only | None = None, highest: Highest = "bf16x6") -> str | None:
     """The precision that torch's setting stands for now; None where torch's kernels are to run."""
-    setting = torch.get_float32_matmul_precision()
+    try:
+        setting = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch's newer setting differs from it, and is what its kernels follow
+        setting = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
     return {**PRECISIONS, "highest": highest}.get(setting) if only in (None, setting) else None
 
 
