@@ -48,9 +48,20 @@ def refusal(
             return f"{offs.shape[0]} groups: kernels have up to {MOST_GROUPS}"
         if mat_b.dim() == 3 and mat_b.shape[0] != offs.shape[0]:
             return "another number of offsets than of matrices, which torch refuses"
-    if mat_a.shape[-1] != mat_b.shape[-2]:
+    batches = offs is None and mat_a.shape[0] != mat_b.shape[0]
+    if batches or mat_a.shape[-1] != mat_b.shape[-2]:
         return "matrices that do not fit each other, which torch refuses"
     return None
+
+
+def _by_kernels(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None, **result: Any
+) -> torch.Tensor:
+    """The product in its own types under autocast, too, which leaves torch's function alone."""
+    if not torch._C._is_any_autocast_enabled():
+        return grouped_gemm(mat_a, mat_b, offs=offs, **result)
+    with torch.autocast(mat_a.device.type, enabled=False):
+        return grouped_gemm(mat_a, mat_b, offs=offs, **result)
 
 
 def _multiplied(
@@ -67,7 +78,7 @@ def _multiplied(
     else:
         groups = mat_a.shape[0] if offs is None else offs.shape[0]
         out = mat_a.new_empty_strided((groups, m, n), (m * pitch, pitch, 1), dtype=kind)
-    return grouped_gemm(mat_a, mat_b, offs=offs, out=out)
+    return _by_kernels(mat_a, mat_b, offs, out=out)
 
 
 class Activation:
@@ -162,7 +173,7 @@ class GroupedMM:
         """
         if refusal(mat_a, mat_b, offs, bias, out_dtype):
             return functional.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
-        return grouped_gemm(mat_a, mat_b, offs=offs, out_dtype=out_dtype)
+        return _by_kernels(mat_a, mat_b, offs, out_dtype=out_dtype)
 
     def activate(self) -> Activation:
         """Let torch's own grouped_mm run Warploom's kernels, in all code, gradients too.
