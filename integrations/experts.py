@@ -7,11 +7,12 @@ knows, and summed again: one captured CUDA graph serves every routing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.nn import functional
 
+from warploom.arguments import is_number
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateLayout
 from warploom.generator.families.route.schedule import EXPERTS
@@ -19,7 +20,7 @@ from warploom.integrations.linear_rules import PRODUCTS
 from warploom.runtime.families.combine.api import combine, permute
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.route.api import route
-from warploom.runtime.tensors import require_one_device, shown
+from warploom.runtime.tensors import lowered, require_one_device, require_tensors, shown
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -91,14 +92,16 @@ def experts(
         >>> warploom.experts(hidden, ids, chosen, gate_up, down).shape
         torch.Size([6, 64])
     """
+    given = {"hidden": hidden, "ids": ids, "weights": weights, "gate_up": gate_up, "down": down}
+    _check_types(given, {"gate_up_bias": gate_up_bias, "down_bias": down_bias}, alpha, limit)
     kind, shape = hidden.dtype, hidden.shape
     hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
-    if torch.is_autocast_enabled(hidden.device.type):
-        low = torch.get_autocast_dtype(hidden.device.type)
-        gate_up, down = gate_up.to(low), down.to(low)
+    gate_up, down = lowered(gate_up), lowered(down)
     hidden = hidden.to(gate_up.dtype)
     first, second = (gate_up, down) if transposed else (gate_up.mT, down.mT)
-    _check(hidden, ids, weights, first, second, gate)
+    _check(hidden, ids, weights, first, second, gate, gate_layout)
+    _check_bias("gate_up_bias", gate_up_bias, first)
+    _check_bias("down_bias", down_bias, second)
     count = first.shape[0]
     offsets, _, inverse = route(ids, count, first_expert=first_expert)
     rows = permute(hidden, inverse, offsets=offsets)
@@ -182,6 +185,40 @@ def _within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 # ---- Checks --------------------------------------------------------------------------------------
 
 
+def _check_types(
+    given: dict[str, torch.Tensor],
+    biases: dict[str, torch.Tensor | None],
+    alpha: object,
+    limit: object,
+) -> None:
+    """Raise ProblemError for what are no tensors or numbers, and tensors on several devices."""
+    if not torch.compiler.is_dynamo_compiling():
+        require_tensors("warploom.experts", [*given.items(), *biases.items()], [*given])
+        for name, value in (("alpha", alpha), ("limit", limit)):
+            if not is_number(value):
+                _refuse(f"{name} {shown(value)}", "must be a number", "pass a float")
+    named = [(name, one) for name, one in {**given, **biases}.items() if one is not None]
+    require_one_device(named)
+    for name in ("hidden", "ids", "weights"):
+        if given[name].dim() < 2:
+            _refuse(
+                f"{name} {_extents(given[name])}",
+                f"must be [.., {'H' if name == 'hidden' else 'k'}], a row for each token",
+                f"use {name}[None] for a single token",
+            )
+
+
+def _check_bias(name: str, bias: torch.Tensor | None, weight: torch.Tensor) -> None:
+    """Raise ProblemError for a bias of another shape than its matrices [E, K, N] ask for."""
+    shape = (weight.shape[0], weight.shape[2])
+    if bias is not None and (bias.shape != shape or bias.dtype not in _TYPES):
+        _refuse(
+            f"{name} {_extents(bias)} of {shown(bias.dtype)}",
+            f"must be {[*shape]} of bfloat16, float16 or float32: a row for each expert",
+            "use bias.expand(experts, -1) for one of all experts",
+        )
+
+
 def _check(
     hidden: torch.Tensor,
     ids: torch.Tensor,
@@ -189,16 +226,9 @@ def _check(
     first: torch.Tensor,
     second: torch.Tensor,
     gate: object,
+    gate_layout: object,
 ) -> None:
     """Raise ProblemError for tensors that are no layer's. Matrices have their inputs first."""
-    named = (
-        ("hidden", hidden),
-        ("ids", ids),
-        ("weights", weights),
-        ("gate_up", first),
-        ("down", second),
-    )
-    require_one_device(named)
     if first.dim() != 3 or second.dim() != 3 or first.shape[1] != hidden.shape[1]:
         _refuse(
             f"gate_up {_extents(first)}, down {_extents(second)} with tokens of {hidden.shape[1]}",
@@ -223,6 +253,12 @@ def _check(
             f"gate {gate!r}",
             f"must be one of {', '.join((*GATES, SWIGLU_OAI))}, or a function",
             "pass a function of the first product [rows, 2 I] that returns [rows, I]",
+        )
+    if gate_layout not in get_args(GateLayout):
+        _refuse(
+            f"gate_layout {shown(gate_layout)}",
+            f"must be one of {', '.join(get_args(GateLayout))}",
+            "leave it out where all rows of the gate come before those of up",
         )
     if hidden.shape[1] % _ALIGNMENT or inner % _ALIGNMENT:
         _refuse(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable
-from math import prod
-from types import TracebackType
-from typing import Any, Literal, Self
+from math import isfinite, prod
+from typing import Any, Literal
 
 import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations import devices
+from warploom.integrations.torch_operators import Overridden, key_set, torch_kernels
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.tensors import shown
 
@@ -34,7 +33,8 @@ _HIGHEST = ("bf16x6", "fp32")
 
 _KEY = "CUDA"
 _running = threading.local()
-_OPERATORS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out")
+_OPERATORS = tuple(f"aten::{name}{out}" for name in ("mm", "bmm", "addmm") for out in ("", ".out"))
+_FIX = 'call warploom.gemm(precision="fp32"), which runs anywhere'
 
 
 def activate(only: Only | None = None, *, highest: Highest = "bf16x6") -> Activation:
@@ -70,7 +70,7 @@ def activate(only: Only | None = None, *, highest: Highest = "bf16x6") -> Activa
     return Activation(only, highest)
 
 
-class Activation:
+class Activation(Overridden):
     """Warploom's kernels in torch's fp32 matrix products: see `activate`."""
 
     def __init__(self, only: Only | None = None, highest: Highest = "bf16x6") -> None:
@@ -88,47 +88,16 @@ class Activation:
             )
         self.ran: Counter[tuple[str, str]] = Counter()
         self._only, self._highest = only, highest
-        self._kernels = _torch_kernels()
-        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
-        self._library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+        self._kernels = torch_kernels("matmuls", _OPERATORS, _KEY, _FIX)
+        self._keys = key_set(_KEY)
         runs: dict[str, Callable[..., torch.Tensor | None]]
         runs = {"mm": self._mm, "bmm": self._bmm, "addmm": self._addmm}
-        try:
-            with warnings.catch_warnings():  # it is what is wanted
-                warnings.filterwarnings("ignore", r"[\s\S]*Overriding a previously registered")
-                for name in _OPERATORS:
-                    run = self._overriding(name, runs[name.removesuffix(".out")])
-                    self._library.impl(name, run, _KEY)  # type: ignore[no-untyped-call]
-        except BaseException as error:
-            self.remove()
-            if not isinstance(error, RuntimeError):
-                raise
-            raise ProblemError(
-                f"a matmul of torch that other Python code has overridden: {error}",
-                rule="must be torch's own when Warploom is activated",
-                fix="undo what the other code registered with torch.library",
-            ) from error
-
-    def remove(self) -> None:
-        """Give torch's matrix products back to torch. A second time does nothing."""
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
+        overriding = {name: self._overriding(name, runs[_short(name)]) for name in _OPERATORS}
+        super().__init__("a matmul of torch", overriding, _KEY)
 
     def _overriding(self, name: str, run: Callable[..., torch.Tensor | None]) -> Callable[..., Any]:
         """What torch calls in place of an operator: its own kernel, where `run` returns None."""
-        torchs, short = self._kernels[name], name.removesuffix(".out")
+        torchs, short = self._kernels[name], _short(name)
 
         def overriding(*given: Any, **keywords: Any) -> Any:  # noqa: ANN401
             if getattr(_running, "inside", False):
@@ -174,7 +143,7 @@ class Activation:
         alpha: float = 1,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        if alpha != 1 or not takes(a, b, 2) or added.dtype != torch.float32:
+        if alpha != 1 or not isfinite(beta) or not takes(a, b, 2) or added.dtype != torch.float32:
             return None
         shape = (a.shape[0], b.shape[1])
         if not _fits(out, shape) or added.device != a.device:
@@ -188,7 +157,10 @@ class Activation:
 
 def precision_of(only: Only | None = None, highest: Highest = "bf16x6") -> str | None:
     """The precision that torch's setting stands for now; None where torch's kernels are to run."""
-    setting = torch.get_float32_matmul_precision()
+    try:
+        setting = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch's newer setting differs from it, and is what its kernels follow
+        setting = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
     return {**PRECISIONS, "highest": highest}.get(setting) if only in (None, setting) else None
 
 
@@ -214,19 +186,6 @@ def _fits(out: torch.Tensor | None, shape: tuple[int, ...]) -> bool:
     return out.shape == shape and out.dtype == torch.float32 and dense
 
 
-def _torch_kernels() -> dict[str, Any]:
-    """The kernels that torch itself has for what is overridden, to be taken before it is."""
-    if not hasattr(torch.library, "get_kernel"):
-        raise ProblemError(
-            f"torch {torch.__version__}",
-            rule="must be 2.11 or later, whose kernels can be called when they are overridden",
-            fix='upgrade torch, or call warploom.gemm(precision="fp32")',
-        )
-    try:
-        return {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in _OPERATORS}
-    except RuntimeError as error:
-        raise ProblemError(
-            f"torch {torch.__version__} without matmuls on {_KEY}",
-            rule="must be a build of torch for CUDA",
-            fix='install one, or call warploom.gemm(precision="fp32"), which runs anywhere',
-        ) from error
+def _short(operator: str) -> str:
+    """The name of an operator's function."""
+    return operator.removeprefix("aten::").removesuffix(".out")

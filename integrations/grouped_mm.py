@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -12,10 +10,12 @@ from torch.nn import functional
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import MOST_GROUPS
 from warploom.integrations.devices import unserved
+from warploom.integrations.torch_operators import Overridden, key_set, torch_kernels
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 
 _KEY = "CUDA"
 _OPERATOR = "aten::_grouped_mm"
+_FIX = "call warploom.grouped_mm in place of torch's function"
 _TYPES = (torch.bfloat16, torch.float16)
 _RESULTS = (None, torch.bfloat16, torch.float16, torch.float32)
 
@@ -48,9 +48,20 @@ def refusal(
             return f"{offs.shape[0]} groups: kernels have up to {MOST_GROUPS}"
         if mat_b.dim() == 3 and mat_b.shape[0] != offs.shape[0]:
             return "another number of offsets than of matrices, which torch refuses"
-    if mat_a.shape[-1] != mat_b.shape[-2]:
+    batches = offs is None and mat_a.shape[0] != mat_b.shape[0]
+    if batches or mat_a.shape[-1] != mat_b.shape[-2]:
         return "matrices that do not fit each other, which torch refuses"
     return None
+
+
+def _by_kernels(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None, **result: Any
+) -> torch.Tensor:
+    """The product in its own types under autocast, too, which leaves torch's function alone."""
+    if not torch._C._is_any_autocast_enabled():
+        return grouped_gemm(mat_a, mat_b, offs=offs, **result)
+    with torch.autocast(mat_a.device.type, enabled=False):
+        return grouped_gemm(mat_a, mat_b, offs=offs, **result)
 
 
 def _multiplied(
@@ -67,35 +78,16 @@ def _multiplied(
     else:
         groups = mat_a.shape[0] if offs is None else offs.shape[0]
         out = mat_a.new_empty_strided((groups, m, n), (m * pitch, pitch, 1), dtype=kind)
-    return grouped_gemm(mat_a, mat_b, offs=offs, out=out)
+    return _by_kernels(mat_a, mat_b, offs, out=out)
 
 
-class Activation:
+class Activation(Overridden):
     """Warploom's kernels in torch's operator, until `remove()` or the end of a `with` block."""
 
     def __init__(self) -> None:
-        try:
-            self._kernel: Any = torch.library.get_kernel(_OPERATOR, _KEY)
-        except (AttributeError, RuntimeError) as error:
-            raise ProblemError(
-                f"torch {torch.__version__} without {_OPERATOR} on {_KEY}",
-                rule="must be torch 2.11 or later, built for CUDA",
-                fix="install it, or call warploom.grouped_mm in place of torch's function",
-            ) from error
-        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
-        self._library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
-        with warnings.catch_warnings():  # it is what is wanted
-            warnings.filterwarnings("ignore", r"[\s\S]*Overriding a previously registered")
-            try:
-                name = _OPERATOR.removeprefix("aten::")
-                self._library.impl(name, self._run, _KEY)  # type: ignore[no-untyped-call]
-            except RuntimeError as error:
-                self.remove()
-                raise ProblemError(
-                    f"{_OPERATOR} that other Python code has overridden: {error}",
-                    rule="must be torch's own when Warploom is activated",
-                    fix="undo what the other code registered with torch.library",
-                ) from error
+        self._kernel = torch_kernels("grouped_mm", [_OPERATOR], _KEY, _FIX)[_OPERATOR]
+        self._keys = key_set(_KEY)
+        super().__init__(_OPERATOR, {_OPERATOR: self._run}, _KEY)
 
     def _run(
         self,
@@ -111,23 +103,6 @@ class Activation:
             return by_torch
         with torch.no_grad():
             return _multiplied(mat_a, mat_b, offs, out_dtype)
-
-    def remove(self) -> None:
-        """Give the operator back to torch's own kernel. A second time does nothing."""
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
 
 
 class GroupedMM:
@@ -162,7 +137,7 @@ class GroupedMM:
         """
         if refusal(mat_a, mat_b, offs, bias, out_dtype):
             return functional.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
-        return grouped_gemm(mat_a, mat_b, offs=offs, out_dtype=out_dtype)
+        return _by_kernels(mat_a, mat_b, offs, out_dtype=out_dtype)
 
     def activate(self) -> Activation:
         """Let torch's own grouped_mm run Warploom's kernels, in all code, gradients too.
@@ -175,7 +150,7 @@ class GroupedMM:
         Raises:
             ProblemError: For a torch without that operator, and where it is active already.
         """
-        if self._active is not None and self._active._library is not None:
+        if self._active is not None and self._active.active:
             raise ProblemError(
                 "grouped_mm, which is active",
                 rule="must be activated once",

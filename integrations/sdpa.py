@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -65,7 +66,8 @@ class Sdpa:
         if scores is not None:
             _require_none(attn_mask, dropout_p)
             _require_heads(query, key, enable_gqa)
-            return _quantized(query, key, value, scores, is_causal=is_causal, scale=scale)
+            told: Any = {"scores": scores, "causal": _causal(is_causal), "scale": scale}
+            return _unfolded(attention_8bit(*_folded(query, key, value), **told), query, value)
         if torch._C._is_any_autocast_enabled():
             query, key, value = lowered(query), lowered(key), lowered(value)
             attn_mask = None if attn_mask is None else lowered(attn_mask)
@@ -80,14 +82,12 @@ class Sdpa:
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
-        causal, shape = _causal(is_causal), query.shape
-        if len(shape) == 4 and attn_mask is None:
+        causal = _causal(is_causal)
+        if query.dim() == 4 and attn_mask is None:
             return attention(query, key, value, causal=causal, scale=scale, dropout_p=dropout_p)
-        folded = (_folded(tensor) for tensor in (query, key, value))
         masked: Any = sdpa_mask.keywords(attn_mask)
-        told: Any = {"causal": causal, "scale": scale, "dropout_p": dropout_p, **masked}
-        out: torch.Tensor = attention(*folded, **told)
-        return out if len(shape) == 4 else out.view(*shape[:-1], value.shape[-1])
+        told = {"causal": causal, "scale": scale, "dropout_p": dropout_p, **masked}
+        return _unfolded(attention(*_folded(query, key, value), **told), query, value)
 
     def explanation(
         self,
@@ -116,12 +116,11 @@ class Sdpa:
         reason = rules.refusal(*given) if gpu is None else rules.refusal_anywhere(*given)
         if reason:
             return Explanation.by_torch(reason, "" if gpu is None else target(gpu).gpu)
-        folded = (_folded(tensor) for tensor in (query, key, value))
         told: Any = {"causal": _causal(is_causal), "scale": scale, **sdpa_mask.keywords(attn_mask)}
         if dropout_p:  # nothing is drawn
             state = query.new_empty(2, dtype=torch.int64)
             told |= {"dropout_p": dropout_p, "dropout_state": state}
-        return explain(*folded, gpu=gpu, **told)
+        return explain(*_folded(query, key, value), gpu=gpu, **told)
 
     def activate(self) -> sdpa_activation.Activation:
         """Let torch's own scaled_dot_product_attention run Warploom's kernels, in all code.
@@ -163,30 +162,22 @@ def _require_heads(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool) -> 
         )
 
 
-def _quantized(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scores: str,
-    *,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    """The attention of operands that are quantized to 8 bits."""
-    folded = (_folded(tensor) for tensor in (query, key, value))
-    out = attention_8bit(*folded, scores=scores, causal=_causal(is_causal), scale=scale)
-    return out if query.dim() == 4 else out.view(query.shape)
-
-
 def _causal(is_causal: bool) -> Any:  # noqa: ANN401 (a Literal or False)
     return "top_left" if is_causal else False
 
 
-def _folded(tensor: torch.Tensor) -> torch.Tensor:
-    """A view [batch, heads, length, dim] of a tensor whose leading dimensions fold."""
-    if tensor.dim() == 4:
-        return tensor
-    return tensor.unsqueeze(0) if tensor.dim() == 3 else tensor.flatten(0, -4)
+def _folded(*tensors: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Views [batch, heads, length, dim] of tensors whose leading dimensions fold."""
+    for tensor in tensors:
+        if tensor.dim() == 4:
+            yield tensor
+        else:
+            yield tensor.unsqueeze(0) if tensor.dim() == 3 else tensor.flatten(0, -4)
+
+
+def _unfolded(out: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A result of folded tensors in the leading dimensions that query has."""
+    return out if query.dim() == 4 else out.view(*query.shape[:-1], value.shape[-1])
 
 
 sdpa = Sdpa()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from types import TracebackType
-from typing import Any, Self
-
 import torch
 from torch.nn import attention
 
 from warploom.errors import ProblemError
 from warploom.integrations.sdpa_override import OPERATORS, Override
+from warploom.integrations.torch_operators import Overridden, key_set, torch_kernels
 
 PROVIDER = "warploom"
 _KEY = "CUDA"
+_FIX = "call warploom.sdpa, which runs anywhere"
 _NEEDED = (  # of torch 2.11
     (torch.library, "get_kernel"),
     (attention, "activate_flash_attention_impl"),
@@ -23,36 +21,21 @@ _NEEDED = (  # of torch 2.11
 )
 
 
-class Activation:
+class Activation(Overridden):
     """Warploom's kernels in torch's attention, until `remove()` or the end of a `with` block."""
 
     def __init__(self) -> None:
-        kernels = torch_kernels()
-        keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+        kernels = torch_kernels("fused attention", OPERATORS, _KEY, _FIX)
+        overriding = Override(kernels, key_set(_KEY)).implementations()
         self._restoring = False
-        self._library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
-        try:
-            with warnings.catch_warnings():  # it is what is wanted
-                warnings.filterwarnings("ignore", r"[\s\S]*Overriding a previously registered")
-                for operator, run in Override(kernels, keys).implementations().items():
-                    name = operator.removeprefix("aten::")
-                    self._library.impl(name, run, _KEY)  # type: ignore[no-untyped-call]
-        except BaseException as error:
-            self.remove()
-            if not isinstance(error, RuntimeError):
-                raise
-            raise ProblemError(
-                f"an attention of torch that other Python code has overridden: {error}",
-                rule="must be torch's own when Warploom is activated",
-                fix="undo what the other code registered with torch.library",
-            ) from error
+        super().__init__("an attention of torch", overriding, _KEY)
 
     def remove(self) -> None:
         """Give torch's attention back to torch's own kernels. A second time does nothing.
 
         One that was interrupted is finished by another call.
         """
-        if self._library is None or self._restoring:
+        if not self.active or self._restoring:
             return
         self._library._destroy()
         if attention.current_flash_attention_impl() == PROVIDER:
@@ -62,17 +45,6 @@ class Activation:
             finally:
                 self._restoring = False
         self._library = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
 
 
 def activate() -> Activation:
@@ -104,15 +76,3 @@ def activate() -> Activation:
         for activation in made:
             activation.remove()
         raise
-
-
-def torch_kernels() -> dict[str, Any]:
-    """The kernels that torch itself has for what is overridden, to be taken before it is."""
-    try:
-        return {name: torch.library.get_kernel(name, _KEY) for name in OPERATORS}
-    except RuntimeError as error:
-        raise ProblemError(
-            f"torch {torch.__version__} without fused attention on {_KEY}",
-            rule="must be a build of torch for CUDA",
-            fix="install one, or call warploom.sdpa, which runs anywhere",
-        ) from error

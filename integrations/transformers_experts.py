@@ -73,14 +73,15 @@ def experts_forward(
 
 def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
     """Why transformers computes a layer on tokens, if it does."""
-    weight, second = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
     if hidden.device.type not in ("cuda", "cpu"):
         return f"tokens are on {hidden.device}"
     if hidden.device.type == "cuda" and (found := unserved(hidden.get_device())):
         return found
+    if found := unfit(module):
+        return found
+    weight, second = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
     return (
-        unfit(module)
-        or _type_refusal(product_type(weight.dtype, hidden.device.type))
+        _type_refusal(product_type(weight.dtype, hidden.device.type))
         or transformed(hidden, weight, sharded=False)
         or transformed(hidden, second, sharded=False)
     )

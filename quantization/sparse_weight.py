@@ -161,7 +161,7 @@ class SparseWeight:
         codes = _codes(self.metadata, n, k, self.dtype)
         places = torch.stack((codes & 3, codes >> 2), -1).long()
         # Bits are moved as integers: scatter has no 8-bit floats.
-        carrier = torch.int8 if self.dtype.itemsize == 1 else torch.int16
+        carrier = {1: torch.int8, 2: torch.int16}.get(self.dtype.itemsize, self.dtype)
         pairs = self.values.view(carrier).view(n, k // 4, 2)
         groups = torch.zeros(n, k // 4, 4, dtype=carrier, device=self.device)
         return groups.scatter_(-1, places, pairs).flatten(1).view(self.dtype)
@@ -276,7 +276,7 @@ def _codes(metadata: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
     blocks, tiles, _ = metadata.shape
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=metadata.device)
     codes = metadata.unsqueeze(-1) >> shifts & 15
-    if dtype.itemsize == 2:
+    if dtype.itemsize > 1:  # a layer that was converted has its 16-bit values in fp32
         parts = codes.view(blocks, tiles, 4, 8, 2, 2, 2, 4)
         rows = parts.permute(0, 2, 6, 3, 1, 4, 5, 7)
     else:

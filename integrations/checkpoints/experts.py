@@ -71,7 +71,7 @@ class QuantizedExperts(torch.nn.Module):
         listed = routing_weights.shape == router_indices.shape
         hit: torch.Tensor = torch.unique(router_indices)
         for expert in hit.tolist():
-            if expert >= len(self.down_proj):  # transformers marks tokens of other ranks so
+            if not 0 <= expert < len(self.down_proj):  # tokens of other ranks
                 continue
             token, slot = torch.where(router_indices == expert)
             gate, up = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -200,6 +201,7 @@ class _Found:
         self._requantize = requantize
         self._modules: dict[str, torch.nn.Module] = {}
         self._tensors: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, dict[str, torch.Tensor]] = {}  # by modules' names
         self._left = set(shards)
 
     # ---- Reading ---------------------------------------------------------------------------------
@@ -214,6 +216,7 @@ class _Found:
             step()
         self._check_missing()
         self._check_left()
+        self._compute_buffers()
 
     def _steps(self) -> Iterator[Callable[[], None]]:
         """What there is to do for each module."""
@@ -405,29 +408,56 @@ class _Found:
             model.set_submodule(name, module)
         if callable(tie := getattr(model, "tie_weights", None)):
             tie()
-        self._fill_buffers()
+        for name, module in model.named_modules():
+            module._buffers.update(self._buffers.get(name, {}))
+            if self._device is not None:
+                for own, one in module._buffers.items():
+                    module._buffers[own] = None if one is None else one.to(self._device)
 
-    def _fill_buffers(self) -> None:
+    def _compute_buffers(self) -> None:
         """Compute what no checkpoint has: rotary frequencies, which transformers initializes."""
+        replaced = tuple(f"{name}." for name in self._modules)
         for name, module in self._model.named_modules():
             empty = {
-                own: one for own, one in module._buffers.items() if one is not None and one.is_meta
+                own: one
+                for own, one in module._buffers.items()
+                if one is not None
+                and one.is_meta
+                and f"{name}.{own}".strip(".") not in self._tensors
             }
-            if not empty:
-                if self._device is not None:
-                    for own, one in module._buffers.items():
-                        module._buffers[own] = None if one is None else one.to(self._device)
+            if not empty or f"{name}.".startswith(replaced):
                 continue
-            for own, one in empty.items():
-                made = torch.empty_like(one, device=self._device or "cpu")
-                module._buffers[own] = made.fill_(torch.nan) if made.is_floating_point() else made
             initialize = getattr(self._model, "_init_weights", None)
             if not callable(initialize):
                 raise _unknown(name, empty)
-            initialize(module)
-            unset = [own for own in empty if bool(torch.isnan(module._buffers[own]).any())]
+            # What is as it was filled, both times, was not computed.
+            first, second = (self._initialized(initialize, module, empty, one) for one in (0, 1))
+            unset = [own for own in empty if bool(((first[own] == 0) & (second[own] == 1)).any())]
             if unset:
                 raise _unknown(name, unset)
+            self._buffers[name] = first
+
+    def _initialized(
+        self,
+        initialize: Callable[[torch.nn.Module], object],
+        module: torch.nn.Module,
+        empty: Mapping[str, torch.Tensor],
+        fill: int,
+    ) -> dict[str, torch.Tensor]:
+        """These buffers of a module, filled with a number and then initialized: of a copy of it, as
+        `initialize` draws its parameters anew.
+        """
+        twin = copy.copy(module)
+        twin._parameters = {
+            own: None if one is None else torch.nn.Parameter(one.to("meta"), one.requires_grad)
+            for own, one in module._parameters.items()
+        }
+        twin._buffers = {
+            own: one if one is None else torch.full_like(one, fill, device=self._device or "cpu")
+            for own, one in module._buffers.items()
+        }
+        initialize(twin)
+        return {own: cast("torch.Tensor", twin._buffers[own]) for own in empty}
 
 
 def _unknown(name: str, buffers: Any) -> ProblemError:  # noqa: ANN401

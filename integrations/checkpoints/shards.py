@@ -16,6 +16,7 @@ from warploom.errors import ProblemError
 from warploom.printable import brief, cut
 
 INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
 _FIX = "download the checkpoint again"
 
 
@@ -73,7 +74,8 @@ class Shards(Mapping[str, Tensor]):
                         fix=_FIX,
                     )
             return places
-        paths = sorted(self.folder.glob("*.safetensors"))
+        whole = self.folder / WHOLE  # beside which adapters and other layouts may be stored
+        paths = [whole] if whole.is_file() else sorted(self.folder.glob("*.safetensors"))
         places = {}
         for path in paths:
             for name in self._open(path).keys():  # noqa: SIM118 (no dictionary)

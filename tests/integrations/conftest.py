@@ -21,7 +21,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What torch's kernels ran, where Warploom may be activated for CPU tensors."""
     noted: list[str] = []
     monkeypatch.setattr(sdpa_activation, "_KEY", "CPU")
-    monkeypatch.setattr(sdpa_activation, "torch_kernels", lambda: torchs(noted))
+    monkeypatch.setattr(sdpa_activation, "torch_kernels", lambda *_: torchs(noted))
     monkeypatch.setattr(sdpa_rules, "elsewhere", lambda tensor: None)
     return noted
 

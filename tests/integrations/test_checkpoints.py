@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from checkpoint_files import CHECKPOINTS, SIZES, change, configure, write
+import written_layers
+from checkpoint_files import CHECKPOINTS, SIZES, change, configure, save, write
+from safetensors.torch import save_file
 from tiny_models import VOCABULARY, model
 
 import warploom
@@ -138,6 +140,8 @@ def test_experts_are_those_of_transformers_with_gradients(tmp_path: Path) -> Non
     assert ours.grad is not None and theirs.grad is not None
     assert (ours.grad - theirs.grad).norm() <= 2**-5 * theirs.grad.norm()
     assert experts(ours[:0], chosen[:0], shares[:0].bfloat16()).shape == (0, 128)
+    elsewhere = torch.tensor([[-1, 2]] * 7)  # experts of other ranks
+    assert not experts(ours, elsewhere, shares.bfloat16()).any()
 
 
 UP = "model.layers.1.mlp.up_proj"
@@ -220,6 +224,62 @@ def test_damaged_folders_are_refused_by_name(tmp_path: Path, lost: str) -> None:
         path.write_text(json.dumps(config))
     with pytest.raises(ProblemError, match=str(tmp_path)):
         load(tmp_path)
+
+
+class Scaled(torch.nn.Embedding):
+    """As Gemma 3's: a table that is read, and buffers that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 128)
+        self.register_buffer("scale", torch.tensor(0.0), persistent=False)
+        self.register_buffer("places", torch.arange(3), persistent=False)
+
+
+class Embedded(torch.nn.Module):
+    """A table and a quantized layer."""
+
+    def __init__(self, places: bool = True) -> None:
+        super().__init__()
+        self.embed, self.q_proj = Scaled(), torch.nn.Linear(128, 128, bias=False)
+        self._places = places
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        if isinstance(module, Scaled):
+            torch.nn.init.normal_(module.weight)
+            cast("torch.Tensor", module.scale).fill_(11.5)
+            if self._places:
+                cast("torch.Tensor", module.places).copy_(torch.arange(3))
+
+
+def _embedded(folder: Path) -> torch.Tensor:
+    """Write its checkpoint, beside which there is another file; return the table."""
+    layer, _ = written_layers.gptq(128, 128, 64, symmetric=True, version=1)
+    table = torch.randn(8, 128)
+    save(folder, {"embed.weight": table, **{f"q_proj.{own}": one for own, one in layer.items()}})
+    save_file({"adapter": torch.ones(2)}, folder / "adapter_model.safetensors")
+    config = {"quantization_config": CHECKPOINTS["gptq"].config}
+    (folder / "config.json").write_text(json.dumps(config))
+    return table
+
+
+def test_what_is_computed_draws_nothing_anew_that_was_read(tmp_path: Path) -> None:
+    """transformers computes buffers where it draws parameters: Gemma 3's table was random."""
+    table = _embedded(tmp_path)
+    with torch.device("meta"):
+        made = Embedded()
+    warploom.load_checkpoint(made, tmp_path)
+    assert torch.equal(made.embed.weight, table)
+    assert (made.embed.scale, made.embed.places.tolist()) == (11.5, [0, 1, 2])
+
+
+def test_buffers_that_nothing_computes_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    """Integers have no NaN: what memory held before was taken for their values."""
+    _embedded(tmp_path)
+    with torch.device("meta"):
+        made = Embedded(places=False)
+    with pytest.raises(ProblemError, match="embed: the buffers places on meta"):
+        warploom.load_checkpoint(made, tmp_path)
+    assert type(made.q_proj) is torch.nn.Linear and made.embed.weight.is_meta
 
 
 @torch.no_grad()

@@ -216,6 +216,15 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         ({"down": torch.zeros(EXPERTS, H, INNER).half()}, "must be of one type"),
         ({"weights": torch.zeros(TOKENS, 1)}, r"must both be \[tokens, k\]"),
         ({"ids": torch.zeros(TOKENS, K)}, "must be int64 or int32"),
+        # Each of these was computed, or torch's error: columns of gate and up took turns, and one
+        # bias of all experts was added to rows in place of columns where there are as many.
+        ({"gate_layout": "half"}, "gate_layout 'half': must be one of halves, interleaved"),
+        ({"gate_up_bias": torch.zeros(2 * INNER)}, r"gate_up_bias \[.*a row for each expert"),
+        ({"down_bias": torch.zeros(EXPERTS, 1)}, r"down_bias \[.*a row for each expert"),
+        ({"down_bias": torch.zeros(EXPERTS + 3, H)}, r"down_bias \[.*a row for each expert"),
+        ({"hidden": torch.zeros(H)}, "a row for each token"),
+        ({"hidden": [0.0]}, "must be a torch tensor"),
+        ({"gate": "swiglu_oai", "alpha": "1.7"}, "alpha '1.7': must be a number"),
     ],
 )
 def test_what_is_wrong_with_a_layer_is_told(wrong: dict[str, Any], rule: str) -> None:

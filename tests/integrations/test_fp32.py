@@ -99,6 +99,23 @@ def test_removed_it_is_torchs_again() -> None:
     assert not activation.ran
 
 
+@pytest.mark.parametrize(("newer", "precision"), [("tf32", "bf16x3"), ("ieee", "bf16x6")])
+def test_torchs_newer_setting_decides_where_it_is_used(newer: str, precision: str) -> None:
+    """torch refuses to say the older one then: each product of a process raised its error."""
+    torch.backends.cuda.matmul.fp32_precision = newer
+    a = torch.randn(64, 64)
+    with warploom.fp32.activate() as activation:
+        a @ a
+    assert dict(activation.ran) == {("mm", precision): 1}
+
+
+def test_a_factor_that_is_not_finite_is_torchs() -> None:
+    a = torch.randn(64, 64)
+    with warploom.fp32.activate() as activation:
+        assert not torch.addmm(a, a, a, beta=torch.inf).isfinite().any()
+    assert dict(activation.ran) == {("addmm", "torch"): 1}
+
+
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(ProblemError, match="only 'medium'"):
         warploom.fp32.activate("medium")  # type: ignore[arg-type]

@@ -103,6 +103,21 @@ def test_the_function_itself_takes_torchs_arguments(calls: list[str]) -> None:
     assert d.dtype == torch.float32 and calls == ["2d x 3d"]
     with pytest.raises((RuntimeError, ValueError)):  # torch's own
         warploom.grouped_mm(a, w.mT)
+    with pytest.raises(RuntimeError, match="batched dimension"):  # batches were broadcast
+        warploom.grouped_mm(w[:1], w.mT)
+
+
+def test_autocast_leaves_types_alone_as_it_does_torchs(calls: list[str]) -> None:
+    """fp16 operands were rounded to the 8 bits of autocast's bf16."""
+    a, w = (one.detach().half() for one in operands())
+    a = a + 2**-9
+    exact = functional.grouped_mm(a, w.mT, offs=ENDS)
+    with torch.autocast("cpu", torch.bfloat16), warploom.grouped_mm.activate():
+        found = functional.grouped_mm(a, w.mT, offs=ENDS)
+        direct = warploom.grouped_mm(a, w.mT, offs=ENDS)
+    assert calls == ["2d x 3d"] * 2
+    for one in (found, direct):
+        torch.testing.assert_close(one, exact, rtol=2**-9, atol=2**-8)
 
 
 def test_it_is_activated_once_and_undone(calls: list[str]) -> None:

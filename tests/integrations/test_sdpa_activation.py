@@ -133,7 +133,7 @@ def test_what_is_activated_is_undone() -> None:
 @pytest.mark.usefixtures("ran")
 def test_an_interrupt_leaves_torchs_kernels_or_a_handle() -> None:
     """Ctrl-C at any line of activate() undoes it; at any line of remove(), remove() finishes it."""
-    files = ("sdpa_activation",)
+    files = ("sdpa_activation", "torch_operators")
     made: list[Any] = []
     for point in sorted(lines(lambda: made.append(warploom.sdpa.activate()), files)):
         for handle in made:

@@ -73,6 +73,8 @@ def test_types_that_no_kernel_takes_are_torchs_and_told() -> None:
     half = copy.deepcopy(made).half()
     assert (half.values.dtype, half.metadata.dtype) == (torch.float16, torch.int32)
     assert half(x.half()).dtype == torch.float16
+    whole = copy.deepcopy(made).float()
+    assert torch.equal(whole.weight, made.weight.float()) and torch.equal(whole(x), wide)
 
 
 def test_a_state_is_saved_and_loaded() -> None:

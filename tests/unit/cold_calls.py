@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -53,8 +54,20 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(cuda, "cuTensorMapReplaceAddress", replace_address)
     monkeypatch.setattr(cuda, "cuLaunchKernelEx", launch)
     plan.forget()
+    forget()
     yield arguments
     plan.forget()
+
+
+def forget() -> None:
+    """Empty the caches that forget their oldest entries: other tests of the process left them in
+    any state, where a new call computes what calls like it had found out.
+    """
+    for name, module in [*sys.modules.items()]:
+        for one in vars(module).values() if name.startswith("warploom.") else ():
+            is_cache = isinstance(one, functools._lru_cache_wrapper)
+            if is_cache and one.cache_parameters()["maxsize"] is not None:
+                one.cache_clear()
 
 
 def built(spec: KernelSpec, device: int) -> Kernel:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families._attention.modifiers import COSTS, exponentials
+from warploom.generator.families.attention_forward.parameters import section_of
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
 )
-from warploom.generator.families.attention_forward.section import section_of
 from warploom.generator.families.attention_forward.work import Work, work_of
 from warploom.generator.model.arithmetic import Value, slowest
 

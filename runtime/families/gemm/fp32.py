@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
+from warploom.runtime import driver
 from warploom.runtime.arguments import schema_of
 from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.operands import broadcast
@@ -173,7 +174,8 @@ _kept: Any = WeakTensorKeyDictionary()  # by parameter
 def _pieces(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Pieces of rows of x along its last dimension; those of a parameter as they were kept.
 
-    A CUDA graph splits whatever it reads, since parameters may change between its replays.
+    A CUDA graph splits whatever it reads, since parameters may change between its replays. Each
+    stream has pieces of its own: those of another might not be written yet.
     """
     x = x.resolve_neg()
     parameter = x if x._base is None else x._base
@@ -183,7 +185,9 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor
         kept = False
     if not kept:
         return fp32_pieces(x.detach(), scheme.dtype, scheme.pieces)
-    key = (scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset())
+    device = x.get_device()
+    stream = driver.current_stream(device) if device >= 0 else 0
+    key = (scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset(), stream)
     version = parameter._version, x.data_ptr()
     known: dict[Any, _Kept] = _kept.setdefault(parameter, {})
     found = known.get(key)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateLayout
 from warploom.generator.specification import KernelSpec
@@ -19,7 +20,7 @@ from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
 from warploom.runtime.function import Function
-from warploom.runtime.tensors import lowered
+from warploom.runtime.tensors import lowered, shown
 
 _grouped = Function("grouped_gemm", GroupedCall, into=True)
 
@@ -166,6 +167,8 @@ def grouped_gemm(
         >>> warploom.grouped_gemm(tokens, experts.mT, offs=ends).shape
         torch.Size([6, 128])
     """
+    if not all(one is None or isinstance(one, torch.Tensor) for one in (a, b, bias, scale_b)):
+        GroupedCall(a, b, offs, bias, scale_a, scale_b).require()  # type: ignore[arg-type]
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
     dimensions = (a.dim(), b.dim())
@@ -224,6 +227,7 @@ def grouped_gemm(
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
         eight_bits = isinstance(a, torch.Tensor) and a.dtype.itemsize == 1
         if out is None and not eight_bits and scale_a is None and scale_b is None:
+            require_boolean("use_fast_accum", use_fast_accum)
             return _differentiable(
                 a, b, offs, bias, activation, gate, gate_layout, row_scale, out_dtype, spec
             )
@@ -249,6 +253,20 @@ def _differentiable(
     listed = epilogue.items(activation=activation, gate=gate, gate_layout=gate_layout)
     if not listed and row_scale is None:
         return _apply(a, b, bias, offs, out_dtype, spec)
+    if spec is not None:
+        raise ProblemError(
+            f"spec {shown(spec)} with an epilogue and a tensor that requires grad",
+            rule="must be left out: torch computes the epilogue of what is differentiated",
+            fix="leave it out, or call it under torch.no_grad()",
+        )
+    GroupedCall(
+        *(a, b, offs, bias),
+        row_scale=row_scale,
+        activation=activation,
+        gate=gate,
+        gate_layout=gate_layout,
+        out_dtype=out_dtype,
+    ).check_epilogue()
     x = _apply(a, b, bias, offs, None, None)
     found = apply(x.float(), listed)
     if row_scale is not None:

@@ -244,6 +244,15 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         if spec is not None:
             self._check_spec(spec)
 
+    def check_epilogue(self) -> None:
+        """Raise ProblemError for what `draft` refuses, of a call whose epilogue torch computes."""
+        if torch.compiler.is_dynamo_compiling():
+            return
+        self.require()
+        self._check(None)
+        (m, _), n = self.a.shape, self.b.shape[-1]
+        epilogue.bind(self.items, (self.groups,), m, n, self.a.get_device(), batched=True)
+
     def _check_spec(self, spec: KernelSpec) -> None:
         operation, groups = spec.operation, "rows" if self.by_rows else "k"
         if not isinstance(operation, GemmOperation) or operation.groups != groups:

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from pretended_gpu import PretendedGpu, gpu
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import parse_name
+from warploom.runtime import driver
+
+__all__ = ["gpu"]  # a fixture
 
 M, N, K = 33, 40, 300
 
@@ -170,6 +174,21 @@ def test_pieces_of_a_parameter_are_kept_until_it_changes(monkeypatch: pytest.Mon
         twice = warploom.gemm(x, weight.t(), precision="fp32")
     assert split == [6, 24, 6, 6, 24]
     assert torch.equal(first, again) and torch.equal(2 * first, twice)
+
+
+def test_pieces_of_a_parameter_belong_to_a_stream(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another stream kept might not be written yet, and is freed in that stream's order."""
+    x, weight = torch.randn(64, 64), torch.nn.Parameter(torch.randn(64, 64))
+    launches = []
+    for stream in (7, 8, 8, 7):
+        monkeypatch.setattr(driver, "current_stream", lambda device, stream=stream: stream)
+        with torch.no_grad():
+            warploom.gemm(x, weight.t(), precision="fp32")
+        launches.append(len(gpu.launches))
+        gpu.launches.clear()
+    assert launches == [3, 3, 2, 2]
 
 
 def test_explain_names_the_kernel_and_the_pieces() -> None:

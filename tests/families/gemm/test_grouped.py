@@ -240,7 +240,17 @@ def test_bad_calls_are_refused(change: dict[str, Any], told: str) -> None:
     a, w = operands()
     call = {"a": a, "b": w.mT, "offs": offsets(*ENDS), **change}
     with pytest.raises(ProblemError, match=told):
-        warploom.grouped_gemm(call.pop("a"), call.pop("b"), **call)
+        warploom.grouped_gemm(call["a"], call["b"], **_others(call))
+    graded = {**call, "a": call["a"].detach().requires_grad_()}
+    if "activation" not in change and "gate" not in change:
+        graded |= {"activation": "relu"}  # which torch computes, for the gradient
+    if "out" not in change:
+        with pytest.raises(ProblemError, match=told):
+            warploom.grouped_gemm(graded["a"], graded["b"], **_others(graded))
+
+
+def _others(call: dict[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in call.items() if name not in ("a", "b")}
 
 
 def test_calls_of_another_form_are_refused() -> None:
@@ -256,6 +266,13 @@ def test_calls_of_another_form_are_refused() -> None:
     ):
         with pytest.raises(ProblemError, match=told):
             call()
+    graded, named = a.clone().requires_grad_(), {"activation": "relu", "spec": "nonsense"}
+    with pytest.raises(ProblemError, match="spec 'nonsense' with an epilogue"):
+        warploom.grouped_gemm(graded, w.mT, offs=ends, **named)
+    no_tensors: tuple[tuple[Any, Any], ...] = (([1.0], None), (a, [1.0]))
+    for rows, bias in no_tensors:
+        with pytest.raises(ProblemError, match="must be a torch tensor"):
+            warploom.grouped_gemm(rows, w.mT, offs=ends, bias=bias)
     many = torch.zeros(MOST_GROUPS + 1, dtype=torch.int32)
     with pytest.raises(ProblemError, match="at most 1024 groups"):
         warploom.grouped_gemm(a.t(), a, offs=many)
