@@ -115,6 +115,14 @@ STALE: dict[str, str] = {
         "calls of declared functions know results that a caller gives, and runtime/family.py "
         "imports less; kernels and launches are what they were",
     ),
+    **dict.fromkeys(
+        (
+            *(f"families/{name}/gpu" for name in ("activation_backward", "attention_forward")),
+            *(f"families/{name}/gpu" for name in ("cast", "mixed_gemm", "sparse_gemm")),
+        ),
+        "the fields of epilogue steps are described in other words; kernels are what they were",
+    ),
+    "families/combine/gpu": "on the CPU, the weight of a pair without a row does not count",
     "families/gemm/gpu": "calls on pieces of fp32 matrices are known to `explain`, and one "
     "more kernel of them is kept; other kernels are those that passed",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "

@@ -45,7 +45,7 @@ class ActivationBackwardOperation:
 
 @frozen
 class ActivationBackwardSchedule:
-    """How it is computed: a block has some columns of a part of the rows, from top to bottom."""
+    """How it is computed: a CTA computes some columns of a part of the rows, from top to bottom."""
 
     threads: Literal[128, 256, 512] = knob(name="{}x{}", doc="threads of a CTA")
     columns: Literal[64, 128, 256, 512] = knob(

@@ -74,7 +74,7 @@ class AttentionAppendOperation:
 
 @frozen
 class AttentionAppendSchedule:
-    """How it is computed: a block has rows of one token, each shared by some threads of a warp."""
+    """How it is computed: a CTA writes rows of one token, each by some threads of a warp."""
 
     threads: Literal[64, 128, 256, 512] = knob(
         name="threads{}", doc="threads of a CTA, at most; tokens with few rows have smaller CTAs"

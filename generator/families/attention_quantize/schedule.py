@@ -54,7 +54,7 @@ class AttentionQuantizeOperation:
 
 @frozen
 class AttentionQuantizeSchedule:
-    """How it is computed: a CTA has 128 rows of one head."""
+    """How it is computed: a CTA quantizes 128 rows of one head."""
 
     threads: Literal[64, 128, 256, 512] = knob(
         name="threads{}",

@@ -45,7 +45,7 @@ class CombineOperation:
 
 @frozen
 class CombineSchedule:
-    """How it is computed: a thread has columns of a token, or a warp has a row."""
+    """How it is computed: a thread combines columns of a token, or a warp copies a row."""
 
     threads: Literal[64, 128, 256, 512] = knob(name="{}", doc="threads of a CTA")
 

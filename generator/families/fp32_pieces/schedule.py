@@ -48,7 +48,7 @@ class Fp32PiecesOperation:
 
 @frozen
 class Fp32PiecesSchedule:
-    """How it is computed: a CTA has a row, or a tile of 64x64 where it transposes."""
+    """How it is computed: a CTA splits a row, or a tile of 64x64 if it transposes."""
 
     threads: Literal[128, 256, 512] = knob(
         name="{}", doc="threads of a CTA; kernels that transpose require 256"

@@ -30,7 +30,7 @@ class RouteOperation:
 
 @frozen
 class RouteSchedule:
-    """How it is computed: by one cluster, whose warps have consecutive pairs each."""
+    """How it is computed: by one cluster, each of whose warps counts consecutive pairs."""
 
     threads: Literal[128, 256, 512, 1024] = knob(name="{}", doc="threads of a CTA")
     cluster: Literal[1, 2, 4, 8] = knob(
