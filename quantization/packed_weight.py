@@ -230,8 +230,8 @@ class PackedWeight:
     def unpack(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return codes [N, K], scales and zero points [N, groups], as `from_codes` takes them.
 
-        Codes are int8 (int2, ternary, int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn, scales of
-        their own dtype (mxfp4: torch.float8_e8m0fnu), zero points uint8 or None.
+        Codes are int8 (int2, ternary, int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn,
+        scales of their own dtype (mxfp4: torch.float8_e8m0fnu), zero points uint8 or None.
         """
         m = self.metadata
         found = self.slabs.new_empty(self.shape, dtype=m.code_dtype)
