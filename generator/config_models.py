@@ -94,7 +94,7 @@ def _entry_model(family: Family) -> type[Model]:
     return create_model(
         f"{family.operation.__name__.removesuffix('Operation')}Kernels",
         __base__=Model,
-        __doc__="Every operation with every point of every schedule's product.",
+        __doc__="Kernels: each operation with each combination of the schedules' values.",
         operations=(_some(_operation_model(family.operation)), ...),
         schedules=(_some(_schedule_model(family.schedule)), ...),
     )

@@ -29,15 +29,15 @@ By = Literal["host", "device", "row", "column"]
 
 @frozen
 class Scale(Step):
-    """Multiply by a scalar (from the host, or read on the device) or a vector over rows/columns.
+    """Multiply by a scalar, from the host or the device, or by a vector over rows or columns.
 
     Vectors and device scalars are fp32.
     """
 
     by: By = knob(
         name="scale_{}",
-        doc="host: a number of the call; device: a tensor of one element; row, column: of [M], "
-        "of [N]",
+        doc="host: a number of the call; device: a tensor of one element; row: a vector [M]; "
+        "column: a vector [N]",
     )
     step: Literal["scale"] = "scale"
     arguments: ClassVar[tuple[str, ...]] = (
@@ -72,7 +72,7 @@ class Scale(Step):
 class Bias(Step):
     """Add a vector over the columns of D."""
 
-    element: Float = knob(name="bias_{}", doc="its element type")
+    element: Float = knob(name="bias_{}", doc="element type of the vector")
     step: Literal["bias"] = "bias"
     arguments: ClassVar[tuple[str, ...]] = ("bias",)
     reads: ClassVar[Reads] = "column"
@@ -93,7 +93,7 @@ class Activation(Step):
     """Apply a function to each element; NaN stays NaN."""
 
     function: Function = knob(
-        doc="gelu is the exact one, by erf; gelu_tanh its usual approximation"
+        doc="gelu: the exact one, with erf; gelu_tanh: its usual approximation"
     )
     step: Literal["activation"] = "activation"
     arguments: ClassVar[tuple[str, ...]] = ("activation",)
@@ -140,9 +140,9 @@ def _class_name(words: str) -> str:
 
 @frozen
 class Residual(Step):
-    """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C."""
+    """Add beta * C, a row-major [m, n] matrix that may be D itself; if beta is 0, C is not read."""
 
-    element: Float = knob(name="residual_{}", doc="the element type of C")
+    element: Float = knob(name="residual_{}", doc="element type of C")
     step: Literal["residual"] = "residual"
     arguments: ClassVar[tuple[str, ...]] = ("residual",)
     reads: ClassVar[Reads] = "fragment"
@@ -168,10 +168,11 @@ class Residual(Step):
 
 @frozen
 class Amax(Step):
-    """Raise an fp32 scalar to the largest magnitude that passes here; the values pass unchanged.
+    """Raise an fp32 scalar to the largest magnitude of the values, which are passed on unchanged.
 
-    It starts from what the scalar holds, so that several calls may share one. NaN wins over every
-    number. Placed before the scale of an 8-bit output, it is what the next scale is chosen by.
+    The scalar keeps its value if that is larger, so that several calls may share it. NaN wins
+    over every number. Before the scale of an 8-bit output, this gives the number from which the
+    next scale is chosen (delayed scaling).
     """
 
     step: Literal["amax"] = "amax"
@@ -187,9 +188,9 @@ class Amax(Step):
 
 @frozen
 class Preactivation(Step):
-    """Store the values that pass here to z, a row-major [m, n] matrix; they pass unchanged."""
+    """Store the values to z, a row-major [m, n] matrix, and pass them on unchanged."""
 
-    element: Float = knob(name="preactivation_{}", doc="the element type of z")
+    element: Float = knob(name="preactivation_{}", doc="element type of z")
     step: Literal["preactivation"] = "preactivation"
     arguments: ClassVar[tuple[str, ...]] = ("preactivation",)
     auxiliary: ClassVar[bool] = True
@@ -215,10 +216,12 @@ class Preactivation(Step):
 
 @frozen
 class ActivationGradient(Step):
-    """Multiply dy, a row-major [m, n] matrix, by a function's derivative at what passes here."""
+    """Multiply dy, a row-major [m, n] matrix, by a function's derivative at the values."""
 
-    function: Function = knob(name="{}_gradient_{}", doc="whose derivative; relu's is 0 at 0")
-    element: Float = knob(name="", doc="the element type of dy")
+    function: Function = knob(
+        name="{}_gradient_{}", doc="the function whose derivative is taken; that of relu at 0 is 0"
+    )
+    element: Float = knob(name="", doc="element type of dy")
     step: Literal["activation_gradient"] = "activation_gradient"
     arguments: ClassVar[tuple[str, ...]] = tuple(
         f"{function}_gradient" for function in get_args(Function)
@@ -250,9 +253,10 @@ class ActivationGradient(Step):
 
 @frozen
 class ColumnSum(Step):
-    """Sum the values that pass here over the rows of D, to an fp32 vector; they pass unchanged.
+    """Sum the values over the rows of D into an fp32 vector, as a bias gradient.
 
-    The sums are those of whole columns, or of each batch's: whatever the vector has batches for.
+    The values are passed on unchanged. A vector [N] gets the sums over all batches, a vector
+    with batch dimensions those of each batch.
     """
 
     step: Literal["column_sum"] = "column_sum"
@@ -278,15 +282,16 @@ class ColumnSum(Step):
 class Gate(Step):
     """Multiply a function of one half of the columns (gate) by the other half (up).
 
-    The steps before it are of both halves, those behind it of the columns of D. swiglu_oai is
-    (min(max(up, -7), 7) + 1) g / (1 + exp(-1.702 g)) with g = min(gate, 7), as gpt-oss has it.
+    Steps before it apply to both halves, steps after it to the columns of D. swiglu_oai is
+    (min(max(up, -7), 7) + 1) g / (1 + exp(-1.702 g)) with g = min(gate, 7), as in gpt-oss.
     """
 
-    function: GateFunction = knob(name="gate_{}_{}", doc="of the gate")
+    function: GateFunction = knob(name="gate_{}_{}", doc="the function of the gate")
     layout: GateLayout = knob(
         default="halves",
         name="",
-        doc="halves: all columns of the gate, then all of up; interleaved: gate and up in turn",
+        doc="halves: all gate columns, then all up columns; interleaved: gate and up columns "
+        "alternate",
     )
     step: Literal["gate"] = "gate"
     arguments: ClassVar[tuple[str, ...]] = ("gate", "gate_interleaved")
@@ -306,13 +311,15 @@ class Gate(Step):
 
 @frozen
 class Quantize(Step):
-    """Divide 128 columns of a row by one scale each, stored in fp32: last, before a D of e4m3.
+    """Divide each block of 128 columns of a row by a scale, and store the scales in fp32.
 
-    A scale is the block's largest magnitude / 448, where that is neither 0 nor infinite, else 1.
+    It must be the last step, with D in e4m3. A scale is the block's largest magnitude / 448, or
+    1 if that is 0 or infinite.
     """
 
     scale: Literal["exact", "pow2"] = knob(
-        name="quantize_{}", doc="pow2: the next power of two, which the division is exact by"
+        name="quantize_{}",
+        doc="exact: as computed; pow2: rounded up to a power of two, so that the division is exact",
     )
     step: Literal["quantize"] = "quantize"
     arguments: ClassVar[tuple[str, ...]] = ("quantize", "quantize_pow2")
@@ -340,19 +347,20 @@ class Quantize(Step):
 
 @frozen
 class GateGradient(Step):
-    """Take the gradient of a gate's result to that of gate and up, and compute the result again.
+    """Compute a gate's input gradient from the gradient of its result, and the result again.
 
-    z, a row-major [m, 2n] matrix, is what the gate was given, and dz of its shape and strides is
-    stored: that of gate and up, where those of D [m, n] are multiplied by what passes here. What
-    passes on is the result of the gate.
+    The values are the gradient of the gate's result, [m, n]. z, a row-major [m, 2n] matrix, is
+    the input of the gate, and its gradient is stored to dz, of the same shape and strides. The
+    gate's result is passed on.
     """
 
-    function: GateFunction = knob(name="{}_gate_gradient_{}_{}", doc="of the gate")
-    element: Literal["fp16", "bf16"] = knob(name="", doc="the element type of z and dz")
+    function: GateFunction = knob(name="{}_gate_gradient_{}_{}", doc="the function of the gate")
+    element: Literal["fp16", "bf16"] = knob(name="", doc="element type of z and dz")
     layout: GateLayout = knob(
         default="halves",
         name="",
-        doc="halves: all columns of the gate, then all of up; interleaved: gate and up in turn",
+        doc="halves: all gate columns, then all up columns; interleaved: gate and up columns "
+        "alternate",
     )
     step: Literal["gate_gradient"] = "gate_gradient"
     arguments: ClassVar[tuple[str, ...]] = tuple(
@@ -394,9 +402,10 @@ class GateGradient(Step):
 
 @frozen
 class StochasticRounding(Step):
-    """Round to one of the two neighbours in D's type, at random, the value being the mean: last.
+    """Round to one of the two neighbours in D's type at random, so that the mean is the value.
 
-    Random numbers are a function of a state in device memory and of the place in D.
+    It must be the last step. The random numbers are a function of a state in device memory and
+    of the position in D.
     """
 
     step: Literal["stochastic_rounding"] = "stochastic_rounding"
@@ -411,10 +420,11 @@ class StochasticRounding(Step):
 
 @frozen
 class MeanSquare(Step):
-    """Store what groups of 16 columns of D add to the mean of squares of each row: last.
+    """Store what each group of 16 columns of D adds to the mean of squares of its row.
 
-    The sum of a row's groups is the mean of squares of the values before they are rounded to D's
-    type. One thread has each group, so that results are the same in every run.
+    It must be the last step. The sum over a row's groups is the mean of squares of the values
+    before they are rounded to D's type. One thread computes each group, so that results are
+    bitwise reproducible.
     """
 
     step: Literal["mean_square"] = "mean_square"
@@ -441,10 +451,11 @@ class MeanSquare(Step):
 
 @frozen
 class RmsScale(Step):
-    """Divide each row by the root of the mean of squares of A's row, whose shares are given.
+    """Divide each row by the root of the mean of squares of A's row, which `mean_square` stored.
 
-    These are what `mean_square` stores where A is the result: with it, and with a weight that has
-    the norm's weight multiplied into its columns, the product is of A's RMS norm.
+    An earlier GEMM, whose result is A, stores it with that step. If the columns of this GEMM's
+    weight are multiplied by the weight of an RMS norm, the result is that of the norm followed
+    by the GEMM.
     """
 
     step: Literal["rms_scale"] = "rms_scale"

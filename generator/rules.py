@@ -76,10 +76,10 @@ def multiple_of(field: str, value: int, divisor: int) -> Reason:
 
 def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
     """`n` is legal for wgmma (PTX ISA): multiples of 8 to 256; int8 has 8, 16, 24 and then 16s."""
-    _note(field, n, "what wgmma takes as n")
+    step = "8, 24 and multiples of 16" if integer else "multiples of 8"
+    _note(field, n, f"{step}, at most 256 (the n of wgmma)")
     if n in range(8, 257, 8) and (not integer or n <= 24 or n % 16 == 0):
         return None
-    step = "8, 24 and multiples of 16" if integer else "multiples of 8"
     return f"{field} {n}: must be what wgmma takes: {step}, at most 256"
 
 

@@ -47,12 +47,12 @@ def bit_refusal(module: torch.nn.Module) -> str:
 
 
 class BitLinear(QuantizedLinear):
-    """A linear layer of BitNet b1.58: the input becomes int8, row by row, the weight is ternary.
+    """A linear layer of BitNet b1.58: a ternary weight, and an input that is quantized to int8.
 
-    Both scales are applied to the sums of integers, in one kernel, with the bias. Where the layer
-    that it was made of normalises its input first, `rms_norm` does. Frozen: the layer is
-    differentiable in its input only, as if that had not been rounded. All else is as in
-    `warploom.nn.QuantizedLinear`.
+    `from_bitnet` makes one of a layer of transformers. Both scales are applied to the int32
+    accumulators in one kernel, with the bias. If that layer normalizes its input first, `rms_norm`
+    does. The weight is frozen: the layer is differentiable in its input only, as if that had not
+    been rounded. All else is as in `warploom.nn.QuantizedLinear`.
     """
 
     rms_norm: torch.nn.Module | None
@@ -123,12 +123,15 @@ class BitLinear(QuantizedLinear):
     def explanation(
         self, input: Tensor, residual: Tensor | None = None, *, gpu: str | None = None
     ) -> Explanation:
-        """Which kernel a call with this input runs; what `warploom.explain(layer, x)` returns.
+        """Say which kernel a call with these tensors runs; `warploom.explain(layer, x)` returns it.
 
         Args:
             input: [.., in_features].
-            residual: Must be None, as in a call.
-            gpu: The name of a GPU, for which tensors may be anywhere.
+            residual: Must be None.
+            gpu: The name of a GPU: says what that GPU would run, for tensors on any device.
+
+        Returns:
+            The explanation; of a call that torch computes, it says why.
         """
         weight = self.weight
         reason = refusal(input, weight, residual, named=gpu is not None)

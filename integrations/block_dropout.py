@@ -59,6 +59,11 @@ def block_dropout_linear(
 
     Raises:
         ProblemError: For p outside of [0, 1).
+
+    Example:
+        >>> x, weight = torch.randn(256, 256).bfloat16(), torch.randn(64, 256).bfloat16()
+        >>> warploom.functional.block_dropout_linear(x, weight, p=0.5).shape
+        torch.Size([256, 64])
     """
     check_probability("p", p)
     if not training or p == 0:

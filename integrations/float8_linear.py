@@ -52,13 +52,20 @@ def refusal(module: torch.nn.Linear) -> str | None:
 
 
 class Float8Linear(torch.nn.Linear):
-    """A linear layer with an e4m3 weight and a scale for each 128x128 of it, in one kernel.
+    """A linear layer with an e4m3 weight and a scale for each 128x128 block of it, in one kernel.
 
-    The input is quantised in each call, with a scale for each 1x128. The weight is frozen: the
-    layer is differentiable in its input only, through the weight given back in the input's type.
-    Weight and scales keep their types whatever the module is converted to. Parameters have
-    transformers' names: `weight` [N, K], `weight_scale_inv` [N/128, K/128], which
-    multiplies, and `bias`.
+    `from_fp8` makes one of a layer of transformers, and `from_tensors` of a weight and its scales.
+    The input is quantized in each call, with a scale for each 1x128 block. The weight is frozen:
+    the layer is differentiable in its input only. Weight and scales keep their dtypes whatever the
+    module is converted to. Parameters have transformers' names: `weight` [N, K], `weight_scale_inv`
+    [N / 128, K / 128], which multiplies, and `bias`.
+
+    Args:
+        in_features: K, the size of the input's last dimension.
+        out_features: N, the size of the result's last dimension.
+        bias: Whether there is a bias [N].
+        device: The device of the parameters.
+        dtype: The dtype of the bias.
     """
 
     weight_scale_inv: torch.nn.Parameter
@@ -136,11 +143,14 @@ class Float8Linear(torch.nn.Linear):
             return _product(*given)
 
     def explanation(self, input: torch.Tensor, *, gpu: str | None = None) -> Explanation:
-        """Which kernel a call with this input runs; what `warploom.explain(layer, x)` returns.
+        """Say which kernel a call with these tensors runs; `warploom.explain(layer, x)` returns it.
 
         Args:
             input: [.., in_features].
-            gpu: The name of a GPU, for which tensors may be anywhere.
+            gpu: The name of a GPU: says what that GPU would run, for tensors on any device.
+
+        Returns:
+            The explanation; of a call that torch computes, it says why.
         """
         reason = None if gpu is not None else unserved(input.get_device())
         if reason is not None:

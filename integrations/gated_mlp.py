@@ -55,22 +55,32 @@ _PLAIN = (torch.nn.Parameter, FrozenParameter)
 class GatedMLP(torch.nn.Module):
     """down_proj(f(gate_proj(x)) * up_proj(x)), as SwiGLU and GEGLU layers of Llama-like models.
 
-    Its layers are three warploom.nn.Linear, by the names that transformers gives them: state dicts
-    of either load into the other.
+    Its layers are three warploom.nn.Linear with transformers' names: state dicts of either load
+    into the other.
 
-    gate    f: relu, gelu, gelu_tanh or silu
-    preactivation  where the backward pass has gate_proj(x) and up_proj(x) from: "save" keeps them
-            in memory, "recompute" computes them again
-    recipe  of the three layers: see warploom.nn.Linear
+    Args:
+        hidden: The size of the input's and of the result's last dimension.
+        inner: The size between the layers; kernels need a multiple of 8.
+        bias: Whether the three layers have a bias.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+        gate: f: "relu", "gelu", "gelu_tanh" or "silu".
+        preactivation: Where the backward pass has gate_proj(x) and up_proj(x) from: "save" keeps
+            them in memory, "recompute" computes them again.
+        recipe: That of the three layers, as for warploom.nn.Linear.
 
-    f(gate_proj(x)) * up_proj(x) is one kernel: bf16 and fp16 on GPUs with kernels, `inner` a
-    multiple of 8. Where a gradient is wanted, the layer is one function of autograd, in compiled
-    functions too: its backward pass takes the gradient past the gate in the kernel that computes
-    it, and the layers' weights may have a main_grad. With an fp8 recipe of all three layers, but
-    `delayed` and `fp4_qat`, it is one function too, with and without gradients; gate and up then
-    have one scale where a tensor has one. Everything else is computed by the layers one by one,
-    with the same meaning: in compiled functions of 16 bits where no gradient is wanted, where a
-    layer has hooks or was replaced, and where the weights' memory was separated.
+    f(gate_proj(x)) * up_proj(x) is one kernel, in bf16 and fp16 on a Hopper GPU. With gradients,
+    the layer is one function of autograd, in compiled functions too: its backward pass computes the
+    gradient of the gate in a GEMM's epilogue, and the weights may have a main_grad. With an fp8
+    recipe of all three layers (except "delayed" and "fp4_qat") it is one function as well; gate and
+    up then share a scale for each tensor. Everything else is computed layer by layer, with the same
+    meaning: in compiled functions of 16 bits without gradients, if a layer has hooks or was
+    replaced, and if the memory of the weights was separated.
+
+    Example:
+        >>> layer = warploom.nn.GatedMLP(64, 256, dtype=torch.bfloat16)
+        >>> layer(torch.randn(4, 64).bfloat16()).shape
+        torch.Size([4, 64])
     """
 
     preactivation: Preactivation = "save"
@@ -100,7 +110,14 @@ class GatedMLP(torch.nn.Module):
         self._join()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output [.., hidden] for x [.., hidden]."""
+        """Return down_proj(f(gate_proj(x)) * up_proj(x)).
+
+        Args:
+            x: [.., hidden].
+
+        Returns:
+            [.., hidden].
+        """
         gate, up, down = (self._modules[name] for name in PROJECTIONS)
         if getattr(gate, "recipe", None) is not None:
             quantised = self._in_float8(x, gate, up, down)
@@ -119,11 +136,17 @@ class GatedMLP(torch.nn.Module):
 
     @classmethod
     def from_torch(cls, module: torch.nn.Module) -> Self:
-        """Return a layer with the parameters of one of transformers', or of one that reads alike.
+        """Return a layer that shares the parameters of a gated layer of transformers.
 
-        Parameters are shared, not copied: they stay the objects that they are. The memory of gate
-        and up is joined, which takes the memory of both once more until it is done. Raises
-        ProblemError for a module that computes something else.
+        Args:
+            module: A LlamaMLP, or any layer with the same expression in its `forward`.
+
+        Returns:
+            The new layer. The memory of gate and up is joined, which takes the memory of both once
+            more until it is done; the parameters stay the same objects.
+
+        Raises:
+            ProblemError: For a module that computes something else.
         """
         gate = gate_of(module)
         if gate is None:

@@ -122,18 +122,27 @@ class GroupedMM:
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Return what torch.nn.functional.grouped_mm does, of the same arguments.
+        """Compute a grouped GEMM with the signature of torch.nn.functional.grouped_mm.
 
         Args:
             mat_a: [S, K], [M, S] or [G, M, K], bf16 or fp16.
-            mat_b: [G, K, N] or [S, N], of the type of mat_a.
+            mat_b: [G, K, N] or [S, N], of the dtype of mat_a.
             offs: int32 [G], where groups end; None for batches.
             bias: As torch takes it.
-            out_dtype: Of the result; None: that of mat_a.
+            out_dtype: The dtype of the result; None: that of mat_a.
 
         Returns:
-            The result, as of `warploom.grouped_gemm`. Any call that kernels do not compute is
-            torch's own function, which gets the arguments as they are and raises its own errors.
+            The result, as of `warploom.grouped_gemm`.
+
+        Raises:
+            RuntimeError: As torch's own function, which gets every call that kernels do not
+                compute.
+
+        Example:
+            >>> tokens, experts = torch.randn(8, 64).bfloat16(), torch.randn(2, 64, 32).bfloat16()
+            >>> ends = torch.tensor([3, 8], dtype=torch.int32)
+            >>> warploom.grouped_mm(tokens, experts, offs=ends).shape
+            torch.Size([8, 32])
         """
         if refusal(mat_a, mat_b, offs, bias, out_dtype):
             return functional.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)

@@ -33,24 +33,35 @@ from warploom.runtime.families.gemm.layer import Layer
 class Linear(torch.nn.Linear):
     """A linear layer: activation(x W^T + bias) + residual, by one kernel where there is one.
 
-    Arguments before the star are those of torch.nn.Linear, and so are parameters, their names and
-    their initial values: a state dict of either loads into the other.
+    Parameters, their names and their initial values are those of torch.nn.Linear: a state dict of
+    either loads into the other.
 
-    activation       relu, gelu, gelu_tanh or silu
-    preactivation    where the backward pass has what the activation was given from: "save" keeps it
-                     in memory, "recompute" computes it again
-    recipe           compute in fp8: tensorwise, rowwise, rowwise_with_gw_hp, blockwise or delayed;
-                     or as fp4 would: fp4_qat (see recipes.py)
-    gradient_dtype   with the first three, what the gradient is multiplied in, beside the operands
-                     of the forward product: bf16, or float8_e5m2; None: as the recipe says
-    accumulate_into_main_grad  the weight's gradient is added to weight.main_grad, an fp32 tensor of
-                     its shape, and weight.grad is left alone
-    dropout_blocks   in training, each block of 128 rows by 128 columns of the input is dropped with
-                     this probability, and skipped: see `warploom.functional.block_dropout_linear`
+    Args:
+        in_features: K, the size of the input's last dimension.
+        out_features: N, the size of the result's last dimension.
+        bias: Whether there is a bias [N].
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+        activation: "relu", "gelu", "gelu_tanh", "silu" or None.
+        preactivation: Where the backward pass has the input of the activation from: "save" keeps it
+            in memory, "recompute" computes it again.
+        recipe: Train in fp8: "tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise" or
+            "delayed"; or simulate fp4: "fp4_qat" (docs/fp8.md).
+        gradient_dtype: With the first three recipes, the dtype in which gradients are multiplied:
+            torch.bfloat16 or torch.float8_e5m2; None: as the recipe says.
+        accumulate_into_main_grad: Add the weight's gradient to weight.main_grad, an fp32 tensor of
+            its shape, and leave weight.grad alone.
+        dropout_blocks: The probability with which, in training, each block of 128 rows by 128
+            columns of the input is dropped: see `warploom.functional.block_dropout_linear`.
 
-    Kernels take bf16 and fp16 (also by autocast, as torch's layer does) on the GPUs that there are
-    some for. Everything else is computed by torch's own operators, with the same meaning;
-    `warploom.explain(layer, x)` says which, and why.
+    Kernels take bf16 and fp16 (also by autocast, as torch's layer does) on a Hopper GPU. Everything
+    else is computed by torch's own operators, with the same meaning; `warploom.explain(layer, x)`
+    says which, and why.
+
+    Example:
+        >>> layer = warploom.nn.Linear(64, 128, dtype=torch.bfloat16, activation="silu")
+        >>> layer(torch.randn(4, 64).bfloat16()).shape
+        torch.Size([4, 128])
     """
 
     def __init__(
@@ -92,10 +103,17 @@ class Linear(torch.nn.Linear):
     dropout_blocks: float
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return activation(input W^T + bias) + residual [.., out_features].
+        """Return activation(input W^T + bias) + residual.
 
-        `input` is [.., in_features]. `residual` has the shape of the result, whose type is that of
-        the sum in torch. Raises ProblemError for a residual of another shape.
+        Args:
+            input: [.., in_features].
+            residual: Of the shape of the result; it is added in the kernel.
+
+        Returns:
+            [.., out_features], in the dtype of the sum in torch.
+
+        Raises:
+            ProblemError: For a residual of another shape.
         """
         if self.dropout_blocks and self.training:
             return self._dropping(input, residual)
@@ -133,9 +151,15 @@ class Linear(torch.nn.Linear):
     def explanation(
         self, input: torch.Tensor, residual: torch.Tensor | None = None, *, gpu: str | None = None
     ) -> Explanation:
-        """Which kernel a call with these tensors runs; what `warploom.explain(layer, x)` returns.
+        """Say which kernel a call with these tensors runs; `warploom.explain(layer, x)` returns it.
 
-        Where it is torch's, this says why. Of a GPU that is named, tensors may be anywhere.
+        Args:
+            input: [.., in_features].
+            residual: As in a call.
+            gpu: The name of a GPU: says what that GPU would run, for tensors on any device.
+
+        Returns:
+            The explanation; of a call that torch computes, it says why.
         """
         weight = self.weight
         if residual is not None:
@@ -171,12 +195,18 @@ class Linear(torch.nn.Linear):
 
     @classmethod
     def from_torch(cls, module: torch.nn.Linear, **options: Unpack[Options]) -> Self:
-        """Return a layer with the parameters of a torch.nn.Linear, which are shared, not copied.
+        """Return a layer that shares the parameters of a torch.nn.Linear.
 
-        Hooks, the training flag and other attributes come along; `options` are keywords of the
-        constructor. Raises ProblemError for a module of another class (a subclass computes
-        something else), for one whose calls were replaced, and for parameters that are on `meta`
-        or on several devices.
+        Args:
+            module: The layer. Its hooks, training flag and other attributes come along.
+            options: Keywords of the constructor, such as activation="silu".
+
+        Returns:
+            The new layer.
+
+        Raises:
+            ProblemError: For a subclass, which computes something else, for a layer whose `forward`
+                was replaced, and for parameters that are on `meta` or on several devices.
         """
         check_module(module)
         return sharing(cls(1, 1, device="meta", **options), module)

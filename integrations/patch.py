@@ -121,38 +121,45 @@ def patch(
     filter: Callable[[torch.nn.Module, str], bool] | None = None,
     sparse: Literal["2:4"] | None = None,
 ) -> Patch:
-    """Let a model run on Warploom, as it stands and where it lies; what it returns can undo that.
+    """Let an existing model run on Warploom's kernels, without rewriting it.
 
-    linear     each torch.nn.Linear in it becomes a warploom.nn.Linear with the same parameters, so
-               that tied ones stay tied and optimizers keep what they have. So does each FP8Linear
-               of transformers with scales of 128x128: a warploom.nn.Float8Linear. Its layers of
-               BitNet become warploom.nn.BitLinear, with ternary weights of 2 bits: what they held
-               is dropped, and that is not undone. Other subclasses are left. Gated layers of
-               transformers in 16 bits (LlamaMLP and those that read alike) become
-               warploom.nn.GatedMLP, but with recipe delayed or fp4_qat: the same parameters, the
-               memory of gate and up joined
-    attention  models of transformers in it get `attn_implementation="warploom"`; with "8bit" they
-               get "warploom_8bit": q, k and v are quantized to 8 bits where there are kernels for
-               that (see `warploom.attention_8bit`)
-    experts    models of transformers with a mixture of experts get
-               `experts_implementation="warploom"`: `warploom.experts` runs their layers
-    weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
-               warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
-               whose k is no multiple of the group, and those that train: adapters of peft, and
-               what requires a gradient where other weights are frozen. Weights of what is
-               quantised are dropped: this is not undone
+    Args:
+        model: The model, on a GPU or a CPU.
+        linear: Replace each torch.nn.Linear by a warploom.nn.Linear with the same parameters, so
+            that tied weights and optimizers keep working; FP8Linear layers of transformers with
+            128x128 scales by warploom.nn.Float8Linear; gated layers of transformers in 16 bits
+            (LlamaMLP and alike) by warploom.nn.GatedMLP, except with the recipes "delayed" and
+            "fp4_qat"; and BitNet layers by warploom.nn.BitLinear, which cannot be undone. Other
+            subclasses stay.
+        attention: Set `attn_implementation="warploom"` in models of transformers. "8bit" sets
+            "warploom_8bit": q, k and v are quantized to 8 bits where kernels support it.
+        experts: Set `experts_implementation="warploom"` in mixtures of experts of transformers.
+        weights: Quantize the weights of linear layers: a format such as "int4", or a dict of the
+            options of `warploom.quantize` and `skip`. The output head, layers whose K is not a
+            multiple of the group, and layers that train stay. The original weights are dropped, so
+            that this cannot be undone.
+        recipe: Train the linear layers in fp8: a recipe of warploom.nn.Linear.
+        filter: filter(layer, name) says which layers train in fp8, or become sparse; by default all
+            but the output head.
+        sparse: "2:4" replaces linear layers by warploom.nn.SparseLinear. Their weights must be 2:4
+            sparse already. The dense weights are dropped, so that this cannot be undone.
 
-    recipe     the layers train in fp8: a recipe of warploom.nn.Linear
-    filter     called with each torch.nn.Linear and its name, says which of them train in fp8, or
-               are sparse; None: all but the output head
-    sparse     "2:4": the layers become warploom.nn.SparseLinear. Their weights must be 2:4 already:
-               one that is not is refused by the layer's name. The dense weights are dropped: this
-               is not undone
+    Returns:
+        What was done: `print` shows it, `undo()` restores the model, and so does the end of a
+        `with` block.
 
-    Each layer asks at each call whether there is a kernel for it; torch computes the others. Raises
-    ProblemError for a model that is patched already or quantised, and for linear layers without
-    memory, on several devices, or with a forward of their own. Whatever is raised, Ctrl-C's
-    KeyboardInterrupt too, the model is then as it was.
+    Raises:
+        ProblemError: For a model that is patched or quantized already, and for linear layers
+            without memory, on several devices, or with a `forward` of their own. If anything is
+            raised, even KeyboardInterrupt, the model is as it was.
+
+    Each layer decides in each call whether there is a kernel for it; torch computes the rest.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64)).bfloat16()
+        >>> report = warploom.patch(model)
+        >>> type(model[0])
+        <class 'warploom.integrations.linear.Linear'>
     """
     require_boolean("linear", linear)
     if isinstance(attention, str) and attention not in ATTENTIONS:

@@ -50,15 +50,19 @@ class PatchedAttention:
 
 
 def register_transformers() -> None:
-    """Let models of transformers be made with `attn_implementation="warploom"`.
+    """Let transformers make and load models with Warploom's attention, experts and layers.
 
-    And with `experts_implementation="warploom"`, which runs mixtures of experts; and let
-    `from_pretrained` load what `save_pretrained` wrote of models with quantized layers.
+    Afterwards, transformers knows `attn_implementation="warploom"` and "warploom_8bit" (q, k and v
+    in 8 bits, as in `warploom.attention_8bit`) and `experts_implementation="warploom"`, and
+    `from_pretrained` loads what `save_pretrained` wrote of quantized layers. `warploom.patch` calls
+    this function.
 
-    Also with "warploom_8bit", whose attention quantizes q, k and v to 8 bits, as
-    `warploom.attention_8bit` does, where that has a kernel for a call.
+    Raises:
+        ProblemError: transformers is not installed, or is too old.
 
-    `warploom.patch` does it for a model that there is. Raises ProblemError without transformers.
+    Example:
+        warploom.register_transformers()
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="warploom")
     """
     if find_spec("transformers") is None:
         raise ProblemError(

@@ -36,20 +36,36 @@ READ = "_is_hf_initialized"  # what transformers marks a parameter by that it ha
 
 
 class QuantizedLinear(torch.nn.Linear):
-    """A linear layer with a packed weight: activation(x W^T + bias) + residual, in one kernel.
+    """A linear layer with a quantized weight: activation(x W^T + bias) + residual, in one kernel.
 
-    Made of a layer by `from_linear`, or of a weight by `from_packed`. Made by itself its weight
-    and bias are 0, for a state to be loaded: arguments before `dtype` are those of torch.nn.Linear,
-    `dtype` is that of the bias and of `weight.dtype`, `format` to `scale_dtype` are those of
-    `warploom.quantize`, `activation` is relu, gelu, gelu_tanh or silu.
+    `from_linear` makes one of a layer, and `from_packed` of a quantized weight. The constructor
+    makes one whose weight and bias are 0, for a state dict to be loaded.
 
-    The weight's tensors are parameters that never require grad, and keep their types whatever the
-    module is converted to. The layer is differentiable in x, bias and residual, not in its weight.
-    A state dict has the tensors and, as one more, what they are: a weight loads whole, into a layer
-    of the same kind.
+    Args:
+        in_features: K, the size of the input's last dimension.
+        out_features: N, the size of the result's last dimension.
+        bias: Whether there is a bias [N].
+        device: The device of the parameters.
+        dtype: The dtype of the bias, and of `weight.dtype`.
+        format: As for `warploom.quantize`; so are the following.
+        group: Values along K that share a scale.
+        symmetric: Whether there are no zero points.
+        scale_dtype: The dtype of the scales.
+        activation: "relu", "gelu", "gelu_tanh", "silu" or None.
 
-    Kernels take bf16 and fp16 (also by autocast) on the GPUs that there are some for. All else is
-    torch's product with the weight given back, in each call; `warploom.explain(layer, x)` says why.
+    The weight's tensors are parameters that never require a gradient, and keep their dtypes
+    whatever the module is converted to. The layer is differentiable in x, bias and residual, not in
+    its weight. A state dict has the tensors and one more that describes them: a weight loads whole,
+    into a layer of the same format, group and shape.
+
+    Kernels take bf16 and fp16 (also by autocast) on a Hopper GPU. Everything else is torch's matmul
+    with the dequantized weight; `warploom.explain(layer, x)` says why.
+
+    Example:
+        >>> linear = torch.nn.Linear(128, 64, dtype=torch.bfloat16)
+        >>> layer = warploom.nn.QuantizedLinear.from_linear(linear, "int4")
+        >>> layer(torch.randn(4, 128).bfloat16()).shape
+        torch.Size([4, 64])
     """
 
     bias: torch.nn.Parameter | None  # type: ignore[assignment]
@@ -110,11 +126,20 @@ class QuantizedLinear(torch.nn.Linear):
         *,
         activation: str | None = None,
     ) -> Self:
-        """Return a layer of a packed weight [N, K] and a bias [N], which are shared, not copied.
+        """Return a layer of a quantized weight and a bias, which are shared, not copied.
 
-        `layer.weight.dtype` is the bias's; without one, that of the scales where these are numbers
-        of 16 or 32 bits, else bf16. Raises ProblemError for a weight that is packed for activations
-        of 8 bits, and for a bias of another shape, of a type without gradients, or elsewhere.
+        Args:
+            weight: [N, K], quantized for 16-bit activations.
+            bias: [N], or None. `layer.weight.dtype` is its dtype; without a bias, that of the
+                scales if these are numbers of 16 or 32 bits, else bf16.
+            activation: "relu", "gelu", "gelu_tanh", "silu" or None.
+
+        Returns:
+            The layer.
+
+        Raises:
+            ProblemError: For a weight quantized for 8-bit activations, and for a bias of another
+                shape or device, or of a dtype without gradients.
         """
         check_parts(weight, bias)
         scales = weight.metadata.scale_dtype
@@ -132,12 +157,22 @@ class QuantizedLinear(torch.nn.Linear):
         symmetric: bool | None = None,
         scale_dtype: torch.dtype | None = None,
     ) -> Self:
-        """Return a layer with the weight of a torch.nn.Linear or warploom.nn.Linear, in few bits.
+        """Return a layer with the quantized weight of a torch.nn.Linear or warploom.nn.Linear.
 
-        The others are the arguments of `warploom.quantize`. The bias, hooks, the training flag and
-        other attributes are the layer's, as `warploom.nn.Linear.from_torch` has them, the
-        activation too. Raises ProblemError for layers that are refused there, for those whose
-        weight is trained in fp8 or computed, and for weights that cannot be quantised so.
+        Args:
+            linear: The layer. Its bias, hooks, training flag, activation and other attributes come
+                along.
+            format: As for `warploom.quantize`; so are the following.
+            group: Values along K that share a scale.
+            symmetric: Whether there are no zero points.
+            scale_dtype: The dtype of the scales.
+
+        Returns:
+            The new layer.
+
+        Raises:
+            ProblemError: For layers that `warploom.nn.Linear.from_torch` refuses, for weights that
+                are trained in fp8 or computed, and for weights that cannot be quantized so.
         """
         check_linear(linear)
         packed = quantize(linear.weight.detach(), format, group, symmetric, scale_dtype, INPUTS)
@@ -192,10 +227,17 @@ class QuantizedLinear(torch.nn.Linear):
     # ---- What it computes ------------------------------------------------------------------------
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return activation(input W^T + bias) + residual [.., out_features].
+        """Return activation(input W^T + bias) + residual.
 
-        `input` is [.., in_features]. `residual` has the shape of the result, whose type is that of
-        the sum in torch. Raises ProblemError for a residual of another shape.
+        Args:
+            input: [.., in_features].
+            residual: Of the shape of the result; it is added in the kernel.
+
+        Returns:
+            [.., out_features], in the dtype of the sum in torch.
+
+        Raises:
+            ProblemError: For a residual of another shape.
         """
         plain = residual is None
         if plain and not torch.compiler.is_dynamo_compiling():
@@ -225,9 +267,15 @@ class QuantizedLinear(torch.nn.Linear):
     def explanation(
         self, input: torch.Tensor, residual: torch.Tensor | None = None, *, gpu: str | None = None
     ) -> Explanation:
-        """Which kernel a call with these tensors runs; what `warploom.explain(layer, x)` returns.
+        """Say which kernel a call with these tensors runs; `warploom.explain(layer, x)` returns it.
 
-        Where it is torch's, this says why. Of a GPU that is named, tensors may be anywhere.
+        Args:
+            input: [.., in_features].
+            residual: As in a call.
+            gpu: The name of a GPU: says what that GPU would run, for tensors on any device.
+
+        Returns:
+            The explanation; of a call that torch computes, it says why.
         """
         weight = self.weight
         if residual is not None:

@@ -34,6 +34,11 @@ def fold_rms_norm(weight: torch.Tensor, norm_weight: torch.Tensor) -> torch.Tens
 
     Raises:
         ProblemError: for a packed weight, and for extents that do not fit.
+
+    Example:
+        >>> warploom.functional.fold_rms_norm(torch.ones(2, 3), torch.tensor([1.0, 2.0, 3.0]))
+        tensor([[1., 2., 3.],
+                [1., 2., 3.]])
     """
     if isinstance(weight, PackedWeight):
         raise ProblemError(
@@ -74,6 +79,10 @@ def linear_add(
 
     Raises:
         ProblemError: for what `warploom.gemm` or `warploom.mixed_gemm` refuse.
+
+    Example:
+        >>> h, x, o = torch.randn(3, 64, 64).bfloat16()
+        >>> x, shares = warploom.functional.linear_add(h, o, x)
     """
     _require_weight(weight)
     n = weight.metadata.n if isinstance(weight, PackedWeight) else weight.shape[0]
@@ -114,6 +123,14 @@ def rms_norm_linear(
 
     Raises:
         ProblemError: for what `warploom.gemm` or `warploom.mixed_gemm` refuse.
+
+    Example:
+        >>> o, up = torch.randn(64, 64).bfloat16(), torch.randn(128, 64).bfloat16()
+        >>> folded = warploom.functional.fold_rms_norm(up, torch.ones(64))
+        >>> h, x = torch.randn(2, 4, 64).bfloat16()
+        >>> x, shares = warploom.functional.linear_add(h, o, x)
+        >>> warploom.functional.rms_norm_linear(x, folded, shares).shape
+        torch.Size([4, 128])
     """
     steps: list[Item] = [("rms_scale", shares, eps)]
     if bias is not None:

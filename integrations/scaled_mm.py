@@ -59,6 +59,13 @@ def scaled_mm(
     Raises:
         ProblemError: for scalings and swizzles that Hopper's kernels do not have, and for scales of
             other shapes.
+
+    Example:
+        >>> from torch.nn.functional import ScalingType
+        >>> a, b = (torch.randn(16, 64).to(torch.float8_e4m3fn) for _ in range(2))
+        >>> one, each = torch.ones(1), ScalingType.TensorWise
+        >>> warploom.functional.scaled_mm(a, b.t(), one, each, one, each).shape
+        torch.Size([16, 16])
     """
     recipes = _single("scale_recipe_a", scale_recipe_a), _single("scale_recipe_b", scale_recipe_b)
     names = _name(recipes[0]), _name(recipes[1])

@@ -37,31 +37,42 @@ class Sdpa:
         *,
         scores: Literal["int8", "e4m3"] | None = None,
     ) -> torch.Tensor:
-        """Return what torch.nn.functional.scaled_dot_product_attention does, of the same arguments.
+        """Compute attention with the signature of torch.nn.functional.scaled_dot_product_attention.
 
-        query is [..., heads, length, dim], key and value [..., kv_heads, key length, dim]. Warploom
-        computes fp16 and bf16 on a GPU that it has kernels for, at one head dimension that is a
-        multiple of 8 up to 256, or at up to 192 with a smaller one of value, up to 128, where
-        tensors can be read as they lie. Any other call is torch's
-        own function, which gets the arguments as they are and raises its own errors;
-        `warploom.explain(warploom.sdpa, query, key, value, ...)` says which, and why.
+        Calls that Warploom's kernels do not support are passed to torch's own function, unchanged;
+        `warploom.explain(warploom.sdpa, query, key, value, ...)` says which one runs, and why.
 
-        attn_mask is read where it lies, broadcast by strides, if its rows are contiguous and begin
-        at multiples of 16 bytes; else it is copied first. What is added to scores has a gradient; a
-        row whose every score is -inf then, in fp32, gives 0.
+        Args:
+            query: [..., heads, length, dim]. Kernels take fp16 and bf16 on a Hopper GPU, and head
+                dimensions that are multiples of 8 up to 256 (or up to 192, with a smaller one of
+                value, up to 128).
+            key: [..., kv_heads, key length, dim].
+            value: [..., kv_heads, key length, dim_v].
+            attn_mask: Booleans, or numbers that are added to scores and have a gradient. It is read
+                in place, broadcast by strides, if its rows are contiguous and begin at multiples of
+                16 bytes, and copied otherwise. A row whose every score is -inf gives 0.
+            dropout_p: The probability that a weight is dropped, with a state drawn from torch's
+                generator of the device; torch's own kernels drop other weights.
+            is_causal: Row i attends to keys 0 to i, aligned at the top left, as in torch.
+            scale: The factor of query key^T, dim ** -0.5 by default.
+            enable_gqa: Whether heads may be a multiple of kv_heads, as in torch.
+            scores: Quantize query and key to "int8" (more exact) or "e4m3" in each call, and value
+                to e4m3, as `warploom.attention_8bit` does. None quantizes nothing.
 
-        dropout_p is the probability with which a weight is dropped, by a state that is drawn from
-        torch's generator of the device: other weights than torch's own kernels drop by it.
+        Returns:
+            [..., heads, length, dim_v], with the order of query's strides. It is differentiable,
+            and one operator in a compiled graph.
 
-        is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
-        the shape of query, of value's head dimension, and its order of strides. Differentiable, and
-        one operator of a compiled graph. Under autocast, query, key and value are converted as
-        torch does it.
+        Raises:
+            ProblemError: For what 8-bit attention does not support, if `scores` is given; torch's
+                own errors otherwise.
 
-        scores, which torch's function has not, is the type to which query and key are quantized in
-        each call, value to e4m3: "int8", the more exact one, or "e4m3". Then the result is that of
-        `warploom.attention_8bit`, in any case; ProblemError says what that does not compute, as are
-        attn_mask and dropout_p. None, the default, quantizes nothing.
+        Under autocast, query, key and value are converted as torch does.
+
+        Example:
+            >>> q, k, v = (torch.randn(2, 8, 16, 64).bfloat16() for _ in range(3))
+            >>> warploom.sdpa(q, k, v, is_causal=True).shape
+            torch.Size([2, 8, 16, 64])
         """
         if scores is not None:
             _require_none(attn_mask, dropout_p)

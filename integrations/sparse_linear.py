@@ -26,12 +26,18 @@ _TYPES = (torch.bfloat16, torch.float16)
 class SparseLinear(torch.nn.Module):
     """A linear layer with a 2:4 sparse weight: activation(x W^T + bias), in one kernel.
 
-    Made of a layer whose weight is 2:4 already by `from_linear`, or of a packed weight by
-    `from_sparse`. The weight's two tensors, `values` and `metadata`, are buffers: they move and are
-    saved with the module, and never train. The layer is differentiable in its input and its bias.
+    `from_linear` makes one of a layer whose weight is 2:4 sparse already, and `from_sparse` of a
+    `warploom.SparseWeight`. The weight's tensors, `values` and `metadata`, are buffers: they move
+    and are saved with the module, and never train. The layer is differentiable in its input and its
+    bias.
 
-    Kernels take bf16 and fp16 (also by autocast), the weight's own type. All else is torch's GEMM
-    by the dense weight, unpacked in each call; `warploom.explain(layer, x)` says why.
+    Args:
+        weight: [N, K] in bf16 or fp16, whose tensors are shared.
+        bias: [N], or None.
+        activation: "relu", "gelu", "gelu_tanh", "silu" or None.
+
+    Kernels take bf16 and fp16 (also by autocast), the weight's own dtype. Everything else is
+    torch's GEMM by the dense weight; `warploom.explain(layer, x)` says why.
 
     Example:
         >>> linear = torch.nn.Linear(256, 384, dtype=torch.bfloat16)
@@ -116,7 +122,14 @@ class SparseLinear(torch.nn.Module):
         return said + (f", activation={self.activation!r}" if self.activation else "")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return activation(input W^T + bias) [.., out_features] of an input [.., in_features]."""
+        """Return activation(input W^T + bias).
+
+        Args:
+            input: [.., in_features].
+
+        Returns:
+            [.., out_features].
+        """
         kind = product_type(input.dtype, input.device.type)
         bias = None if self.bias is None else self.bias.to(kind)
         if self._refusal(input) is None:

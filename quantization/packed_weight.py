@@ -60,18 +60,26 @@ class PackedWeight:
         activations: Activations = "16-bit",
         global_scale: Tensor | None = None,
     ) -> PackedWeight:
-        """Pack what another quantiser has made.
+        """Store codes and scales that another library has computed, without quantizing again.
 
-        `codes` [N, K] are integers of any type within the format's range; of e4m3 also
-        torch.float8_e4m3fn, whose bits are the codes; of mxfp4 and nvfp4 the four bits. `scales`
-        are [N, K / group], or [N, 1] where `group` is None, of a type that the format takes (of
-        mxfp4 uint8 or torch.float8_e8m0fnu, of nvfp4 torch.float8_e4m3fn); they may be negative.
-        `zeros`, integers of that shape, go with formats that have zero points. `global_scale`, []
-        or [N] of fp32, multiplies all of a row beside its scales: nvfp4 has one, which is 1 if not
-        given. `activations` are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or
-        "int8".
+        Args:
+            codes: [N, K], integers of any dtype within the format's range. For e4m3 also
+                torch.float8_e4m3fn; for mxfp4 and nvfp4 the four bits of each number.
+            scales: [N, K / group], or [N, 1] if `group` is None, of a dtype that the format takes
+                (mxfp4: uint8 or torch.float8_e8m0fnu; nvfp4: torch.float8_e4m3fn). They may be
+                negative.
+            zeros: Integers of the shape of `scales`, for formats with zero points.
+            format: The format's name, as for `warploom.quantize`.
+            group: Values along K that share a scale; None: all of a row.
+            activations: The activations that it will be multiplied by: "16-bit", "e4m3" or "int8".
+            global_scale: fp32 [] or [N], which multiplies the scales of a row: nvfp4 has one, by
+                default 1.
 
-        ProblemError names what does not fit, before anything is made.
+        Returns:
+            The quantized weight, on the device of `codes`.
+
+        Raises:
+            ProblemError: For what does not fit, before anything is made.
         """
         metadata = checks.metadata_of(codes, scales, format, group, activations)
         codes, scales = checks.resolved("codes", codes), checks.resolved("scales", scales)
@@ -97,9 +105,14 @@ class PackedWeight:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: Metadata) -> PackedWeight:
-        """Take the tensors that `tensors()` gave, as they are.
+        """Make a quantized weight of the tensors that `tensors()` returned, without a copy.
 
-        ProblemError names one that is missing, unknown, or of another shape, type or device.
+        Args:
+            tensors: The tensors by name.
+            metadata: The `metadata` of the weight that they are of.
+
+        Raises:
+            ProblemError: A tensor is missing, unknown, or has another shape, dtype or device.
         """
         kinds = metadata.tensors()
         if set(tensors) != set(kinds):
@@ -168,7 +181,7 @@ class PackedWeight:
         return 8 * self.metadata.nbytes / (self.metadata.n * self.metadata.k)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors there are, by name: with `metadata`, all that is to be kept."""
+        """Return all tensors by name, as `from_tensors` takes them with `metadata`."""
         values = (self.slabs, self.channel_scales, self.channel_zeros)
         found = dict(zip(NAMES, values, strict=True))
         return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -184,7 +197,12 @@ class PackedWeight:
     # ---- What can be done with it ----------------------------------------------------------------
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PackedWeight:
-        """Return it on `device`; itself where it is there already."""
+        """Return the weight on another device: itself if it is there already.
+
+        Args:
+            device: The device.
+            non_blocking: As for torch.Tensor.to.
+        """
         if isinstance(device, torch.dtype):
             raise ProblemError(
                 f"a packed weight to {device}",
@@ -199,7 +217,7 @@ class PackedWeight:
         return self if same else PackedWeight(metadata=self.metadata, **moved)
 
     def rows(self, first: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return codes, scales and zero points of one of slabs.row_ranges, as `unpack` does."""
+        """Return codes, scales and zero points of one of slabs.row_ranges."""
         m = self.metadata
         part, count = slabs.of_rows(self.slabs, first, end), end - first
         found = from_stored(slabs.read(part, m.slab, count, m.k), m.slab)
@@ -212,9 +230,8 @@ class PackedWeight:
     def unpack(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return codes [N, K], scales and zero points [N, groups], as `from_codes` takes them.
 
-        Codes are int8 (int2, ternary, int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn;
-        scales of their own type (torch.float8_e8m0fnu of mxfp4), zero points uint8, None where
-        there are none.
+        Codes are int8 (int2, ternary, int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn,
+        scales of their own dtype (mxfp4: torch.float8_e8m0fnu), zero points uint8 or None.
         """
         m = self.metadata
         found = self.slabs.new_empty(self.shape, dtype=m.code_dtype)
@@ -227,17 +244,25 @@ class PackedWeight:
         return found, scales, zeros
 
     def global_scale(self, first: int, end: int) -> Tensor | None:
-        """Return the scales [rows, 1] beside those of groups; None of formats without them."""
+        """Return the scales [rows, 1] that multiply those of groups, or None."""
         if self.channel_scales is None or not self.metadata.slab.row.scaled_twice:
             return None
         return self.channel_scales[first:end, None]
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Return W [N, K] of type `dtype`: fp16, bf16, fp32, or float64, in which it is exact."""
+        """Return W [N, K], the numbers that the codes stand for.
+
+        Args:
+            dtype: torch.float16, bfloat16, float32, or float64, in which they are exact.
+        """
         return dequantize(self, dtype)
 
     def error(self, weight: Tensor) -> ErrorReport:
-        """Return how far this is from `weight` [N, K], on the same device."""
+        """Return a report of how far the quantized weight is from the original.
+
+        Args:
+            weight: The original weight [N, K], on the same device.
+        """
         return report(self, weight)
 
 

@@ -47,18 +47,36 @@ def quantize(
     scale_dtype: torch.dtype | None = None,
     activations: Activations = "16-bit",
 ) -> PackedWeight:
-    """Return `weight` [N, K], as torch.nn.Linear has it, of fp32, bf16 or fp16, in few bits.
+    """Quantize the weight of a linear layer to 2, 4 or 8 bits, for `warploom.mixed_gemm`.
 
-    `group` is k that share a scale: 128, 64, 32, or None for one scale a row; "auto" is 128 (32 of
-    mxfp4 and mxfp8, 16 of nvfp4, None of ternary). A scale is what makes the largest of its group
-    that of the format; of ternary, whose codes are -1, 0 and 1, it is the mean of sizes, and with
-    None that of the whole weight (BitNet b1.58). `symmetric` says whether zero points are done
-    without, as the format has it: only uint4 has them. `scale_dtype` is bf16 if not given (e8m0 of
-    mxfp4 and mxfp8, e4m3 of nvfp4), fp16 or fp32. `activations` are what it will be multiplied by:
-    "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is 10 bytes for each code, but no
-    more than 80 MB, and on a GPU 1.3 GB.
+    Args:
+        weight: [N, K], as in torch.nn.Linear: fp32, bf16 or fp16, on any device, with finite
+            values.
+        format: "int2", "ternary", "int4", "uint4", "int8", "e4m3", "mxfp4", "mxfp8" or "nvfp4".
+        group: Values along K that share a scale: 128, 64, 32, or None for one scale for each row.
+            "auto" is 128 (mxfp4 and mxfp8: 32; nvfp4: 16; ternary: None).
+        symmetric: False stores zero points as well, which only "uint4" has; None: as the format.
+        scale_dtype: The dtype of the scales: torch.bfloat16 (the default), torch.float16 or
+            torch.float32; mxfp4 and mxfp8 have float8_e8m0fnu, nvfp4 float8_e4m3fn.
+        activations: The activations that it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or
+            "int8".
 
-    ProblemError names what does not fit: a weight that is not finite, a scale past its type.
+    Returns:
+        The quantized weight, on the same device. A scale maps the largest magnitude of its group to
+        the largest number of the format; that of ternary weights, whose codes are -1, 0 and 1, is
+        the mean magnitude of its group, or of the whole weight without groups (BitNet b1.58).
+
+    Raises:
+        ProblemError: For what does not fit, such as a weight that is not finite, a K that the group
+            does not divide, or a scale beyond the range of its dtype.
+
+    It needs 10 bytes of memory for each value at a time, at most 80 MB on a CPU and 1.3 GB on a
+    GPU.
+
+    Example:
+        >>> packed = warploom.quantize(torch.randn(64, 128).bfloat16(), "int4", group=128)
+        >>> packed.shape, packed.bits
+        ((64, 128), 4.125)
     """
     _require_weight(weight)
     metadata = described(weight.shape, format, group, symmetric, scale_dtype, activations)

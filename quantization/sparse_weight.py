@@ -148,15 +148,19 @@ class SparseWeight:
         return self.values.device
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return both tensors by name, to be saved and handed to `from_tensors`."""
+        """Return both tensors by name, to be saved: `from_tensors` takes them."""
         return {"values": self.values, "metadata": self.metadata}
 
     def to(self, device: torch.device | str) -> SparseWeight:
-        """Return the weight on `device`."""
+        """Return the weight on another device.
+
+        Args:
+            device: The device.
+        """
         return SparseWeight(self.values.to(device), self.metadata.to(device))
 
     def dense(self) -> Tensor:
-        """Return W [N, K], zeros included."""
+        """Return W [N, K] in its own dtype, zeros included."""
         n, k = self.shape
         codes = _codes(self.metadata, n, k, self.dtype)
         places = torch.stack((codes & 3, codes >> 2), -1).long()
@@ -186,6 +190,11 @@ def sparsify(
 
     Raises:
         ProblemError: A choice is unknown, the weight has another shape or type, or holds NaN.
+
+    Example:
+        >>> weight = warploom.sparsify(torch.randn(64, 128).bfloat16())
+        >>> (weight.dense() == 0).float().mean()
+        tensor(0.5000)
     """
     for name, value, choices in (("pattern", pattern, Pattern), ("by", by, Criterion)):
         if value not in get_args(choices):

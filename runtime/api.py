@@ -29,9 +29,21 @@ __all__ = ["Explanation", "counters", "explain", "load", "warmup"]
 
 
 def load(spec: KernelSpec | str) -> kernels.Kernel:
-    """Return the loaded kernel of a spec or name, building it when the store lacks it.
+    """Build a kernel if the kernel cache lacks it, and load it on the current device.
 
-    Raises DeviceError where there is no GPU to load it on.
+    Args:
+        spec: The kernel, a KernelSpec or its name.
+
+    Returns:
+        The loaded kernel.
+
+    Raises:
+        DeviceError: There is no GPU to load it on.
+        KernelMissingError: It is not in the kernel cache, and compiling is forbidden.
+        CompilationError: It cannot be compiled.
+
+    Example:
+        kernel = warploom.load("gemm_sm90a_bf16_128x256x64_cluster2x1_0ad9c3d1")
     """
     found = named(spec)
     if found is None:
@@ -49,9 +61,22 @@ def load(spec: KernelSpec | str) -> kernels.Kernel:
 
 
 def warmup(path: str | Path, *, jobs: int | None = None) -> int:
-    """Build every kernel of a configuration, in parallel, and load them on the current device.
+    """Build all kernels of a configuration in parallel, and load them on the current device.
 
-    Returns their number. Raises the first CompilationError, after all have been tried.
+    Args:
+        path: The configuration, a YAML file.
+        jobs: Kernels that are compiled at a time; by default one for each core.
+
+    Returns:
+        The number of kernels.
+
+    Raises:
+        ConfigurationError: The file has a mistake, which is named with its line.
+        CompilationError: A kernel cannot be compiled; raised after all have been tried.
+        DeviceError: There is no GPU to load them on.
+
+    Example:
+        warploom.warmup("linear.yaml")  # before the first request is served
     """
     if not isinstance(path, str | Path):
         raise ProblemError(
@@ -122,16 +147,31 @@ def explain(
     gpu: str | None = None,
     **keywords: Any,
 ) -> Explanation:
-    """Say which kernel a call runs, why, and what it would copy.
+    """Say which kernel a call runs, why, and what it would copy, without launching it.
 
-    `explain(a, b, ...)` is about a gemm, `explain(q, k, v, ...)` about an attention and its
-    gradients, with their keywords; `explain(plan)` about either. `explain(function, ...)` is about
-    a call of that function, such as `warploom.gemm`, with these operands and keywords, and
-    `explain(module, ...)` about one of an object that has a method `explanation`, such as a module
-    of Warploom's, which may tell that torch's own kernel runs and why. Nothing is launched, but the
-    kernel is built and loaded. With `gpu`, such as "NVIDIA H200", it says what that GPU would run,
-    on any machine and of tensors on any device, also `meta`; then nothing is built.
-    UnknownNameError for a GPU that nothing is known of.
+    Args:
+        a: What is explained: the first operand of a GEMM, q of an attention, a plan, a function
+            such as `warploom.mixed_gemm`, or an object with a method `explanation`, such as a layer
+            of `warploom.nn`.
+        b: The second operand, k, or the first argument of the function or layer.
+        v: v of an attention, or the next argument.
+        more: Further arguments of the function or layer.
+        gpu: The name of a GPU, such as "NVIDIA H200": says what that GPU would run, on any machine
+            and for tensors on any device, also `meta`; nothing is built then. By default the
+            current GPU is meant, and the kernel is built and loaded.
+        keywords: The keywords of the call.
+
+    Returns:
+        The explanation; `print` shows it. An attention's has its gradients' kernel as well.
+
+    Raises:
+        ProblemError: For a call that would raise it.
+        UnknownNameError: For a GPU that Warploom does not know.
+
+    Example:
+        >>> x, weight = torch.randn(16, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+        >>> warploom.explain(x, weight.t(), gpu="NVIDIA H200").copies
+        ()
     """
     if isinstance(a, Plan):
         return Explanation.of(a)

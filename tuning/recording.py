@@ -43,6 +43,11 @@ def recording(path: str | os.PathLike[str]) -> Recording:
         ProblemError: `path` is no path of a .json file.
         ConfigurationError: when the block begins, the file could not be written; the error names
             why. When it ends, it cannot be written any more.
+
+    Example:
+        with warploom.recording() as calls:
+            model(x)
+        calls.save("calls.json")  # for `warploom compile calls.json --gpu H200`
     """
     if not isinstance(path, str | os.PathLike) or os.fspath(path) in ("", b"") or "\0" in str(path):
         raise ProblemError(

@@ -15,6 +15,7 @@ from rich.progress import track
 
 from warploom.errors import ProblemError
 from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
+from warploom.integrations.checkpoints.joined import WHOLE, is_joined, joined
 from warploom.integrations.checkpoints.shards import Shards
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_sharing import check_unwrapped
@@ -36,7 +37,7 @@ _IGNORED = re.compile(
     r"\.(input_scale|output_scale|activation_scale|input_global_scale|input_zero_point"
     r"|[kqv]_scale|[kv]_zero_point|inv_freq)$"
 )
-_MOE = re.compile(r"\.experts\.\d+\.")
+_MOE = re.compile(r"(\.experts)\.\d+\.")
 
 
 @overload
@@ -74,19 +75,22 @@ def load_checkpoint(
     """Load a model that AutoAWQ, GPTQModel, auto-round, llm-compressor or others quantized.
 
     Each quantized layer becomes a `warploom.nn.QuantizedLinear` of the same weight, number for
-    number, for activations of 16 bits; experts of GPT-OSS become such layers, too. Files are read
-    layer by layer, so that memory holds the quantized model and one layer. `save_pretrained` of the
-    model writes a checkpoint that `from_pretrained` loads.
+    number, for activations of 16 bits; experts of GPT-OSS become such layers, too. Experts of other
+    mixtures (Qwen, Mixtral, DeepSeek) are dequantized to the model's dtype. Files are read layer by
+    layer, so that memory holds the model and one layer. `save_pretrained` of the model writes a
+    checkpoint that `from_pretrained` loads.
 
     Args:
         model: The checkpoint's folder, for the model of transformers that its config.json names; or
-            a module, best one on `meta`, whose layers are called as the checkpoint's tensors.
+            a module, best one on `meta`, whose layers have the names of the checkpoint's tensors.
         path: The checkpoint's folder, where `model` is a module.
         device: Where the model is to be, if not where it is; the CPU for one on `meta`.
-        dtype: Of all that is not quantized; that of the model if not given.
-        requantize: As `import_weight` takes it.
-        progress: Whether a bar is shown, where stderr is a terminal.
-        options: For `AutoModelForCausalLM.from_config`, as attn_implementation="warploom".
+        dtype: The dtype of all that is not quantized; by default that of the model.
+        requantize: A format into which weights are quantized again that kernels do not read as they
+            are, as for `import_weight`; by default these raise an error.
+        progress: Whether a progress bar is shown, if stderr is a terminal.
+        options: Keywords of `AutoModelForCausalLM.from_config`, such as
+            attn_implementation="warploom".
 
     Returns:
         The model, in evaluation mode where it was made here.
@@ -202,6 +206,8 @@ class _Found:
         self._modules: dict[str, torch.nn.Module] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, dict[str, torch.Tensor]] = {}  # by modules' names
+        if not any(name.endswith("block_sparse_moe") for name, _ in model.named_modules()):
+            shards.rename(".block_sparse_moe.", ".mlp.")  # Mixtral's, as transformers has it
         self._left = set(shards)
 
     # ---- Reading ---------------------------------------------------------------------------------
@@ -221,11 +227,16 @@ class _Found:
     def _steps(self) -> Iterator[Callable[[], None]]:
         """What there is to do for each module."""
         own: dict[str, list[str]] = {}
+        experts: dict[str, list[str]] = {}
         for key in self._shards:
             own.setdefault(key.rpartition(".")[0], []).append(key)
+            if match := _MOE.search(key):
+                experts.setdefault(key[: match.end(1)], []).append(key)
         for name, module in self._model.named_modules():
             keys = own.get(name, [])
-            if type(module).__name__ == CLASS and f"{name}.{PARTS[0]}_blocks" in keys:
+            if is_joined(module) and name in experts:
+                yield partial(self._joined, name, module, experts[name], own)
+            elif type(module).__name__ == CLASS and f"{name}.{PARTS[0]}_blocks" in keys:
                 yield partial(self._experts, name, module, keys)
             elif type(module) in (torch.nn.Linear, Linear) and self._is_quantized(keys):
                 yield partial(self._layer, name, cast("torch.nn.Linear", module), keys)
@@ -308,6 +319,41 @@ class _Found:
             self._left.difference_update(wanted)
         self._modules[name] = QuantizedExperts.in_place_of(module, *layers)
 
+    def _joined(
+        self, name: str, module: torch.nn.Module, keys: list[str], own: Mapping[str, list[str]]
+    ) -> None:
+        """Experts of Qwen, Mixtral and others, which are dequantized."""
+        like = {}
+        for part in WHOLE:
+            tensor = module.get_parameter(part)
+            device, dtype = self._place(tensor)
+            like[part] = torch.empty(tensor.shape, dtype=dtype, device=device)
+        dtype = like[WHOLE[0]].dtype
+
+        def read(layer: str, shape: torch.Size) -> torch.Tensor:
+            tensors = {
+                key.rpartition(".")[2]: self._shards[key].to(device)
+                for key in own.get(layer, [])
+                if not _IGNORED.search(key)
+            }
+            bias = tensors.pop("bias", None)  # AutoGPTQ writes biases of 0
+            if bias is not None and bool(bias.any()):
+                raise ProblemError(
+                    f"{layer}.bias", rule="must be 0", fix="the model's experts have no biases"
+                )
+            if self._is_quantized(own.get(layer, [])):
+                weight = self._import(tensors, layer).dequantize(dtype)
+            elif "weight" in tensors:
+                weight = tensors["weight"]
+            else:
+                raise self._missing([f"{layer}.weight"])
+            if weight.shape != shape:
+                raise _other(layer, weight.shape, shape)
+            return weight
+
+        self._tensors |= joined(name, module, keys, read, like)
+        self._left.difference_update(keys)
+
     def _plain(self, name: str, module: torch.nn.Module) -> None:
         """Parameters and buffers that are not quantized."""
         kept = {**module._parameters, **module._buffers}
@@ -375,12 +421,12 @@ class _Found:
         )
         if not left:
             return
-        joined = any(_MOE.search(name) for name in left)
+        experts = any(_MOE.search(name) for name in left)
         raise ProblemError(
             f"{cut(', '.join(left), 200)} in {self._shards.folder}",
             rule=f"must have a place in {type(self._model).__name__}",
-            fix="mixtures of experts other than GPT-OSS's are not read yet"
-            if joined
+            fix="mixtures of experts are read into layers with gate_up_proj and down_proj of all"
+            if experts
             else "make the model whose layers are called so, of the checkpoint's config.json",
         )
 

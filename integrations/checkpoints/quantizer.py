@@ -83,7 +83,7 @@ class WarploomConfig(QuantizationConfigMixin):
         self.asked()
 
     def asked(self) -> Asked:
-        """Return the options as `warploom.patch(model, weights=...)` has them."""
+        """Return the options as `warploom.patch(model, weights=...)` takes them."""
         options: Weights = {
             "format": self.format,
             "group": self.group_size,

@@ -50,6 +50,7 @@ class Shards(Mapping[str, Tensor]):
             stack.callback(self._stack.close)
             self._places = self._found()
             stack.pop_all()
+        self._stored = {name: name for name in self._places}  # what files call a tensor
 
     def _found(self) -> dict[str, Path]:
         index = self.folder / INDEX
@@ -117,16 +118,22 @@ class Shards(Mapping[str, Tensor]):
         """Read a tensor to the host."""
         path = self._places[name]
         try:
-            found: Tensor = self._open(path).get_tensor(name)
+            found: Tensor = self._open(path).get_tensor(self._stored[name])
         except SafetensorError as error:
             raise ProblemError(
                 f"{path}: {name}: {error}", rule="must be readable", fix=_FIX
             ) from error
         return found
 
+    def rename(self, old: str, new: str) -> None:
+        """Call tensors otherwise than the files do: with `new` in the place of `old`."""
+        stored = {name.replace(old, new): own for name, own in self._stored.items()}
+        self._places = {name: self._places[own] for name, own in stored.items()}
+        self._stored = stored
+
     def is_quantized(self, name: str) -> bool:
         """Whether a tensor is of another type than those of 16 and 32 bits, without reading it."""
-        kind = self._open(self._places[name]).get_slice(name).get_dtype()
+        kind = self._open(self._places[name]).get_slice(self._stored[name]).get_dtype()
         return kind not in ("F32", "F16", "BF16")
 
     def __iter__(self) -> Iterator[str]:

@@ -67,6 +67,9 @@ def do_bench(
     Raises:
         ProblemError: An argument is none of these.
         DeviceError: There is no GPU.
+
+    Example:
+        milliseconds = warploom.testing.do_bench(lambda: warploom.gemm(x, weight.t()))
     """
     calls = _calls(fn)
     _require(warmup, rep, quantiles, return_mode)

@@ -113,6 +113,16 @@ CHECKPOINTS: dict[str, Checkpoint] = {
         {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]},
     ),
 }
+# Mixtures of experts, each of which has layers of its own in the checkpoint.
+EXPERTS: dict[str, Checkpoint] = {
+    name: Checkpoint(model, *CHECKPOINTS[of][1:])
+    for name, model, of in (
+        ("awq, Qwen", "Qwen3Moe", "awq"),
+        ("gptq, Mixtral", "Mixtral", "gptq"),
+        ("compressed-tensors, Mixtral", "Mixtral", "compressed-tensors"),
+        ("fp8 in blocks, Qwen", "Qwen3Moe", "fp8 in blocks"),
+    )
+}
 
 
 def write(folder: Path, name: str, shards: int = 1, **sizes: Any) -> dict[str, Tensor]:
@@ -122,7 +132,7 @@ def write(folder: Path, name: str, shards: int = 1, **sizes: Any) -> dict[str, T
         The weights that were written, in float64, by the names of layers (of experts: [n, k] with
         the name that a quantized model has).
     """
-    kind, config, writer = CHECKPOINTS[name]
+    kind, config, writer = {**CHECKPOINTS, **EXPERTS}[name]
     made = model(kind, "eager", **{**SIZES, **sizes})
     made.save_pretrained(folder)
     given = load_file(folder / "model.safetensors")
@@ -130,7 +140,7 @@ def write(folder: Path, name: str, shards: int = 1, **sizes: Any) -> dict[str, T
     weights: dict[str, Tensor] = {}
     for key, value in given.items():
         layer = key.removesuffix(".weight")
-        if writer is not None and layer.endswith("_proj"):
+        if writer is not None and layer.endswith(("_proj", ".w1", ".w2", ".w3")):
             written, weights[layer] = writer(*value.shape)
             tensors |= {f"{layer}.{own}": one for own, one in written.items()}
         elif writer is None and key.endswith("_proj") and value.dim() == 3:

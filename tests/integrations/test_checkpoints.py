@@ -164,7 +164,10 @@ TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
     "no scales": (_drop(f"{UP}.scales"), f"{UP}.*no tensor scales"),
     "no norm": (_drop("model.norm.weight"), "model.norm.weight not in .* place for it"),
     "another": (_put("model.extra.weight", (2,)), "model.extra.weight in .* must have a place"),
-    "expert": (_put("model.layers.0.mlp.experts.3.w1.weight", (2,)), "mixtures of experts"),
+    "expert": (
+        _put("model.layers.0.mlp.experts.3.w1.weight", (2,)),
+        "mixtures of experts are read into",
+    ),
     "shape": (_put("model.norm.weight", (64,)), r"model.norm.weight is \[64\] .* must be \[128\]"),
 }
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {

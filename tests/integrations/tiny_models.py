@@ -42,6 +42,8 @@ DECODERS: dict[str, dict[str, Any]] = {
         "num_local_experts": 2,
         "num_experts_per_tok": 2,
     },
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    "Mixtral": {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2},
     "DeepseekV3": {  # values have fewer elements than keys
         "num_key_value_heads": 4,
         "head_dim": 8,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 
 import warploom
 from warploom.cli import COMMANDS, main
+from warploom.generator.config import schema
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("src/warploom", "generator", "integrations", "quantization", "runtime", "tuning")
@@ -60,6 +62,7 @@ USUAL = {
     r"(?:the|a|a rounded) product(?: of| minus|,| it)": "of two numbers or matrices",
     r"weight_packed|qkvpacked|kvpacked": "FlashAttention's and compressed-tensors' names",
     r"packed bytes|packed in bricks|bytes are packed": "codes of less than 8 bits in bytes",
+    r"packed \(varlen\)": "the value of a field, with its meaning",
     r"_product\b": "the name of directories",
     r"cells\.yaml|--cells|--peers": "the names of a file and of options",
     r"[Ss]treaming multiprocessor": "the glossary, of SM",
@@ -67,7 +70,6 @@ USUAL = {
 # Pages that keep older words, or do not exist to be read in one piece.
 OLD_PAGES = {
     "docs/notebook.md": "a diary, which is not rewritten",
-    "docs/benchmarks.md": "drawn from results",
 }
 # A bullet is here until its release has passed: entries of the changelog are changed no more.
 OLD_ENTRIES = {
@@ -129,6 +131,27 @@ def test_every_page_that_keeps_older_words_is_there() -> None:
     assert [name for name in OLD_PAGES if not (ROOT / name).exists()] == []
     changes = (ROOT / "CHANGELOG.md").read_text()
     assert [entry for entry in OLD_ENTRIES if entry not in changes] == [], "take it out"
+
+
+# ---- Fields of configurations --------------------------------------------------------------------
+
+
+def descriptions(value: object) -> Iterator[str]:
+    """What a JSON schema, or a part of one, says of the fields in it."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if key == "description" and isinstance(inner, str):
+            yield inner
+        yield from descriptions(inner)
+    for inner in value if isinstance(value, list) else ():
+        yield from descriptions(inner)
+
+
+def test_fields_are_described_in_the_words_of_the_field() -> None:
+    told = {*descriptions(json.loads(schema()))}
+    assert len(told) > 150
+    assert [(text, found(text)) for text in sorted(told) if found(text)] == []
+    # "of one block": what is, only who sees the name of the field next to it may guess.
+    assert [text for text in sorted(told) if re.match(r"(of|that) ", text)] == []
 
 
 # ---- Messages ------------------------------------------------------------------------------------

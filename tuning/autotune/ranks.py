@@ -13,19 +13,40 @@ from warploom.runtime import records
 
 
 def records_digest(gpu: str | None = None) -> str:
-    """SHA-256, in hex, of the records that this process has read for a GPU kind.
+    """Return a digest of the tuned configs that this process has read, to compare processes.
 
-    By default that of the current GPU. Processes with equal digests, on GPUs of one kind, choose
-    the same kernels for the same calls. UnknownNameError for a GPU that nothing is known of.
+    Args:
+        gpu: The name of a GPU kind, such as "NVIDIA H200"; by default that of the current GPU.
+
+    Returns:
+        SHA-256 in hex. Processes with equal digests, on GPUs of one kind, choose the same kernels
+        for the same calls.
+
+    Raises:
+        UnknownNameError: For a GPU that Warploom does not know.
+
+    Example:
+        >>> len(warploom.records_digest("NVIDIA H200"))
+        64
     """
     return records.digest(_kind(gpu))
 
 
 def assert_same_records(group: Any = None, gpu: str | None = None) -> None:  # noqa: ANN401
-    """Raise RecordsError where processes of a torch.distributed group decide by other records.
+    """Check that the processes of a torch.distributed group choose by the same tuned configs.
 
-    Every process of the group calls it, as any collective; the error is raised in all of them and
-    names the ranks that differ from the most common records.
+    Every process of the group must call it, as any collective.
+
+    Args:
+        group: The process group; None is the default group.
+        gpu: The name of a GPU kind; by default that of the current GPU.
+
+    Raises:
+        RecordsError: In all processes, if some differ; it names their ranks.
+
+    Example:
+        torch.distributed.init_process_group("nccl")
+        warploom.assert_same_records()
     """
     from torch import distributed
 

@@ -47,21 +47,28 @@ class Modified:
 class Operation(Modified):
     """The operation of either pass. The fields of modifiers are declared by these."""
 
-    element: Literal["fp16", "bf16"] = knob(doc="of all tensors; sums are fp32")
-    dim: Dim = knob(name="dim{}", doc="of a head; a kernel serves any multiple of 8 up to it")
+    element: Literal["fp16", "bf16"] = knob(
+        doc="element type of all tensors whose type no other field names; accumulators are fp32"
+    )
+    dim: Dim = knob(
+        name="dim{}", doc="head dimension of q and k; a kernel serves every multiple of 8 up to it"
+    )
     mask: Literal["none", "causal", "window"] = knob(
         default="none",
-        doc="none; causal: column <= row + right; window: row - left <= column <= row + right",
+        doc="none: each row sees all keys; causal: column <= row + right; window: row - left "
+        "<= column <= row + right",
     )
     lengths: Literal["fixed", "packed"] = knob(
         default="fixed",
-        doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say",
+        doc="fixed: every sequence has seq_q rows and seq_k keys; packed (varlen): sequences "
+        "of different lengths follow each other, and cu_seqlens_q and cu_seqlens_k hold "
+        "where they begin",
     )
     dim_v: Literal[0, 64, 128] = knob(
         default=0,
         name="v{}",
         later=True,
-        doc="head dimension of v and of the output; 0, and what equals `dim`: that of q and k",
+        doc="head dimension of v and of the output; 0, or the value of `dim`: that of q and k",
     )
 
     def __post_init__(self) -> None:

@@ -16,17 +16,20 @@ VALUES = 8  # of a row, that a thread has: 16 bytes of 16-bit types
 
 @frozen
 class ActivationBackwardOperation:
-    """What is computed: dz = dy * f'(z), and the sums of its columns. Arithmetic is fp32."""
+    """What is computed: dz = dy * f'(z), and the sums of its columns (a bias gradient). Arithmetic
+    is fp32.
+    """
 
     dy: Float = knob(name="{}|{}_{}_{}", doc="element type of dy [m, n]")
-    z: Float = knob(name="", doc="element type of z [m, n], what f was applied to")
+    z: Float = knob(name="", doc="element type of z [m, n], the input of f")
     dz: Float = knob(name="", doc="element type of dz [m, n]")
     function: Differentiated = knob(
-        doc="f, as the step `activation` of gemm has it; none: dz is dy, and only sums are written"
+        doc="f, as in the epilogue step `activation` of gemm; none: dz is dy, and only the "
+        "sums are written"
     )
-    sums: bool = knob(default=False, doc="the sums of the columns of dz, in fp32, are written too")
+    sums: bool = knob(default=False, doc="also write the sums of the columns of dz, in fp32")
     family: Literal["activation_backward"] = knob(
-        default="activation_backward", doc="which kernels these are"
+        default="activation_backward", doc="the kernel family"
     )
 
     @property
@@ -42,20 +45,23 @@ class ActivationBackwardOperation:
 
 @frozen
 class ActivationBackwardSchedule:
-    """How it is computed: a block has some columns of a part of the rows, from top to bottom."""
+    """How it is computed: a CTA computes some columns of a part of the rows, from top to bottom."""
 
-    threads: Literal[128, 256, 512] = knob(name="{}x{}", doc="of one block")
+    threads: Literal[128, 256, 512] = knob(name="{}x{}", doc="threads of a CTA")
     columns: Literal[64, 128, 256, 512] = knob(
-        name="", doc="of one block; each thread has 8 of them in every so many rows"
+        name="",
+        doc="columns of a CTA; each thread has 8 of them, and threads of the same columns "
+        "divide the rows",
     )
     rows: Literal[1, 2, 4] = knob(
-        default=2, name="rows{}", doc="that a thread reads before it computes the first"
+        default=2, name="rows{}", doc="rows that a thread loads before it computes the first one"
     )
     ctas_per_sm: Literal[1, 2, 4, 8] = knob(
         stored_as="blocks",
         default=4,
         name="blocks{}",
-        doc="that a multiprocessor has at a time: rows are cut into as many parts as that takes",
+        doc="CTAs that run on an SM at a time; the rows are divided into as many parts as "
+        "these need",
     )
 
     @property

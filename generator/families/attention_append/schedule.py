@@ -13,7 +13,9 @@ VALUES = 8  # that a thread moves at once, of each half of its part of a row: 16
 
 @frozen
 class AttentionAppendOperation:
-    """What is computed: new rows of k and v, written into caches. Arithmetic is fp32."""
+    """What is computed: new rows of k and v are written into KV caches, rotated and quantized where
+    fields say so. Arithmetic is fp32.
+    """
 
     element: Literal["fp16", "bf16"] = knob(doc="element type of k, v and q")
     dim: int = knob(name="d{}", least=16, most=512, doc="elements of a row, a multiple of 16")
@@ -23,25 +25,31 @@ class AttentionAppendOperation:
     scales: Literal["none", "head", "token"] = knob(
         default="none",
         name="scales_{}",
-        doc="what a cached number is multiplied by when it is read: nothing; a scale that is given "
-        "for each head, or one for all; one of each token and head, which is the row's largest "
-        "number over the type's, and written",
+        doc="the scale of a cached number, by which it is multiplied when it is read. none: 1; "
+        "head: the caller gives one for each head, or one for all; token: one for each "
+        "token and head is computed (the largest magnitude of its row / the largest number "
+        "of the type) and written",
     )
     rotary: Literal["none", "halves", "interleaved"] = knob(
         default="none",
         name="rotary_{}",
-        doc="which numbers of k and q are turned together: those half of the turned ones apart, or "
-        "neighbours",
+        doc="rotary position embedding (RoPE) of k and q. halves (neox): element i is rotated "
+        "with the element half of the rotated dimensions later; interleaved (GPT-J): with "
+        "its neighbour",
     )
     table: Literal["fp32", "same"] = knob(
-        default="fp32", name="table_{}", doc="element type of cos and sin; same: that of k"
+        default="fp32",
+        name="table_{}",
+        doc="element type of the tables cos and sin; same: that of k",
     )
-    queries: bool = knob(default=False, doc="rows of q are turned too, and written apart")
-    packed: bool = knob(default=False, doc="sequences have their own numbers of new rows")
-    paged: bool = knob(default=False, doc="a table says which page of the caches has which rows")
-    family: Literal["attention_append"] = knob(
-        default="attention_append", doc="which kernels these are"
+    queries: bool = knob(
+        default=False, doc="also rotate the rows of q, and write them to a tensor of their own"
     )
+    packed: bool = knob(default=False, doc="varlen: sequences have different numbers of new rows")
+    paged: bool = knob(
+        default=False, doc="caches are paged: a page table says which page holds which rows"
+    )
+    family: Literal["attention_append"] = knob(default="attention_append", doc="the kernel family")
 
     @property
     def cached(self) -> str:
@@ -66,10 +74,10 @@ class AttentionAppendOperation:
 
 @frozen
 class AttentionAppendSchedule:
-    """How it is computed: a block has rows of one token, each shared by some threads of a warp."""
+    """How it is computed: a CTA writes rows of one token, each by some threads of a warp."""
 
     threads: Literal[64, 128, 256, 512] = knob(
-        name="threads{}", doc="of one block, at most: a token of fewer rows has smaller blocks"
+        name="threads{}", doc="threads of a CTA, at most; tokens with few rows have smaller CTAs"
     )
 
     @property

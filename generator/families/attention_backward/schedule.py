@@ -17,22 +17,27 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 @frozen
 class AttentionBackwardOperation(Operation):
-    """What is computed: dq, dk, dv of o = softmax(scale q k^T) v, from do and the forward's lse."""
+    """What is computed: dq, dk and dv of o = softmax(scale q k^T) v, from do and the log-sum-exp of
+    the forward pass.
+    """
 
     dim_v: Literal[0, 128] = knob(
         default=0,
         name="v{}",
         later=True,
-        doc="head dimension of v and of the output; 0, and what equals `dim`: that of q and k",
+        doc="head dimension of v and of the output; 0, or the value of `dim`: that of q and k",
     )
     deterministic: bool = knob(
-        default=False, doc="dq is summed in an order that does not change from run to run"
+        default=False,
+        doc="accumulate dq in a fixed order, so that results are bitwise reproducible",
     )
     bias_gradient: bool = knob(
-        default=False, later=True, doc="the gradients of scores are written, which a bias's are of"
+        default=False,
+        later=True,
+        doc="also write the gradients of the scores, from which that of a bias is computed",
     )
     family: Literal["attention_backward"] = knob(
-        default="attention_backward", doc="which kernels these are"
+        default="attention_backward", doc="the kernel family"
     )
 
     if TYPE_CHECKING:
@@ -49,11 +54,11 @@ class AttentionBackwardOperation(Operation):
 class AttentionBackwardSchedule:
     """How it is computed."""
 
-    q_tile: int = knob(name="{}x{}", doc="rows of q and do in one step")
+    q_tile: int = knob(name="{}x{}", doc="rows of q and do in each step")
     kv_tile: Literal[64, 128] = knob(
         name="",
-        doc="rows of k and v of one block, or of two that share rows; each has a consumer "
-        "warpgroup for every 64 of them, beside one producer",
+        doc="rows of k and v of a CTA, or of both CTAs with `cluster_split: rows`; each 64 of "
+        "them have a consumer warpgroup, and each CTA one producer warpgroup",
     )
     stages: int = knob(
         default=2,
@@ -61,42 +66,44 @@ class AttentionBackwardSchedule:
         least=1,
         most=8,
         follows=ANY,
-        doc="tiles of q, and of do, in flight",
+        doc="tiles of q, and of do, that the shared-memory pipeline holds",
     )
     overlap: bool = knob(
         default=True,
         after="cluster_split",
-        doc="a warpgroup's own products run under its arithmetic: the next scores, dp, dv",
+        doc="overlap a warpgroup's arithmetic with its own MMAs: those of the next scores, of "
+        "dp and of dv",
     )
     accumulate: Literal["bulk", "direct"] = knob(
         default="bulk",
         after="v_in_registers",
-        doc="how a step's dq is added to the sums in global memory: bulk, by TMA from shared "
-        "memory; direct, from registers",
+        doc="how the dq of a step is added to the accumulators in global memory. bulk: by TMA "
+        "reductions from shared memory; direct: from registers",
     )
     cluster: Literal[1, 2, 4, 8] = knob(
         default=1,
         name="cluster{}",
-        doc="blocks that share out the query heads of a kv head, and sum dk and dv through "
-        "distributed shared memory",
+        doc="CTAs of a cluster, which divide the query heads of a KV head among them and sum "
+        "dk and dv through distributed shared memory",
     )
     cluster_split: Literal["columns", "rows"] = knob(
         stored_as="share",
         default="columns",
-        doc="how two blocks share a kv tile of a head of more than 128: columns, each has all its "
-        "scores, and half the columns of the gradients; rows, each has 64 rows of k and v, "
-        "and they exchange ds for dq, of which each adds half the columns",
+        doc="how two CTAs divide a KV tile if the head dimension exceeds 128. columns: each "
+        "computes all scores of the tile, and half of the columns of the gradients; rows: "
+        "each has 64 rows of k and v, and they exchange ds to compute dq, half of the "
+        "columns each",
     )
     single_do: bool = knob(
         default=False,
         after="stages",
-        doc="of do only one stage, which is let go earlier in a step than that of q",
+        doc="keep a single stage of do, which is released earlier in a step than that of q",
     )
     v_in_registers: Literal["none", "half", "all"] = knob(
         stored_as="held",
         default="none",
         name="held_{}",
-        doc="how much of v a warpgroup has in registers, so that dp is multiplied from there",
+        doc="how much of v a warpgroup keeps in registers, as the wgmma operand of dp",
     )
 
     @property

@@ -24,60 +24,66 @@ Scales = Literal["none", "head", "token"]
 @frozen
 @declare(DECODED, later=False)  # the fields of modifiers
 class DecodeOperation(Modified):
-    """What is computed: o = softmax(s) v and lse = log(sum(exp(s))) of s = scale q k^T, by rows.
+    """What is computed: o = softmax(s) v and lse = log(sum(exp(s))), by rows of s = scale q k^T.
 
-    Query head h attends to kv head h / (heads / kv_heads). The last row of a sequence stands at its
-    last key: row r of n at key length - n + r, which is where bounds count from. A row that attends
-    to nothing has o = 0 and lse = -inf.
+    Query head h reads KV head h / (heads / kv_heads). The last row of a sequence is at the
+    position of its last key: row r of n is at position length - n + r, from which masks count.
+    A fully masked row has o = 0 and lse = -inf.
     """
 
-    element: Literal["fp16", "bf16"] = knob(doc="of q and o; sums are fp32")
-    dim: Dim = knob(name="dim{}", doc="of a head, of k and of v")
+    element: Literal["fp16", "bf16"] = knob(doc="element type of q and o; accumulators are fp32")
+    dim: Dim = knob(name="dim{}", doc="head dimension of q, k and v")
     cache: Cache = knob(
         default="same",
         name="cache_{}",
-        doc="element type of k and v; same: that of q. Those of 8 bits are multiplied as the type "
-        "of q, which holds them exactly",
+        doc="element type of k and v; same: that of q. 8-bit numbers are converted to the type "
+        "of q, which represents them exactly, before they are multiplied",
     )
     scales: Scales = knob(
         default="none",
         name="scales_{}",
-        doc="fp32 factors of k, and of v: head: of each kv head, or one for all; token: of each "
-        "row of a kv head",
+        doc="fp32 scales of an 8-bit k, and of v. head: one for each KV head, or one for all; "
+        "token: one for each row of each KV head",
     )
     page: Page = knob(
-        default=0, name="page{}", doc="rows of a page of the cache, that a table names; 0: no pages"
+        default=0,
+        name="page{}",
+        doc="rows of a page of a paged cache, whose pages a page table lists; 0: the cache is "
+        "not paged",
     )
     keys: Literal["fixed", "packed"] = knob(
         default="fixed",
         name="k_{}",
-        doc="fixed: each sequence has rows of its own for seq_k keys; packed: cu_seqlens_k says",
+        doc="fixed: each sequence has seq_k rows of k and v to itself; packed (varlen): "
+        "sequences follow each other, and cu_seqlens_k holds where they begin",
     )
     queries: Literal["fixed", "packed"] = knob(
         default="fixed",
         name="q_{}",
-        doc="fixed: each sequence has seq_q rows; packed: cu_seqlens_q says",
+        doc="fixed: each sequence has seq_q rows; packed (varlen): sequences follow each "
+        "other, and cu_seqlens_q holds where they begin",
     )
     lengths: bool = knob(
-        default=False, doc="how many keys of each sequence count is read from memory; else all"
+        default=False,
+        doc="read the number of keys of each sequence from device memory (cache_seqlens); "
+        "false: all rows of the cache are keys",
     )
     starts: bool = knob(
         default=False,
-        doc="the first key of each sequence that rows see is read from memory, as of a batch that "
-        "is padded on the left; else the first",
+        doc="read the first key of each sequence from device memory (cache_leftpad), as in a "
+        "batch that is padded on the left; false: it is key 0",
     )
     mask: Literal["none", "causal", "window"] = knob(
         default="none",
-        doc="of a row that stands at key t: none; causal: keys <= t + right; window: keys >= t - "
-        "left, too",
+        doc="which keys a row at position t sees. none: all; causal: keys <= t + right; "
+        "window: t - left <= keys <= t + right",
     )
     batch_invariant: bool = knob(
         default=False,
-        doc="a sequence's keys are cut by its own length alone: no bit depends on the other ones",
+        doc="divide the keys of a sequence by its own length only, so that its results are "
+        "bitwise identical whatever else is in the batch",
     )
-    family: Literal["attention_decode"] = knob(
-        default="attention_decode", doc="which kernels these are"
-    )
+    family: Literal["attention_decode"] = knob(default="attention_decode", doc="the kernel family")
 
     if TYPE_CHECKING:
 

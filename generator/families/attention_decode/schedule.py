@@ -17,10 +17,11 @@ class DecodeSchedule:
 
     rows: Literal[16, 32, 64] = knob(
         name="{}x{}",
-        doc="of q, of all heads that share a kv head, that are multiplied together: 16 of a warp",
+        doc="rows of q that are multiplied together, of all heads that share a KV head: 16 for "
+        "each warp",
     )
     keys: Literal[16, 32, 64, 128, 256] = knob(
-        name="", doc="of one stage of k and of v, in slices of 16 for each warp"
+        name="", doc="keys of a stage of k and of v, which each warp takes in slices of 16"
     )
     stages: int = knob(
         name="stages{}",
@@ -28,26 +29,27 @@ class DecodeSchedule:
         most=32,
         auto=True,
         follows=ANY,
-        doc="tiles of k, and of v, in flight; auto: as many as fit",
+        doc="tiles of k, and of v, that the shared-memory pipeline holds; auto: as many as fit",
     )
     warps: Literal[1, 2, 4, 8] = knob(
         default=8,
         name="warps{}",
-        doc="that multiply, beside one that loads: those of the same rows share a tile's keys",
+        doc="warps that compute; one more loads. Warps of the same rows divide the keys of a tile",
     )
     ctas_per_sm: Literal[1, 2, 3, 4] = knob(
         stored_as="blocks",
         default=1,
         name="blocks{}",
-        doc="of a multiprocessor: each has an equal part of all keys",
+        doc="CTAs that run on an SM at a time; each gets an equal share of all keys",
     )
 
     cluster: Literal[1, 4, 8] = knob(
         default=1,
         name="cluster{}",
         later=True,
-        doc="blocks that share the keys of each item, and add up what they have through each "
-        "other's shared memory; 1: all share all keys, and add up through memory",
+        doc="CTAs of a cluster, which divide the keys of a sequence and KV head and combine "
+        "their results through distributed shared memory; 1: all CTAs divide all keys and "
+        "combine results through global memory",
     )
 
     @property

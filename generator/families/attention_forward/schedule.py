@@ -18,37 +18,41 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 @frozen
 class AttentionOperation(Operation):
-    """What is computed: by rows, o = softmax(s) v and lse = log(sum(exp(s))) of s = scale q k^T."""
+    """What is computed: for each row, o = softmax(s) v and lse = log(sum(exp(s))) of the scores s =
+    scale q k^T.
+    """
 
     family: Literal["attention_forward"] = knob(
-        default="attention_forward", doc="which kernels these are"
+        default="attention_forward", doc="the kernel family"
     )
     scores: Literal["same", "e4m3", "int8"] = knob(
         default="same",
         name="scores_{}",
         later=True,
-        doc="of which type q and k are, that scores are products of; same: of `element`",
+        doc="element type of q and k; same: that of `element`",
     )
     weights: Literal["same", "e4m3"] = knob(
         default="same",
         name="weights_{}",
         later=True,
-        doc="of which type the softmax's weights and v are; e4m3: v lies dim-major, its keys "
-        "permuted within 16; same: of `element`",
+        doc="element type of v, and of the softmax's weights when they are multiplied by v; "
+        "same: that of `element`. An e4m3 v is stored with its keys contiguous (V^T), "
+        "permuted within each 16",
     )
     sums: Literal["promoted", "fast"] = knob(
         default="promoted",
         name="sums_{}",
         later=True,
-        doc="of weights of e4m3 with v; promoted: those of a kv tile are added up in fp32, since "
-        "the tensor core's own sums of 8-bit products have 13 bits; fast: all are left to it",
+        doc="accumulation of e4m3 weights times v. promoted (two-level accumulation): the sums "
+        "of each KV tile are added up in fp32, since the tensor core accumulates fp8 with "
+        "13 bits; fast: the tensor core accumulates all of it",
     )
     scales: Literal["heads", "blocks"] = knob(
         default="heads",
         name="scales_{}",
         later=True,
-        doc="of q and k of 8 bits; heads: one of each kv head; blocks: one of each row of q and of "
-        "each 128 keys. v of e4m3 has one of each kv head",
+        doc="scales of 8-bit q and k. heads: one for each KV head; blocks: one for each row of "
+        "q, and for each 128 keys. An e4m3 v has one for each KV head",
     )
 
     @property
@@ -78,35 +82,39 @@ class AttentionSchedule:
 
     q_tile: Literal[64, 128, 192] = knob(
         name="{}x{}",
-        doc="rows of q of one block: 64 for each consumer warpgroup, beside one producer",
+        doc="rows of q of a CTA: 64 for each consumer warpgroup; one more warpgroup is the "
+        "producer",
     )
-    kv_tile: int = knob(name="", doc="rows of k and v in one step")
+    kv_tile: int = knob(name="", doc="rows of k and v in each step")
     stages: int = knob(
         default=2,
         name="stages{}",
         least=1,
         most=8,
         follows=ANY,
-        doc="tiles of k, and of v, in flight",
+        doc="tiles of k, and of v, that the shared-memory pipeline holds",
     )
     overlap: bool = knob(
-        default=True, doc="the softmax of one step runs under the products of the step before"
+        default=True, doc="overlap the softmax of a step with the MMAs of the previous step"
     )
     pingpong: bool = knob(
         default=True,
         follows="q_tile",
-        doc="the warpgroups take turns at the tensor core: one's softmax under another's products",
+        doc="consumer warpgroups use the tensor core alternately: the softmax of one overlaps "
+        "with the MMAs of the other",
     )
     scheduler: Literal["single", "static", "dynamic"] = knob(
         default="static",
-        doc="single: a block per tile; static: persistent blocks, tiles dealt in advance; "
-        "dynamic: persistent blocks, each takes its next tile from a counter",
+        doc="tile scheduler. single: one CTA for each tile; static: persistent CTAs, whose "
+        "tiles are assigned in advance; dynamic: persistent CTAs, each of which takes its "
+        "next tile from an atomic counter",
     )
     rescale: Literal["always", "needed"] = knob(
         default="always",
         name="rescale_{}",
-        doc="always, or where it is needed: a warp leaves its output as it is where no maximum of "
-        "its rows grew by more than a factor of 2^8 in the weights",
+        doc="when the output accumulators are rescaled. always: in each step; needed (lazy "
+        "rescale): a warp skips it unless a row's maximum has grown so much that weights "
+        "would exceed 2^8",
     )
 
     @property

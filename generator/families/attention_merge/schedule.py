@@ -14,17 +14,15 @@ VALUES = 8  # of a row, that a thread moves at once: 16 bytes of 16-bit types
 
 @frozen
 class AttentionMergeOperation:
-    """What is computed: softmax over the keys of both a and b, from that over each. Arithmetic is
-    fp32.
+    """What is computed: the attention output over the keys of both a and b, from the outputs and
+    log-sum-exps over each. Arithmetic is fp32.
     """
 
     a: Float = knob(name="{}|{}_{}_{}", doc="element type of out_a [.., dim]")
     b: Float = knob(name="", doc="element type of out_b [.., dim]")
     out: Float = knob(name="", doc="element type of the result [.., dim]")
-    dim: int = knob(name="d{}", least=8, most=512, doc="elements of a row, in eights")
-    family: Literal["attention_merge"] = knob(
-        default="attention_merge", doc="which kernels these are"
-    )
+    dim: int = knob(name="d{}", least=8, most=512, doc="elements of a row, a multiple of 8")
+    family: Literal["attention_merge"] = knob(default="attention_merge", doc="the kernel family")
 
     @property
     def row_bytes(self) -> int:
@@ -37,12 +35,12 @@ class AttentionMergeOperation:
 class AttentionMergeSchedule:
     """How it is computed: a row is shared by some threads of a warp."""
 
-    threads: Literal[64, 128, 256, 512] = knob(name="{}x{}", doc="of one block")
+    threads: Literal[64, 128, 256, 512] = knob(name="{}x{}", doc="threads of a CTA")
     lanes: Literal[1, 2, 4, 8, 16, 32] = knob(
         name="",
         auto=True,
-        doc="threads that share a row, each with 8 elements of it at a time; auto: so many that "
-        "each has 8 in all, at most 32",
+        doc="threads of a warp that share a row, 8 elements each at a time; auto: as many as "
+        "the row has groups of 8, at most 32",
     )
 
     @property

@@ -22,18 +22,19 @@ class AttentionQuantizeOperation:
     """
 
     element: Literal["fp16", "bf16", "e4m3"] = knob(
-        doc="element type of q, k and v; e4m3: of v, which alone is there and is transposed"
+        doc="element type of the q, k and v that are read; e4m3: there is only v, which is "
+        "transposed as it is"
     )
     dim: int = knob(name="d{}", least=32, most=256, doc="elements of a row, a multiple of 32")
     scores: Scores = knob(
         name="scores_{}",
-        doc="element type of the quantized q and k, whose product the scores are; none: v alone",
+        doc="element type of the quantized q and k; none: only v is converted",
     )
     smooth: bool = knob(
-        default=False, doc="the mean of k over all keys is subtracted before k is quantized"
+        default=False, doc="subtract the mean of k over all keys before k is quantized"
     )
     family: Literal["attention_quantize"] = knob(
-        default="attention_quantize", doc="which kernels these are"
+        default="attention_quantize", doc="the kernel family"
     )
 
     @property
@@ -53,12 +54,12 @@ class AttentionQuantizeOperation:
 
 @frozen
 class AttentionQuantizeSchedule:
-    """How it is computed: a CTA has 128 rows of one head."""
+    """How it is computed: a CTA quantizes 128 rows of one head."""
 
     threads: Literal[64, 128, 256, 512] = knob(
         name="threads{}",
         auto=True,
-        doc="of a CTA; auto: so many that each has four rows at a time",
+        doc="threads of a CTA; auto: so many that each works on four rows at a time",
     )
 
     @property

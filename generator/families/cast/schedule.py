@@ -23,33 +23,39 @@ TILE_THREADS = 256  # that a tile of COLUMNS rows and columns is cut for
 
 @frozen
 class CastOperation:
-    """What is computed: q and scales, so that x is q times the scale of its block."""
+    """What is computed: q and scales, such that q times the scale of its block approximates x."""
 
     x: Float = knob(doc="element type of x [m, n]")
     q: Quantized = knob(doc="element type of q")
     block: Block = knob(
-        doc="the rows and columns that share a scale; 1x32: scales are e8m0 (mxfp8), else fp32"
+        doc="the rows x columns that share a scale; scales of 1x32 are e8m0 (mxfp8), others fp32"
     )
-    static: bool = knob(default=False, doc="scales are read, not computed")
+    static: bool = knob(default=False, doc="scales are given by the caller instead of computed")
     transpose: bool = knob(
-        default=False, doc="q of x.T is written too, with scales of its own where a block is a row"
+        default=False,
+        doc="also write the quantized transpose of x, which has its own scales where a block "
+        "is a row or part of one",
     )
-    pow2: bool = knob(default=False, doc="scales are powers of two; those of 1x32 always are")
+    pow2: bool = knob(default=False, doc="round scales to powers of two; those of 1x32 always are")
     rounding: Rounding = knob(
-        default="nearest", doc="nearest: ties to even; stochastic: by Philox of a state"
+        default="nearest",
+        doc="nearest: ties to even; stochastic: at random, with Philox numbers from a state in "
+        "device memory",
     )
-    amax: bool = knob(default=False, doc="an fp32 number is raised to the largest magnitude of x")
-    family: Literal["cast"] = knob(default="cast", doc="which kernels these are")
+    amax: bool = knob(default=False, doc="also raise an fp32 scalar to the largest magnitude of x")
+    family: Literal["cast"] = knob(default="cast", doc="the kernel family")
     gate: Gate = knob(
         default="none",
         name="gate_{}",
         later=True,
-        doc="of z [m, 2n], gate and up: what is quantized is this function of the gate times up",
+        doc="quantize function(gate) * up, where z [m, 2n] holds gate and up, in place of x; "
+        "none: quantize x",
     )
     gradient: bool = knob(
         default=False,
         later=True,
-        doc="with a gate: the gradient of z is quantized; that of the gate's result [m, n] is read",
+        doc="with a gate: quantize the gradient of z, computed from z and from the gradient of "
+        "the gate's result [m, n]",
     )
 
     @property
@@ -91,13 +97,18 @@ class CastOperation:
 class CastSchedule:
     """How it is computed."""
 
-    threads: Literal[128, 256, 512] = knob(name="{}x{}", doc="of a CTA; of tiles 256")
+    threads: Literal[128, 256, 512] = knob(
+        name="{}x{}", doc="threads of a CTA; kernels that work on tiles require 256"
+    )
     vectors: Literal[1, 2, 4] = knob(
-        default=1, name="", doc="of 16 values that a thread loads at once; of tiles 1"
+        default=1,
+        name="",
+        doc="vectors of 16 values that a thread loads at once; kernels that work on tiles "
+        "require 1",
     )
     reduce: Literal["warp", "cta"] = knob(
         default="warp",
-        doc="which threads share a row, where the scale of a row is computed",
+        doc="threads that share a row while its scale is computed: a warp or the whole CTA",
     )
 
     @property

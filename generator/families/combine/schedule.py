@@ -28,12 +28,14 @@ class CombineOperation:
     weights: Literal["none", Float] = knob(
         default="none",
         name="weights_{}",
-        doc="element type of the weights [tokens, k] that rows are multiplied by",
+        doc="element type of the weights [tokens, k] by which rows are multiplied; none: there "
+        "are no weights",
     )
     dot: bool = knob(
-        default=False, doc="permute: the gradient of weights too, from rows that were combined"
+        default=False,
+        doc="permute: also compute the gradient of the weights, from the rows that were combined",
     )
-    family: Literal["combine"] = knob(default="combine", doc="which kernels these are")
+    family: Literal["combine"] = knob(default="combine", doc="the kernel family")
 
     @property
     def bytes(self) -> int:
@@ -43,9 +45,9 @@ class CombineOperation:
 
 @frozen
 class CombineSchedule:
-    """How it is computed: a thread has columns of a token, or a warp has a row."""
+    """How it is computed: a thread combines columns of a token, or a warp copies a row."""
 
-    threads: Literal[64, 128, 256, 512] = knob(name="{}", doc="of a CTA")
+    threads: Literal[64, 128, 256, 512] = knob(name="{}", doc="threads of a CTA")
 
     @property
     def tile(self) -> tuple[int]:

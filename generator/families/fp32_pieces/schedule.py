@@ -18,17 +18,21 @@ LEAST_PART, MOST_PARTS = 256, 32  # columns along k of a part whose largest magn
 
 @frozen
 class Fp32PiecesOperation:
-    """What is computed: 16-bit pieces of fp32 x, the highest first, side by side along k."""
+    """What is computed: fp32 x as a sum of 16-bit pieces, stored next to each other along K, the
+    highest first.
+    """
 
     q: PieceElement = knob(
         name="{}x{}",
-        doc="element type of the pieces; fp16: of x times a power of two for each row",
+        doc="element type of the pieces; fp16: each row of x is first multiplied by a power of two",
     )
-    count: Literal[2, 3] = knob(default=2, name="", doc="pieces; of fp16 two")
+    count: Literal[2, 3] = knob(default=2, name="", doc="pieces of each value; fp16 takes two")
     layout: Layout = knob(
-        default="row", doc="row: x is read along k, as it is stored; col: rows of x are contiguous"
+        default="row",
+        doc="memory layout of x: row (each row is contiguous along K) or col (K is the strided "
+        "dimension)",
     )
-    family: Literal["fp32_pieces"] = knob(default="fp32_pieces", doc="which kernels these are")
+    family: Literal["fp32_pieces"] = knob(default="fp32_pieces", doc="the kernel family")
 
     @property
     def scaled(self) -> bool:
@@ -44,9 +48,11 @@ class Fp32PiecesOperation:
 
 @frozen
 class Fp32PiecesSchedule:
-    """How it is computed: a CTA has a row, or a tile of 64x64 where it transposes."""
+    """How it is computed: a CTA splits a row, or a tile of 64x64 if it transposes."""
 
-    threads: Literal[128, 256, 512] = knob(name="{}", doc="of a CTA; of tiles 256")
+    threads: Literal[128, 256, 512] = knob(
+        name="{}", doc="threads of a CTA; kernels that transpose require 256"
+    )
 
     @property
     def tile(self) -> tuple[int, int]:

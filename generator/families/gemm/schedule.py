@@ -41,78 +41,89 @@ MOST_GROUPS = 1024
 
 @frozen
 class GemmOperation(ProductOperation):
-    """What is computed. Accumulation is fp32, or int32 for int8 operands; then the epilogue."""
+    """What is computed: D = epilogue(A B). Accumulators are fp32, or int32 for int8 operands."""
 
     a: Input = knob(name="{}|{}_{}_{}", doc="element type of A [M, K]")
-    b: Input = knob(name="", doc="element type of B [K, N]: that of A, or both are fp8")
+    b: Input = knob(
+        name="", doc="element type of B [K, N]: that of A, except that e4m3 and e5m2 may be mixed"
+    )
     d: Output = knob(
         name="",
-        doc="element type of D [M, N]; int32 is for int8 operands without epilogue",
+        doc="element type of D [M, N]; int32 requires int8 operands and an empty epilogue",
     )
     layout_a: Layout = knob(
         default="row",
         name="{}_{}",
-        doc="row or col: which of A's rows and columns are contiguous; 8-bit types: row",
+        doc="memory layout of A: row (each row is contiguous along K) or col (each column is "
+        "contiguous along M); 8-bit types require row",
     )
     layout_b: Layout = knob(
         default="col",
         name="",
-        doc="the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col",
+        doc="memory layout of B: row, or col, which is that of a torch weight [N, K] seen as "
+        "[K, N]; 8-bit types require col",
     )
     epilogue: tuple[EpilogueStep, ...] = knob(
-        default=(), after="batched", doc="up to 8 steps between the accumulators and D, in order"
+        default=(),
+        after="batched",
+        doc="up to 8 steps that are applied to the accumulators, in order, before D is stored",
     )
     accumulation: Accumulation = knob(
         default="fast",
-        doc="fast: the tensor core adds all products up, of fp8 ones in about 14 bits, of 16-bit "
-        "ones truncated at each 16 of k; promoted: sums over 128 of k, or 64 of 16-bit operands, "
-        "are added up in fp32 registers",
+        doc="fast: the tensor core accumulates over all of K, fp8 with about 14 bits, and "
+        "16-bit types truncated after every 16 of K; promoted (two-level accumulation): "
+        "partial sums over 128 of K, or 64 for 16-bit operands, are added up in fp32 "
+        "registers",
     )
     batched: bool = knob(
         default=False,
-        doc="A [.., M, K] and B [.., K, N], batch by batch; batches of one are repeated",
+        doc="A is [.., M, K] and B is [.., K, N], multiplied batch by batch; batch dimensions "
+        "of size 1 are broadcast",
     )
-    family: Literal["gemm"] = knob(default="gemm", doc="always written")
+    family: Literal["gemm"] = knob(default="gemm", doc="the kernel family")
     block_scales: BlockScales = knob(
         default="none",
         later=True,
-        doc="row_block: fp8 A has a scale for each 1x128 (of a row, along k), B for each 128x128; "
-        "row_row: both have one for each 1x128. They multiply the sums over 128 of k, which takes "
-        "accumulation promoted",
+        doc="scales of fp8 operands. row_block: one for each 1x128 block of A (128 of K in one "
+        "row) and for each 128x128 block of B; row_row: one for each 1x128 block of both. "
+        "Partial sums over 128 of K are multiplied by them, which requires `accumulation: "
+        "promoted`",
     )
     block_scale_a: BlockScale = knob(
         default="fp32",
         name="sa_{}",
         later=True,
-        doc="element type of the block scales of A; e8m0 is a power of two, or NaN",
+        doc="element type of A's block scales; e8m0 holds powers of two, and NaN",
     )
     block_scale_b: BlockScale = knob(
-        default="fp32", name="sb_{}", later=True, doc="element type of the block scales of B"
+        default="fp32", name="sb_{}", later=True, doc="element type of B's block scales"
     )
     sparse: Sparse = knob(
         default="none",
         name="sparse_{}",
         later=True,
-        doc="the matrix of which only some blocks of 128x128 count, the others being zero: of a or "
-        "b, whose k tiles are read from a list, or of d, whose tiles that are not computed are "
-        "written as zeros",
+        doc="which matrix is block-sparse, in blocks of 128x128. a, b: its other blocks count "
+        "as zeros and are not read, since k tiles come from a list; d: the other blocks of "
+        "the result are not computed, and zeros are written",
     )
     groups: Groups = knob(
         default="none",
         name="groups_{}",
         later=True,
-        doc="grouped GEMM, whose groups end at offsets in device memory (batched: true). rows: A "
-        "[S, K] and D [S, N] have groups of rows, and B [G, K, N] a matrix for each; k: A [M, S] "
-        "and B [S, N] have groups of k, and D [G, M, N] a matrix for each",
+        doc="grouped GEMM; its groups end at offsets in device memory, and `batched` must be "
+        "true. rows: the rows of A [S, K] and of D [S, N] are divided into G groups, each "
+        "with its own matrix of B [G, K, N]; k: the K dimension of A [M, S] and B [S, N] "
+        "is divided into G groups, each with its own matrix of D [G, M, N]",
     )
 
     terms: Literal[1, 3, 6] = knob(
         default=1,
         name="terms{}",
         later=True,
-        doc="3: A and B are two 16-bit pieces of each value, a high and a low one, in two matrices "
-        "side by side along k, and D is the sum of the products but that of the low pieces; 6: "
-        "three pieces, and the products of those that are not too low. Takes accumulation promoted",
+        doc="how many 16-bit matmuls are summed to emulate fp32. 3: each value of A and B is "
+        "split into a high and a low 16-bit piece, stored as two matrices next to each "
+        "other along K; all pairs are multiplied except low by low. 6: three pieces, "
+        "without the three smallest pairs. Requires `accumulation: promoted`",
     )
 
     @property
@@ -148,7 +159,8 @@ class GemmSchedule(ProductSchedule):
 
     tile: tuple[int, int, int] = knob(
         name="{}x{}x{}",
-        doc="(m, n, k) of one block; k is 128 bytes: 64 for 16-bit operands, 128 for 8-bit ones",
+        doc="output tile of a CTA and k tile, as (m, n, k); k is 128 bytes: 64 for 16-bit "
+        "operands, 128 for 8-bit ones",
     )
     stages: int = knob(
         name="stages{}",
@@ -157,24 +169,27 @@ class GemmSchedule(ProductSchedule):
         most=32,
         auto=True,
         follows=ANY,
-        doc="k tiles in flight; auto: as many as fit",
+        doc="k tiles that the shared-memory pipeline holds; auto: as many as fit",
     )
     cluster: tuple[int, int] = knob(
         default=(1, 1),
         name="cluster{}x{}",
-        doc="blocks along (m, n) that multicast what they share: 1, 2, 4 or 8 each, up to 8 in all",
+        doc="cluster shape in CTAs along (m, n), which load the operands they share by TMA "
+        "multicast: 1, 2, 4 or 8 each, at most 8 in all",
     )
     consumers: Literal[1, 2] = knob(
         default=2,
         name="consumers{}",
         detail=True,
         follows="kernel_schedule",
-        doc="warpgroups that issue wgmma, beside one producer warpgroup that issues TMA",
+        doc="consumer warpgroups, which issue wgmma; one more warpgroup, the producer, issues "
+        "TMA loads",
     )
     raster: Raster = knob(
         default="along_m",
         detail=True,
-        doc="the direction in which tiles follow each other in a band of `swizzle_size` tiles",
+        doc="the direction in which output tiles follow each other within a band of "
+        "`swizzle_size` tiles",
     )
     swizzle_size: int = knob(
         stored_as="group",
@@ -183,38 +198,41 @@ class GemmSchedule(ProductSchedule):
         least=1,
         most=1024,
         detail=True,
-        doc="how many tiles wide a band is",
+        doc="width of a band in tiles; CTAs that run at the same time then share operands in L2",
     )
     store: Store = knob(
         default="tma",
-        doc="tma: staged through shared memory, operands of the epilogue read in pairs; "
-        "direct: predicated, one element at a time, for any pitch and address",
+        doc="how D is stored. tma: by TMA from shared memory, and the epilogue reads its "
+        "operands in pairs; direct: element by element with bounds checks, for any row "
+        "stride and address",
     )
     kernel_schedule: Roles = knob(
         stored_as="roles",
         default="cooperative",
         after="",
-        doc="cooperative: the consumers share a tile, each taking its share of the rows; "
-        "pingpong: each has a tile of its own, one's epilogue under the other's products",
+        doc="cooperative: the consumers share an output tile, each computing part of its rows; "
+        "pingpong: each consumer has its own output tile, and the epilogue of one overlaps "
+        "with the mainloop of the other",
     )
     swap_ab: bool = knob(
         stored_as="swap",
         default=False,
-        doc="D' = B' A': the 64-row side of wgmma takes n, and its side of 8 to 256 takes m",
+        doc="compute D^T = B^T A^T, so that N is on the 64-row side of wgmma and M on its side "
+        "of 8 to 256: for few rows of A",
     )
     producer_registers: Literal[24, 40] = knob(
         default=40,
         name="producer{}",
         detail=True,
         follows="kernel_schedule",
-        doc="of the producer's threads where there are two consumers, which share what "
-        "is left: 232 each beside 40, 240 beside 24",
+        doc="registers of a producer thread if there are two consumers, whose threads get the "
+        "rest: 232 each with 40, 240 with 24",
     )
     l2_promotion: Literal[64, 128, 256] = knob(
         default=256,
         name="l2x{}",
         detail=True,
-        doc="bytes that L2 fetches for each of TMA's requests of A and B",
+        doc="bytes that L2 fetches for each TMA request of A and B (TMA's L2 promotion)",
     )
     cluster_split_k: int = knob(
         stored_as="split",
@@ -222,14 +240,16 @@ class GemmSchedule(ProductSchedule):
         name="split{}",
         least=1,
         most=8,
-        doc="blocks that share a tile's k, in a cluster of their own: each adds up its "
-        "part, then finishes an equal share of the tile's columns of wgmma",
+        doc="CTAs of a cluster that divide the K of one tile: they exchange partial sums "
+        "through distributed shared memory, and each finishes an equal share of the "
+        "accumulator's columns",
     )
     stream_k: bool = knob(
         default=False,
         later=True,
-        doc="clusters share the k of tiles that do not fill a wave, so that all end together: "
-        "sums go through memory, and are added in one order",
+        doc="divide the K of tiles that do not fill a wave evenly among clusters, so that all "
+        "end together; partial sums go through global memory and are added in a fixed "
+        "order",
     )
     split_k: int = knob(
         default=1,
@@ -237,8 +257,9 @@ class GemmSchedule(ProductSchedule):
         least=1,
         most=32,
         later=True,
-        doc="parts of k that are tiles of their own: their partial sums go through memory, and a "
-        "second launch adds them up in one order and has the epilogue",
+        doc="parts of K that are computed as separate tiles; their partial sums go through "
+        "global memory, and a second launch adds them in a fixed order and runs the "
+        "epilogue",
     )
 
 

@@ -29,31 +29,36 @@ Scales = Literal["fp16", "bf16", "fp32", "e8m0", "e4m3"]
 
 @frozen
 class MixedGemmOperation(ProductOperation):
-    """What is computed: w = scale * (code - zero), summed over k in fp32; then the epilogue.
+    """What is computed: D = epilogue(A W^T), where W is scale * (code - zero point).
 
-    Codes less zero points are exact. Of activations of 8 bits sums of a group are added up by the
-    tensor core, of int8 in int32, then scaled and added in fp32; per channel those of e4m3 over 128
-    of k, and those of int8 over all k. Of 16 bits the schedule says whether sums are scaled, or
-    weights, which are then rounded.
+    Accumulators are fp32. Code minus zero point is exact. For 16-bit activations, `scaled` of
+    the schedule says whether scales multiply the accumulators of a group, or the weights, which
+    are then rounded. For 8-bit activations the tensor core accumulates each group, int8 in
+    int32, and the sums are scaled and added up in fp32; with scales per channel, e4m3 is added
+    up in fp32 for each 128 of K, and int8 only after all of K.
     """
 
     a: Input = knob(name="{}_{}_{}", doc="element type of A [M, K]")
     b: Format = knob(
         name="",
-        doc="format of W [N, K]; e4m3 takes int4, uint4, e4m3, mxfp4 and mxfp8, int8 takes int4, "
-        "uint4, int8, int2 and ternary, whose codes it has exactly",
+        doc="format of W [N, K]; activations in e4m3 take int4, uint4, e4m3, mxfp4 and mxfp8; "
+        "those in int8 take int4, uint4, int8, int2 and ternary, whose codes they "
+        "represent exactly",
     )
     d: Output = knob(name="", doc="element type of D [M, N]")
     group: Literal[0, 16, 32, 64, 128] = knob(
-        name="g{}_{}", doc="of k that share a scale and a zero point; 0: all of it, per channel"
+        name="g{}_{}",
+        doc="values along K that share a scale and a zero point; 0: all of K, one scale per "
+        "channel",
     )
     scale: Scales = knob(
-        name="", doc="element type of the scales; e8m0 is of mxfp4 and mxfp8, e4m3 of nvfp4"
+        name="", doc="element type of the scales: e8m0 for mxfp4 and mxfp8, e4m3 for nvfp4"
     )
     epilogue: tuple[EpilogueStep, ...] = knob(
-        default=(), doc="up to 8 steps between the accumulators and D, in order"
+        default=(),
+        doc="up to 8 steps that are applied to the accumulators, in order, before D is stored",
     )
-    family: Literal["mixed_gemm"] = knob(default="mixed_gemm", doc="always written")
+    family: Literal["mixed_gemm"] = knob(default="mixed_gemm", doc="the kernel family")
 
     @property
     def accumulator(self) -> Element:

@@ -18,15 +18,16 @@ class MixedGemmSchedule(ProductSchedule):
 
     tile: tuple[int, int, int] = knob(
         name="{}x{}x{}",
-        doc="(m, n, k) of one block and stage: n is a multiple of 64, k of 128, that of a slab",
+        doc="output tile of a CTA and k tile of a stage, as (m, n, k): n a multiple of 64, k "
+        "of 128, the K of one slab of the weight",
     )
     multiply: Literal["wgmma", "mma"] = knob(
-        doc="wgmma: by a warpgroup, weights from registers; mma: by each warp, for 8 to 32 rows of "
-        "A and activations of 16 bits",
+        doc="instruction. wgmma: of a warpgroup, with weights as its register operand; mma: of "
+        "a warp (mma.sync), for 8 to 32 rows of A and 16-bit activations",
     )
     scaled: Literal["sums", "weights"] = knob(
-        doc="what scales are applied to: sums of a group, or weights, which are then rounded to "
-        "the type of A",
+        doc="what the scales multiply. sums: the accumulators of a group; weights: the "
+        "weights, which are then rounded to the type of A",
     )
     stages: int = knob(
         name="stages{}",
@@ -34,29 +35,31 @@ class MixedGemmSchedule(ProductSchedule):
         most=32,
         auto=True,
         follows=ANY,
-        doc="k tiles in flight; auto: as many as fit",
+        doc="k tiles that the shared-memory pipeline holds; auto: as many as fit",
     )
     consumers: Literal[1, 2, 4] = knob(
-        default=2, name="consumers{}", doc="warpgroups that multiply, beside what loads"
+        default=2, name="consumers{}", doc="consumer warpgroups, which multiply; a producer loads"
     )
     warp_split_k: Literal[1, 2, 4] = knob(
         stored_as="shares",
         default=1,
         name="shares{}",
-        doc="consumers that share a tile's k: each takes every so-manieth slab of a stage, and "
-        "their sums are added up in one order; the others share its n",
+        doc="consumers that divide the K of a tile: they take the slabs of a stage "
+        "alternately, and their accumulators are added in a fixed order; the other "
+        "consumers divide N",
     )
     ctas_per_sm: Literal[1, 2] = knob(
         stored_as="blocks",
         default=1,
         name="blocks{}",
-        doc="for how many blocks a multiprocessor has room: with 2, the first weights of the next "
-        "launch arrive under this one, or of as many blocks more",
+        doc="CTAs that fit on an SM at a time. 2: the first weights of the next launch, or of "
+        "a second CTA, are loaded while this CTA computes",
     )
     raster: Raster = knob(
         default="along_n",
         detail=True,
-        doc="the direction in which tiles follow each other in a band of `swizzle_size` tiles",
+        doc="the direction in which output tiles follow each other within a band of "
+        "`swizzle_size` tiles",
     )
     swizzle_size: int = knob(
         stored_as="group",
@@ -65,32 +68,32 @@ class MixedGemmSchedule(ProductSchedule):
         least=1,
         most=1024,
         detail=True,
-        doc="how many tiles wide a band is",
+        doc="width of a band in tiles; CTAs that run at the same time then share operands in L2",
     )
     store: Store = knob(
         default="direct",
-        doc="tma: staged through shared memory; direct: predicated, one element at a time, for any "
-        "pitch and address",
+        doc="how D is stored. tma: by TMA from shared memory; direct: element by element with "
+        "bounds checks, for any row stride and address",
     )
     cluster_split_k: Literal[1, 2, 4, 8] = knob(
         stored_as="split",
         default=1,
         name="split{}",
-        doc="blocks that share a tile's k, in a cluster of their own, which has one tile",
+        doc="CTAs of a cluster that divide the K of one tile; each cluster has one tile",
     )
     stream_k: bool = knob(
         default=False,
-        doc="blocks share the k of tiles that do not fill a wave, so that all end together: sums "
-        "go through memory, and are added in one order",
+        doc="divide the K of tiles that do not fill a wave evenly among CTAs, so that all end "
+        "together; partial sums go through global memory and are added in a fixed order",
     )
     lookahead: Literal[0, 1, 2] = knob(
         stored_as="ahead",
         default=0,
         name="ahead{}",
         later=True,
-        doc="where a is e4m3, by wgmma: in how many parts of m a group's products are issued, so "
-        "that the next group is decoded, and sums of one part are added up, while others are "
-        "multiplied; 0: groups come one after the other",
+        doc="for e4m3 activations and wgmma: parts along M in which the MMAs of a group are "
+        "issued, so that the next group is decoded, and the sums of one part are added up, "
+        "while others are multiplied; 0: groups are computed one after another",
     )
 
     @property

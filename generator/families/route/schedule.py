@@ -14,12 +14,13 @@ WARP = 32  # threads
 
 @frozen
 class RouteOperation:
-    """What is computed: the end of each expert's rows, the pair of a token and an expert that each
-    row is of, and the row of each pair. The order of an expert's rows is that of their pairs.
+    """What is computed: the order of rows by expert: where the rows of each expert end, the (token,
+    expert) pair of each row, and the row of each pair. The rows of an expert keep the order of
+    their pairs.
     """
 
-    ids: Literal["int64", "int32"] = knob(doc="element type of the ids of experts [tokens, k]")
-    family: Literal["route"] = knob(default="route", doc="which kernels these are")
+    ids: Literal["int64", "int32"] = knob(doc="element type of the expert ids [tokens, k]")
+    family: Literal["route"] = knob(default="route", doc="the kernel family")
 
     @property
     def cpp(self) -> str:
@@ -29,11 +30,14 @@ class RouteOperation:
 
 @frozen
 class RouteSchedule:
-    """How it is computed: by one cluster, whose warps have consecutive pairs each."""
+    """How it is computed: by one cluster, each of whose warps counts consecutive pairs."""
 
-    threads: Literal[128, 256, 512, 1024] = knob(name="{}", doc="of a CTA")
+    threads: Literal[128, 256, 512, 1024] = knob(name="{}", doc="threads of a CTA")
     cluster: Literal[1, 2, 4, 8] = knob(
-        default=1, name="cluster{}", doc="CTAs, which read each other's counts from shared memory"
+        default=1,
+        name="cluster{}",
+        doc="CTAs of the one cluster, which read each other's counts through distributed "
+        "shared memory",
     )
 
     @property

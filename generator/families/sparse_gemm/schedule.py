@@ -19,12 +19,12 @@ GROUP = 8  # tiles of rows of the weight that are walked before the next tokens,
 
 @frozen
 class SparseGemmOperation:
-    """What is computed: y = activation(x W' + bias)."""
+    """What is computed: y = activation(x W^T + bias), where W [N, K] is 2:4 sparse along K."""
 
     element: Literal["bf16", "fp16", "e4m3", "int8"] = knob(
-        doc="of x and W; sums are fp32, those of int8 int32"
+        doc="element type of x and W; accumulators are fp32, or int32 for int8"
     )
-    bias: bool = knob(default=False, doc="a vector over the columns of y is added")
+    bias: bool = knob(default=False, doc="add a vector over the columns of y")
     activation: Activation = knob(
         default="none", name="{}", doc="the function that is applied to each element of y"
     )
@@ -32,14 +32,14 @@ class SparseGemmOperation:
         default="like_x",
         name="{}",
         later=True,
-        doc="of y and bias; like_x: that of x. Operands of 8 bits name one",
+        doc="element type of y and bias; like_x: that of x. 8-bit operands require bf16 or fp16",
     )
     scaled: bool = knob(
         default=False,
         later=True,
-        doc="sums are multiplied by fp32 scales of rows of x and of rows of W",
+        doc="multiply the accumulators by fp32 scales, of the rows of x and of the rows of W",
     )
-    family: Literal["sparse_gemm"] = knob(default="sparse_gemm", doc="which kernels these are")
+    family: Literal["sparse_gemm"] = knob(default="sparse_gemm", doc="the kernel family")
 
     @property
     def of_output(self) -> str:
@@ -56,11 +56,18 @@ class SparseGemmOperation:
 class SparseGemmSchedule:
     """How it is computed. The rows of wgmma are rows of the weight, its columns are tokens."""
 
-    consumers: Literal[1, 2, 3] = knob(name="{}x{}x{}", doc="warpgroups, beside one that loads")
-    blocks: Literal[1, 2] = knob(name="", doc="of 64 rows of the weight, of each consumer")
+    consumers: Literal[1, 2, 3] = knob(
+        name="{}x{}x{}", doc="consumer warpgroups, which issue wgmma; one more warpgroup loads"
+    )
+    blocks: Literal[1, 2] = knob(
+        name="", doc="blocks of 64 rows of the weight that each consumer multiplies"
+    )
     tokens: Literal[8, 16, 32, 64, 128, 192, 256] = knob(name="", doc="rows of x in a tile")
     stages: int = knob(
-        name="stages{}", least=2, most=16, doc="of 64 columns of the weight, in 8 bits of 128"
+        name="stages{}",
+        least=2,
+        most=16,
+        doc="stages of the shared-memory pipeline; each holds 64 of K, or 128 for 8-bit types",
     )
     split_k: int = knob(
         default=1,
@@ -68,7 +75,8 @@ class SparseGemmSchedule:
         least=1,
         most=16,
         later=True,
-        doc="parts of k that CTAs share, for few tiles; the last one adds them up, in order",
+        doc="CTAs that divide the K of a tile, for few tiles; the last one adds the partial "
+        "sums in a fixed order",
     )
 
     @property

@@ -36,7 +36,11 @@ class BlockMask:
         return self.places.shape, self.block, self.seq_q, self.seq_k, self.places.device
 
     def to(self, device: torch.device | str) -> BlockMask:
-        """The same mask on another device."""
+        """Return the same mask on another device.
+
+        Args:
+            device: The device.
+        """
         return BlockMask(
             self.places.to(device), self.bits.to(device), self.block, self.seq_q, self.seq_k
         )

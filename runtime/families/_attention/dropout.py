@@ -175,16 +175,28 @@ def _philox(
 def dropout_mask(
     state: torch.Tensor, dropout_p: float, batch: int, heads: int, seq_q: int, seq_k: int
 ) -> torch.Tensor:
-    """Return which weights `warploom.attention` keeps: bool [batch, heads, seq_q, seq_k].
+    """Return which weights of the softmax `warploom.attention` keeps under dropout.
 
-    state       int64 [2], the `dropout_state` of the call; the mask is on its device
-    dropout_p   the probability that a weight is dropped, as the call had it
-    batch, heads, seq_q, seq_k   extents of the scores: query heads; of packed sequences how many
-                there are, and the longest: each begins at row and column 0
+    Args:
+        state: int64 [2], the `dropout_state` of the call.
+        dropout_p: The probability that a weight is dropped, as in the call.
+        batch: Sequences.
+        heads: Query heads.
+        seq_q: Rows; for variable-length sequences the longest. Each begins at row 0.
+        seq_k: Keys; for variable-length sequences the most. Each begins at column 0.
 
-    Weights that are kept are divided by the probability with which they are: 1 - dropout_p, to the
-    nearest multiple of 2^-16. Takes 8 bytes a weight while it computes. Raises ProblemError for a
-    state or probability that no call can have.
+    Returns:
+        bool [batch, heads, seq_q, seq_k] on the device of `state`: True for kept weights, which the
+        call divides by 1 - dropout_p, rounded to a multiple of 2^-16.
+
+    Raises:
+        ProblemError: For a state or a probability that no call can have.
+
+    It needs 8 bytes of memory for each weight while it computes.
+
+    Example:
+        >>> warploom.dropout_mask(torch.tensor([1, 2]), 0.5, 1, 2, 8, 8).shape
+        torch.Size([1, 2, 8, 8])
     """
     check_state(state, state.device if isinstance(state, torch.Tensor) else torch.device("cpu"))
     for name, size in zip(

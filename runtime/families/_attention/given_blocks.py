@@ -43,22 +43,40 @@ def block_mask(
     seq_k: int | None = None,
     mask_mod: MaskMod | None = None,
 ) -> BlockMask:
-    """Return which scores count in an attention, for `warploom.attention(..., block_mask=...)`.
+    """Make a block mask for `warploom.attention(..., block_mask=...)`.
 
-    `mask` is a `torch.nn.attention.flex_attention.BlockMask`, of which all is taken; or there are
-    lists, as `BlockMask.from_kv_blocks` has them:
+    Either pass a `mask`, or lists of blocks, as for flex_attention's `BlockMask.from_kv_blocks`.
 
-    kv_num_blocks, kv_indices  int32 [batch or 1, heads or 1, q blocks] and [.., q blocks, most]:
-              for each block of rows how many blocks of columns have something to attend to, and
-              which, in any order. They count as a whole unless there is a `mask_mod`
-    full_kv_num_blocks, full_kv_indices  others, that count as a whole in any case
-    block     rows and columns of a block: any; those that are multiples of 64 or 128 are fastest
-    seq_q, seq_k  rows and columns, where the last blocks are not full
-    mask_mod  (batch, head, row, column) -> bool, of tensors without dimensions. It is evaluated
-              once, for the blocks of the first lists, and kept as bits: an eighth of a byte a score
+    Args:
+        mask: A `torch.nn.attention.flex_attention.BlockMask`, from which everything is taken.
+        kv_num_blocks: int32 [batch or 1, heads or 1, row blocks]: how many blocks of keys each
+            block of rows attends to. All scores of these blocks are kept, unless there is a
+            `mask_mod`.
+        kv_indices: int32 [batch or 1, heads or 1, row blocks, most]: which blocks these are, in any
+            order.
+        full_kv_num_blocks: As kv_num_blocks, of further blocks whose scores are all kept in any
+            case.
+        full_kv_indices: As kv_indices, of these.
+        block: Rows and columns of a block, or one number for both; multiples of 64 or 128 are
+            fastest.
+        seq_q: Rows of the scores, if the last block is not full.
+        seq_k: Columns of the scores, if the last block is not full.
+        mask_mod: A function (batch, head, row, column) -> bool of tensors without dimensions. It is
+            evaluated once, in the blocks of the first lists, and stored as a bit for each score.
 
-    Neither the lists nor what `mask_mod` reads may change afterwards. Waits for the GPU where there
-    is a `mask_mod`. Raises ProblemError for lists of other shapes, types or devices.
+    Returns:
+        The mask. Neither the lists nor what `mask_mod` reads may change afterwards.
+
+    Raises:
+        ProblemError: For lists of other shapes, dtypes or devices.
+
+    Waits for the GPU if there is a `mask_mod`.
+
+    Example:
+        >>> counts, blocks = torch.ones(1, 1, 2).int(), torch.tensor([[[[0, 1], [1, 0]]]]).int()
+        >>> mask = warploom.block_mask(kv_num_blocks=counts, kv_indices=blocks)  # the diagonal
+        >>> mask.dense().shape
+        torch.Size([1, 1, 256, 256])
     """
     lists = (kv_num_blocks, kv_indices)
     if mask is not None:

@@ -66,6 +66,14 @@ def append_kv_cache(
     Rows past the end of a cache or of its page table, and rows of invalid pages, are not written.
     Runs on the current stream without waiting, in one launch. On CPU tensors a reference gives the
     same bits.
+
+    Example:
+        >>> k_cache, v_cache = torch.zeros(2, 2, 4, 128, 64).bfloat16()
+        >>> k, v = torch.randn(2, 2, 4, 1, 64).bfloat16()  # a new token of two sequences
+        >>> lengths = torch.tensor([5, 90], dtype=torch.int32)
+        >>> warploom.append_kv_cache(k_cache, v_cache, k, v, lengths)
+        >>> torch.equal(k_cache[0, :, 5], k[0, :, 0])
+        True
     """
     (turned,) = _append(
         k_cache,

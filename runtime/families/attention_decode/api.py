@@ -138,6 +138,7 @@ def attention_decode(
         return_lse: Also return the log-sum-exp of each row's scores.
         out: The tensor that the result is written to.
         spec: The kernel to run, a KernelSpec or its name.
+        older: Former names of keywords, which still work: `lengths`, `starts`.
 
     Returns:
         The result, with the shape of q and its order of strides; with `return_lse` also the natural
@@ -152,6 +153,13 @@ def attention_decode(
     a GPU, lengths and pages outside the cache are clamped to it, and give meaningless results; on
     CPU tensors, where a reference computes the same, they raise an error. Runs on the current
     stream without waiting.
+
+    Example:
+        >>> q = torch.randn(2, 8, 1, 64).bfloat16()  # one new token of two sequences
+        >>> k, v = torch.randn(2, 2, 2, 128, 64).bfloat16()  # caches of 128 keys each
+        >>> lengths = torch.tensor([5, 90], dtype=torch.int32)
+        >>> warploom.attention_decode(q, k, v, cache_seqlens=lengths).shape
+        torch.Size([2, 8, 1, 64])
     """
     if older:
         return attention_decode(**current(attention_decode, older, locals()))  # type: ignore[no-any-return]

@@ -236,10 +236,24 @@ def plan_attention(
 ) -> AttentionPlan:
     """Plan an attention: build and load its kernel now, and return what runs it.
 
-    Arguments are those of `attention`. `plan(q, k, v, ...)` then runs tensors of the same shapes,
-    strides, types and alignment with the same keywords, and returns out and lse.
+    Args:
+        q: [batch, heads, seq_q, dim], as for `warploom.attention`.
+        k: [batch, kv_heads, seq_k, dim].
+        v: [batch, kv_heads, seq_k, dim_v].
+        keywords: The keywords of the calls, as for `warploom.attention`.
 
-    Raises ProblemError for operands of 8 bits, too, which have no plan.
+    Returns:
+        The plan. `plan(q, k, v, ...)` runs tensors of the same shapes, strides, dtypes and
+        alignment with the same keywords, and returns the result and the log-sum-exps.
+
+    Raises:
+        ProblemError: For arguments that are not supported, and for 8-bit operands.
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, 16, 64).bfloat16() for _ in range(3))
+        >>> out, lse = warploom.plan_attention(q, k, v, causal=True)(q, k, v, causal=True)
+        >>> out.shape
+        torch.Size([1, 2, 16, 64])
     """
     call = call_of(q, k, v, **keywords)
     if isinstance(call, EightBitCall):

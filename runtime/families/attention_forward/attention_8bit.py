@@ -96,6 +96,11 @@ def attention_8bit(
 
     Raises:
         ProblemError: Before anything is launched.
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, 16, 64).bfloat16() for _ in range(3))
+        >>> warploom.attention_8bit(q, k, v, causal=True).dtype
+        torch.bfloat16
     """
     if smooth and softcap:
         raise ProblemError(

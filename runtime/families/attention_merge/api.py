@@ -48,5 +48,12 @@ def merge_state(
             before anything is launched.
 
     Runs on the current stream without waiting. On CPU tensors a reference computes the same.
+
+    Example:
+        >>> out_a, out_b = torch.randn(2, 4, 8, 16, 64).bfloat16()
+        >>> lse_a, lse_b = torch.randn(2, 4, 8, 16)
+        >>> out, lse = warploom.merge_state(out_a, lse_a, out_b, lse_b)
+        >>> out.shape, lse.shape
+        (torch.Size([4, 8, 16, 64]), torch.Size([4, 8, 16]))
     """
     return _merge(out_a, lse_a, out_b, lse_b, out, lse, out_dtype, spec)

@@ -80,6 +80,11 @@ def attention_quantize(
 
     Raises:
         ProblemError: Before anything is launched; also for tensors that require grad.
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, 128, 64).bfloat16() for _ in range(3))
+        >>> warploom.attention_quantize(q, k, v).q.dtype
+        torch.int8
     """
     if smooth is not True and smooth is not False:
         require_boolean("smooth", smooth)

@@ -123,6 +123,11 @@ def cast(
 
     Raises:
         ProblemError: Before anything is launched; also for tensors that require grad.
+
+    Example:
+        >>> q, scale = warploom.cast(torch.randn(16, 256), torch.float8_e4m3fn, block=(1, 128))
+        >>> q.shape, scale.shape
+        (torch.Size([16, 256]), torch.Size([16, 2]))
     """
     if rounding == "stochastic" and rounding_state is None and isinstance(x, torch.Tensor):
         rounding_state = random.drawn(x.device)

@@ -13,6 +13,8 @@ def combine(
     """The sum of the rows of each token, in their precision."""
     total = rows.new_zeros(inverse.shape[0], rows.shape[1])
     there = _there(inverse, rows)
+    if weights is not None:  # NaN of a pair without a row does not count either
+        weights = weights.masked_fill(~there, 0)
     for choice in range(inverse.shape[1]):
         one = _taken(rows, inverse[:, choice], there[:, choice])
         total = total + (one if weights is None else one * weights[:, choice, None])

@@ -419,51 +419,70 @@ def gemm(
     precision: str | None = None,
     **older: Unpack[_Older],
 ) -> torch.Tensor:
-    """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
+    """Multiply matrices, and apply scales, a bias, an activation and a residual in the same kernel.
 
-    a is [.., M, K] and b [.., K, N] (a torch weight [N, K] is b after .t()), of one type: fp16,
-    bf16, e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Batches broadcast. Products accumulate in
-    fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `use_fast_accum=False` only
-    those over 128 of k, at the cost of some speed; of 16 bits about 22, likewise over 64. The
-    result [.., M, N] has `out_dtype`: by default that of 16-bit operands, int32 for int8 without
-    epilogue, else bf16. 8-bit results
-    saturate, round to nearest even and keep NaN (int8: 0).
+    The result is scale_d * (activation(scale_a * scale_b * (a @ b) + bias) + beta * residual).
 
-    scale_a is a number, a one-element tensor, [M] or [M, 1]; scale_b likewise, [N] or [1, N];
-    tensors are fp32. bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read
-    the residual. All of these may have the batches of the result before the dimensions given here.
-    activation is relu, gelu, gelu_tanh or silu. gate, in its place, halves the columns of what it
-    is given, and of the result: a function, one of these or swiglu_oai, of the gate's half times
-    up's. gate_layout says which these are: "halves", all columns of the gate before all of up, as
-    weights [gate; up] have them, or "interleaved", in turn. Each has a multiple of 8 columns. amax,
-    an fp32 tensor of one element, is raised to the largest magnitude before scale_d, a number or a
-    one-element fp32 tensor. `epilogue` gives any other order, as a list of items (see
-    `runtime/families/_product/steps`). `out` may be exactly the residual. `spec` names the kernel.
-    rounding of the result, in 16 or 8 bits, is "nearest" or "stochastic": one of the two
-    neighbours, at random, with the value as its mean. rounding_state, int64 [2] on the device of a,
-    is what the random numbers are a function of, with the place in the result; None: drawn from
-    torch's generator. Gradients pass straight through it.
+    Args:
+        a: [.., M, K], fp16, bf16, float8_e4m3fn, float8_e5m2 or int8; fp32 with `precision`.
+            Batches broadcast as in torch.matmul.
+        b: [.., K, N], of the dtype of a, but e4m3 and e5m2 may be mixed. A torch weight [N, K] is
+            passed as weight.t().
+        out: The tensor that the result is written to; it may be exactly the residual. It cannot be
+            combined with gradients.
+        bias: [N], or with the result's batches before; fp16, bf16 or fp32.
+        residual: [M, N], or with the result's batches before; fp16, bf16 or fp32.
+        beta: The factor of the residual; 0 does not read it.
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
+        gate: Instead of an activation: one of these functions, or "swiglu_oai". The N columns are
+            gate and up, and the result has N / 2 columns, function(gate) * up. N / 2 must be a
+            multiple of 8.
+        gate_layout: "halves": all gate columns before all up columns, as in a weight [gate; up];
+            "interleaved": they alternate.
+        scale_a: A number, or an fp32 tensor of one element, [M] or [M, 1]. In block-scaled GEMMs
+            [M, K / 128], as `warploom.cast` returns it.
+        scale_b: A number, or an fp32 tensor of one element, [N] or [1, N]; in block-scaled GEMMs
+            [K / 128, N / 128] or [K / 128, N].
+        scale_d: A number, or an fp32 tensor of one element.
+        amax: An fp32 tensor of one element, which is raised to the largest magnitude of the result
+            before `scale_d`.
+        out_dtype: The dtype of the result. By default that of 16-bit operands, int32 for int8
+            without an epilogue, else bf16. 8-bit results saturate and keep NaN (int8: 0).
+        use_fast_accum: True accumulates over all of K in the tensor core: in fp32 (about 22 bits)
+            for 16-bit operands, with about 14 bits for fp8. False adds up partial sums over 128 of
+            K (16 bits: 64) in fp32 registers, which is slower. int8 accumulates in int32.
+        epilogue: A list of steps in any other order, instead of the keywords, such as
+            [("bias", bias), ("relu",)]: docs/families/gemm.md.
+        rounding: How the result is rounded: "nearest" (even), or "stochastic", to one of the two
+            neighbours at random, with the value as its mean. Gradients ignore it.
+        rounding_state: int64 [2] on the device of a: the random numbers are a function of it and of
+            the position in the result. None draws a state from torch's generator.
+        spec: The kernel to run, a KernelSpec or its name.
+        preactivation: Where the backward pass has the input of the activation from: "save" keeps it
+            in the forward pass, "recompute" computes it again.
+        main_grad: fp32 of b's shape: the gradient of b is added to it, and b.grad is left alone.
+        gradient_dtype: The dtype in which gradients are multiplied with fp8 operands:
+            torch.bfloat16, or torch.float8_e5m2, scaled to its range.
+        algorithm: "strassen" multiplies 16-bit matrices by 7 matmuls of half the size instead of 8,
+            "strassen2" does so twice: faster for very large matrices, with a larger error.
+        precision: Multiply fp32 matrices on tensor cores, by 16-bit pieces of each value: "fp32"
+            (errors like those of fp32 arithmetic), "bf16x6", or "bf16x3" (errors of about 2^-17).
+        older: Former names of keywords, which still work: `accumulation`, `accumulate_into`.
 
-    The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with
-    `out`. preactivation says where the backward pass has from what the activation is given: kept by
-    the forward pass ("save"), or computed again ("recompute"). main_grad, fp32 of b's shape,
-    has the gradient of b added to it in place, and b.grad is left alone. gradient_dtype is what
-    gradients are multiplied with fp8 operands in: bf16, or float8_e5m2, scaled to its range.
+    Returns:
+        The result, [.., M, N]. It is differentiable, once, in a, b, bias, residual and tensors of
+        scales, unless `out` is given.
 
-    algorithm "strassen" divides a product of 16-bit matrices into 7 of half the size in place of 8,
-    "strassen2" each of these again: less work for very large products, and a larger error, since
-    sums of quarters are rounded to the type of a (docs/families/gemm.md has its bound).
+    Raises:
+        ProblemError: For arguments that are not supported, before anything is launched.
 
-    precision "fp32" multiplies fp32 matrices on tensor cores, about as exactly as torch's own fp32
-    GEMMs do and several times as fast: each value is split into two fp16 pieces, of rows of a and
-    columns of b that are scaled by powers of two, and three products of pieces are added up in
-    fp32. "bf16x6" has three bf16 pieces and six products, "bf16x3" two pieces and an error of about
-    2^-17. The result is fp32. Errors are relative to the largest of a row of a and of a column of b
-    (docs/families/gemm.md). Gradients have the same precision.
+    Under autocast, a and b of 16 or 32 bits are converted as for torch.mm. Runs on the current
+    stream without waiting. On CPU tensors a reference computes the same.
 
-    Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
-    Runs on the current stream without waiting. On CPU tensors the reference computes the same.
-    Raises ProblemError before anything is launched.
+    Example:
+        >>> x, weight = torch.randn(16, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+        >>> warploom.gemm(x, weight.t(), activation="silu").shape
+        torch.Size([16, 32])
     """
     if older:
         return gemm(**current(gemm, older, locals()))
@@ -584,10 +603,29 @@ def plan(
     spec: KernelSpec | str | None = None,
     **keywords: Unpack[Keywords],
 ) -> GemmPlan:
-    """Plan a call: build and load its kernel now, and return what runs it with least overhead.
+    """Plan a GEMM: build and load its kernel now, and return what runs it with the least overhead.
 
-    Arguments are those of `gemm`. `plan(a, b, out, ...)` then runs tensors of the same shapes,
-    strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
+    Args:
+        a: [.., M, K], as for `warploom.gemm`.
+        b: [.., K, N], as for `warploom.gemm`.
+        out: Whether calls pass a tensor for the result: a tensor like it, or None.
+        out_dtype: The dtype of the result, as for `warploom.gemm`.
+        use_fast_accum: As for `warploom.gemm`.
+        spec: The kernel to run, a KernelSpec or its name.
+        keywords: The keywords of the epilogue that calls pass, as for `warploom.gemm`.
+
+    Returns:
+        The plan. `plan(a, b, out, ...)` runs tensors of the same shapes, strides, dtypes and
+        alignment, with the same keywords, and returns the result. It is not differentiable.
+
+    Raises:
+        ProblemError: For arguments that are not supported.
+
+    Example:
+        >>> a, b = torch.randn(16, 64).bfloat16(), torch.randn(64, 32).bfloat16()
+        >>> plan = warploom.plan(a, b)
+        >>> plan(a, b).shape
+        torch.Size([16, 32])
     """
     if keywords.keys() - _EPILOGUE:
         older = {name: one for name, one in keywords.items() if name not in _EPILOGUE}

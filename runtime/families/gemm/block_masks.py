@@ -45,6 +45,12 @@ def csr_block_mask(
     Raises:
         ProblemError: For lists of other types or shapes; on the CPU also for those that are out of
             range or not ascending. On a GPU, whose numbers are not looked at, columns are clamped.
+
+    Example:
+        >>> ends, columns = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+        >>> warploom.functional.csr_block_mask(ends, columns, 2)
+        tensor([[ True, False],
+                [False,  True]])
     """
     for name, one in (("crow_indices", crow_indices), ("col_indices", col_indices)):
         is_tensor = isinstance(one, torch.Tensor)

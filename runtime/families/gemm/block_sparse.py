@@ -380,6 +380,12 @@ def block_sparse_gemm(
 
     Raises:
         ProblemError: Before anything is launched.
+
+    Example:
+        >>> a, b = torch.randn(256, 256).bfloat16(), torch.randn(256, 64).bfloat16()
+        >>> mask = torch.tensor([[True, False], [True, True]])  # of the 128x128 blocks of a
+        >>> warploom.block_sparse_gemm(a, b, mask).shape
+        torch.Size([256, 64])
     """
     if sparse not in SPARSE:
         raise ProblemError(

@@ -39,27 +39,48 @@ def mixed_gemm(
     rounding_state: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
 ) -> torch.Tensor:
-    """Return scale_d (activation(scale_a (a W') + bias) + beta residual), W of 2, 4 or 8 bits.
+    """Multiply activations by a quantized weight of 2, 4 or 8 bits, with the epilogue of `gemm`.
 
-    a is [.., M, K] of fp16, bf16, e4m3 or int8; W is a PackedWeight [N, K] that is packed for
-    such `activations`. 16 bits multiply all formats, e4m3 int4, uint4, e4m3 and mxfp4, and int8
-    int4, uint4, int8, int2 and ternary. The result [.., M, N] has `out_dtype`: by default that of
-    16-bit activations, else bf16.
+    The result is scale_d * (activation(scale_a * (a @ W.T) + bias) + beta * residual), where W is
+    scale * (code - zero point).
 
-    W is scale * (code - zero) exactly, and sums are fp32; but kernels for many rows of 16 bits may
-    round weights, and scales of another type before, to the type of a.
+    Args:
+        a: [.., M, K], fp16, bf16, float8_e4m3fn or int8. Batches are rows of one GEMM.
+        weight: W [N, K], quantized for such activations (`activations=` of `warploom.quantize`).
+            16-bit a takes every format; e4m3 takes int4, uint4, e4m3, mxfp4 and mxfp8; int8 takes
+            int4, uint4, int8, int2 and ternary.
+        out: The tensor that the result is written to; it may be exactly the residual. It cannot be
+            combined with gradients.
+        bias: [N], fp16, bf16 or fp32.
+        residual: [.., M, N], fp16, bf16 or fp32, with one row stride for all rows.
+        beta: The factor of the residual; 0 does not read it.
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
+        scale_a: A number, or an fp32 tensor of one element, [M] or [M, 1].
+        scale_d: A number, or an fp32 tensor of one element.
+        amax: An fp32 tensor of one element, which is raised to the largest magnitude of the result
+            before `scale_d`.
+        out_dtype: The dtype of the result, by default that of 16-bit activations, else bf16.
+        epilogue: A list of steps in any other order, instead of the keywords, as for `gemm`.
+        rounding: "nearest" or "stochastic", as for `gemm`.
+        rounding_state: int64 [2], the state of stochastic rounding, as for `gemm`.
+        spec: The kernel to run, a KernelSpec or its name.
 
-    scale_a is a number, a one-element tensor, [M] or [M, 1]; bias is [N], residual [.., M, N],
-    scale_d a number or a one-element tensor, amax a tensor of one element. These, `epilogue`,
-    `rounding` and `out` are those of `warploom.gemm`; but batches are rows of one product, and what
-    the epilogue reads must lie so too.
+    Returns:
+        The result, [.., M, N]. It is differentiable, once, in a, bias, residual and tensors of
+        scales, but not in the weight.
 
-    The result is differentiable, once, in a, bias, residual and tensors of scales, but not with
-    `out`, and not in the weight: a gradient of a is a product with the weight in 16 bits.
+    Raises:
+        ProblemError: For arguments that are not supported, before anything is launched.
 
-    Under autocast, a of 16 or 32 bits is converted as torch converts those of torch.mm. Runs on the
-    current stream without waiting. On CPU tensors the reference computes the same, in float64.
-    Raises ProblemError before anything is launched.
+    Accumulators are fp32. Kernels for many rows of 16-bit activations may round weights, and scales
+    of another dtype, to the dtype of a. Under autocast, a of 16 or 32 bits is converted as for
+    torch.mm. Runs on the current stream without waiting. On CPU tensors a reference computes the
+    same in float64.
+
+    Example:
+        >>> weight = warploom.quantize(torch.randn(32, 128), "int4", group=128)
+        >>> warploom.mixed_gemm(torch.randn(4, 128).bfloat16(), weight).shape
+        torch.Size([4, 32])
     """
     if torch._C._is_any_autocast_enabled():
         a = lowered(a)

@@ -143,7 +143,7 @@ class KernelReport:
         if timed := sections.rows(self.spec, self.problems):
             best = min(timed, key=lambda one: one[4])
             facts["measured"] = (
-                f"{_shapes(len(timed))}; at best {best[4]:.3f} of the fastest kernel's time"
+                f"{_shapes(len(timed))}; at best {best[4]:.3f} times the fastest kernel's time"
             )
         return facts
 

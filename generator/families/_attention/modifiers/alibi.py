@@ -16,7 +16,7 @@ class Alibi(Modifier):
     """Add -slope abs(row + seq_k - seq_q - column), by slopes of heads."""
 
     name = "alibi"
-    doc = "-slope abs(row + seq_k - seq_q - column) is added to scores, by slopes of heads"
+    doc = "add -slope * abs(row + seq_k - seq_q - column) to the scores, with a slope for each head"
     place = 30
     feature = True
     adds = True

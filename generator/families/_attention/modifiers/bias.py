@@ -22,7 +22,7 @@ class Bias(Modifier):
     name = "bias"
     kind = Literal["none", "fp16", "bf16", "fp32"]
     default = "none"
-    doc = "a number for each score that is added to it, by its element type"
+    doc = "element type of a tensor that is added to the scores; none: there is no such tensor"
     token = "bias_{}"  # noqa: S105 (a name's)
     place = 40
     adds = True

@@ -17,7 +17,10 @@ class Blocks(Modifier):
     """Leave out scores by their blocks, and by bits inside of some."""
 
     name = "blocks"
-    doc = "only tiles that lists name are worked on, of which some have a mask of bits"
+    doc = (
+        "block-sparse attention: only the tiles in a list are computed, some of them with "
+        "a mask of bits"
+    )
     place = 20
     feature = True
 

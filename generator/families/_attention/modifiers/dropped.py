@@ -33,7 +33,10 @@ class Dropped(Modifier):
     """Drop weights, and divide those that are kept by the probability with which they are."""
 
     name = "dropout"
-    doc = "weights are dropped behind the softmax, those that are kept divided by `keep`"
+    doc = (
+        "dropout of the softmax's weights: those that are not dropped are divided by "
+        "`keep`, the probability to be kept"
+    )
     place = 60
     feature = True
 

@@ -18,7 +18,7 @@ class Mask(Modifier):
     """Leave out scores, and tiles without any that counts."""
 
     name = "masked"
-    doc = "a boolean for each score: those of false do not count"
+    doc = "a boolean tensor masks the scores: keys of false are not seen"
     place = 50
     hides = True
     trims = True

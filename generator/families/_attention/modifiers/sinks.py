@@ -20,7 +20,10 @@ class Sinks(Modifier):
     name = "sinks"
     kind = Literal["none", "same", "fp32"]
     default = "none"
-    doc = "a score of each query head that counts in the sum, with no value; same: of q's type"
+    doc = (
+        "element type of attention sinks, a score for each query head that joins the "
+        "softmax's denominator but has no value; same: that of q"
+    )
     token = "sinks_{}"  # noqa: S105 (a name's)
     place = 10
     decodes = True
