@@ -119,6 +119,8 @@ STALE: dict[str, str] = {
     "more kernel of them is kept; other kernels are those that passed",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "
     "and messages have other words",
+    "families/sparse_gemm/gpu": "parts of k are read several fragments at a time; other kernels "
+    "are those that passed",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
