@@ -58,7 +58,7 @@ def _contenders(sparse: Sparse, density: float, shape: Shape, asked: Asked) -> l
     layout_a, layout_b = LAYOUTS[sparse]
     plain = replace(TYPES["bf16"], layout_a=layout_a, layout_b=layout_b, epilogue=(Scale("host"),))
     m, n, k = shape
-    blocks = tuple(-(-extent // SPARSE_BLOCK) for extent in size_of(sparse, m, n, k))
+    blocks = tuple(-(-size // SPARSE_BLOCK) for size in size_of(sparse, m, n, k))
     draws = torch.Generator(asked.device).manual_seed(0)
     given = [
         replace(

@@ -32,9 +32,9 @@ def chosen(operation: SparseGemmOperation) -> dispatch.Choice:
 
 
 def test_a_run_records_what_other_types_and_epilogues_get(tmp_path: Path, fresh: Path) -> None:
-    listed = problems(SPACE, [WRITTEN])
-    assert [one.operation for one in listed] == [BF16, E4M3]
-    options = ("--shapes", WRITTEN, "--replay", write_sweep(tmp_path / "sweep.jsonl", listed))
+    searched = problems(SPACE, [WRITTEN])
+    assert [one.operation for one in searched] == [BF16, E4M3]
+    options = ("--shapes", WRITTEN, "--replay", write_sweep(tmp_path / "sweep.jsonl", searched))
     done = CliRunner().invoke(
         main, ["tune", "sparse_gemm", *map(str, options), "--records", str(fresh)]
     )
@@ -53,10 +53,10 @@ def test_a_run_records_what_other_types_and_epilogues_get(tmp_path: Path, fresh:
         assert "at this shape" in found.reason
 
 
-def test_every_cell_has_a_space_with_the_schedules_of_the_table_in_it() -> None:
-    listed = problems(SPACE)
-    assert len(listed) == 2 * 24
-    for one in listed:
+def test_every_case_has_a_space_with_the_schedules_of_the_table_in_it() -> None:
+    searched = problems(SPACE)
+    assert len(searched) == 2 * 24
+    for one in searched:
         untuned = default(one.operation, one.shape, H200)
         assert len(one.space) > 100 and untuned in one.space, untuned.name
 
