@@ -20,7 +20,7 @@ from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Scale
 from warploom.generator.families.gemm import SPARSE_BLOCK, GemmOperation, Layout, Sparse
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families.gemm.block_masks import expanded
+from warploom.runtime.families.gemm.block_masks import expanded, size_of
 from warploom.runtime.families.gemm.family import by_bsr
 from warploom.runtime.families.gemm.samples import Operands, sparse_call
 from warploom.runtime.measure import largest_share
@@ -58,8 +58,7 @@ def _contenders(sparse: Sparse, density: float, shape: Shape, asked: Asked) -> l
     layout_a, layout_b = LAYOUTS[sparse]
     plain = replace(TYPES["bf16"], layout_a=layout_a, layout_b=layout_b, epilogue=(Scale("host"),))
     m, n, k = shape
-    rows, columns = {"a": (m, k), "b": (k, n), "d": (m, n)}[sparse]
-    blocks = -(-rows // SPARSE_BLOCK), -(-columns // SPARSE_BLOCK)
+    blocks = tuple(-(-size // SPARSE_BLOCK) for size in size_of(sparse, m, n, k))
     draws = torch.Generator(asked.device).manual_seed(0)
     given = [
         replace(

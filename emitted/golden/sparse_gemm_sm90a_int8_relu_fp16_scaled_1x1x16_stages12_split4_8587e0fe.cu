@@ -290,16 +290,21 @@ __device__ __forceinline__ bool add_parts(const Parameters& p, Shared& shared, S
   asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
   if (!shared.last[consumer]) return false;
   CUTE_UNROLL
-  for (int i = 0; i < kFragments; ++i) {
-    Sum* sum = &sums[i / (kCount / 4)][i % (kCount / 4) * 4];
-    int4 found = __ldcg(reinterpret_cast<const int4*>(place(0, i)));
+  for (int block = 0; block < kBlocks; ++block)
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) sum[j] = reinterpret_cast<const Sum*>(&found)[j];
+    for (int i = 0; i < kCount; ++i) sums[block][i] = 0;
+  // Fragments that are read together share the latency of one read.
+  constexpr int kMost = kBlocks * kCount > 128 ? 4 : 8, kBatch = kFragments < kMost ? kFragments : kMost;
+  CUTE_UNROLL
+  for (int first = 0; first < kFragments; first += kBatch) {
     CUTE_NO_UNROLL
-    for (int of = 1; of < p.parts; ++of) {
-      found = __ldcg(reinterpret_cast<const int4*>(place(of, i)));
+    for (int of = 0; of < p.parts; ++of) {
+      int4 found[kBatch];
       CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) sum[j] += reinterpret_cast<const Sum*>(&found)[j];
+      for (int i = 0; i < kBatch; ++i) found[i] = __ldcg(reinterpret_cast<const int4*>(place(of, first + i)));
+      CUTE_UNROLL
+      for (int i = 0; i < kBatch * 4; ++i)
+        sums[(first * 4 + i) / kCount][(first * 4 + i) % kCount] += reinterpret_cast<const Sum*>(&found[i / 4])[i % 4];
     }
   }
   return true;

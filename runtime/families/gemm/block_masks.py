@@ -8,9 +8,14 @@ import torch
 
 from warploom.arguments import require_count
 from warploom.errors import ProblemError
-from warploom.generator.families.gemm import SPARSE_BLOCK
+from warploom.generator.families.gemm import SPARSE_BLOCK, Sparse
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.tensors import shown
+
+
+def size_of(sparse: Sparse, m: int, n: int, k: int) -> tuple[int, int]:
+    """Return the rows and columns of the sparse matrix of a GEMM."""
+    return {"a": (m, k), "b": (k, n)}.get(sparse, (m, n))
 
 
 def dropout_mask(rows: int, columns: int, p: float, device: torch.device) -> torch.Tensor:

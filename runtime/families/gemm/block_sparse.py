@@ -49,7 +49,7 @@ from warploom.runtime.families._product.operands import (
 from warploom.runtime.families._product.reference import apply, bound, rounded
 from warploom.runtime.families._product.steps import check_finite
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm.block_masks import expanded
+from warploom.runtime.families.gemm.block_masks import expanded, size_of
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.call import extents, layouts
 from warploom.runtime.function import Function
@@ -103,8 +103,7 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
     def _size(self) -> tuple[int, int]:
         """Rows and columns of the matrix that is sparse."""
         (m, k), n = self.a.shape, self.b.shape[1]
-        sizes: dict[str, tuple[int, int]] = {"a": (m, k), "b": (k, n), "d": (m, n)}
-        return sizes[self.sparse]
+        return size_of(self.sparse, m, n, k)  # type: ignore[arg-type]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -187,8 +186,10 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         if mask.dtype != torch.bool or mask.shape != wanted:
             raise ProblemError(
                 f"mask {list(mask.shape)} {mask.dtype} of {NAME[self.sparse]} [{rows}, {columns}]",
-                rule=f"must be bool {list(wanted)}, for each block of 128x128 whether it counts",
-                fix="use mask != 0, of ceil(rows / 128) by ceil(columns / 128)",
+                rule=f"must be bool {list(wanted)}, for each block of "
+                f"{SPARSE_BLOCK}x{SPARSE_BLOCK} whether it counts",
+                fix=f"use mask != 0, of ceil(rows / {SPARSE_BLOCK}) by "
+                f"ceil(columns / {SPARSE_BLOCK})",
             )
 
     def results(self, details: Details) -> tuple[torch.Tensor]:

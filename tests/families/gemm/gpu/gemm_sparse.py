@@ -21,7 +21,7 @@ from warploom.generator.epilogue import Bias, Scale
 from warploom.generator.families.gemm import GemmOperation, complete
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.gemm.block_masks import expanded
+from warploom.runtime.families.gemm.block_masks import expanded, size_of
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.block_sparse import NAME, BlockSparseCall
 
@@ -118,7 +118,7 @@ def call(kernel: KernelSpec, m: int, n: int, k: int, density: float, *, seed: in
     bias = guarded(1, n, torch.bfloat16) if len(operation.epilogue) > 1 else None
     if bias is not None:
         fill(bias.view, generator)
-    rows, columns = {"a": (m, k), "b": (k, n), "d": (m, n)}[operation.sparse]
+    rows, columns = size_of(operation.sparse, m, n, k)
     shape = blocks_of(rows), blocks_of(columns)
     mask = torch.rand(shape, device="cuda", generator=generator) < density
     if shape[0] > 2:

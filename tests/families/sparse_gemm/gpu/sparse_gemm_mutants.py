@@ -29,6 +29,11 @@ TWICE = (
     "      multiply_stage(k_tile, odd, even);\n"
 )
 READ = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");\n    CUTE_NO_UNROLL\n'
+STAGE = "    CUTE_UNROLL\n    for (int f = 0; f < kChunk / 8; ++f) {\n"
+FREE = (
+    '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");'
+    "  // the last chunk has been read\n"
+)
 
 MUTANTS = {
     "both instructions take the metadata of the first": Checked(
@@ -81,6 +86,13 @@ MUTANTS = {
         "    CUTE_NO_UNROLL\n",
         extents(130, 300, 640),
         KERNEL,
-        pauses=((READ, "    if (warp == 1)\n  " + PAUSE + READ),),
+        pauses=((STAGE, "    if (warp == 1)\n  " + PAUSE + STAGE),),
+    ),
+    "a tile is staged before all warps have stored the last one": Checked(
+        FREE,
+        "",
+        extents(130, 300, 640),
+        KERNEL,
+        pauses=((READ, READ.replace("    CUTE", "    if (warp == 1)\n  " + PAUSE + "    CUTE")),),
     ),
 }
