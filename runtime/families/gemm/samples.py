@@ -134,10 +134,8 @@ class GemmTrial(GemmData):
 
     def calls(self, spec: KernelSpec) -> list[Call]:
         """One call of `spec` for each set of operands."""
-        if self.operation.groups != "none":
-            return [partial(_run_grouped, self.operation, one, spec) for one in self.sets]
-        if self.operation.sparse != "none":
-            return [partial(_run_sparse, self.operation.sparse, one, spec) for one in self.sets]
+        if own_call(self.operation, self.sets[0]) is not None:
+            return [partial(_run_own, self.operation, one, spec) for one in self.sets]
         return [
             partial(
                 api.gemm,
@@ -170,10 +168,9 @@ class GemmTrial(GemmData):
     @cached_property
     def _expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         one = self.sets[0]
-        if one.offs is not None:
-            return grouped_call(self.operation, one).bound()
-        if one.mask is not None:
-            return sparse_call(self.operation.sparse, one).bound()
+        call = own_call(self.operation, one)
+        if call is not None:
+            return call.bound()
         return reference.gemm_bound(
             one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
         )
@@ -193,10 +190,6 @@ def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -
         one.out,
         spec=spec,
     )
-
-
-def _run_sparse(sparse: Sparse, one: Operands, spec: KernelSpec) -> torch.Tensor:
-    return run(sparse_call(sparse, one, spec))[0]
 
 
 def grouped_call(
@@ -220,8 +213,19 @@ def grouped_call(
     )
 
 
-def _run_grouped(operation: GemmOperation, one: Operands, spec: KernelSpec) -> torch.Tensor:
-    return run(grouped_call(operation, one, spec))[0]
+def own_call(
+    operation: GemmOperation, one: Operands, spec: KernelSpec | None = None
+) -> GroupedCall | BlockSparseCall | None:
+    """The call of a product that `warploom.gemm` does not compute; None of one that it does."""
+    if operation.groups != "none":
+        return grouped_call(operation, one, spec)
+    return None if operation.sparse == "none" else sparse_call(operation.sparse, one, spec)
+
+
+def _run_own(operation: GemmOperation, one: Operands, spec: KernelSpec) -> torch.Tensor:
+    call = own_call(operation, one, spec)
+    assert call is not None  # noqa: S101 (for type checkers)
+    return run(call)[0]
 
 
 GATES = {"gate": "halves", "gate_interleaved": "interleaved"}
