@@ -158,6 +158,8 @@ class GroupedAtLaunch(AtLaunch):
         if self.operation.groups == "k":
             return problem
         rows = self.schedule.tile[0] * self.schedule.cluster[0]
+        if self.operation.groups == "masked":
+            return replace(problem, m=problem.m // problem.batches)
         groups = min(problem.batches, problem.m)
         return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
 
@@ -239,7 +241,9 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
         int64(f"{name}_row", f"elements between those along {side}", lambda at: of(at).row),
         int64(f"{name}_k", "elements between those along k", lambda at: of(at).k),
     ]
-    if operation.batched:
+    if operation.groups != "none" and operand == "b":
+        fields.append(int64(f"{name}_batch_pitch", "elements between groups", _pitch))
+    elif operation.batched and operation.groups == "none":
         own, served = f"{name}_batch", "batches of D in a row that one serves"
         fields += [
             int64(f"{own}_pitch", "elements between batches", lambda at: of(at).batches.pitch),
@@ -247,6 +251,11 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
             int32(f"{own}_repeat", served, lambda at: of(at).batches.repeat),
         ]
     return fields
+
+
+def _pitch(at: AtLaunch) -> int:
+    """Elements from the block scales of a group's B to the next's."""
+    return at.problem.scales_b.batches.pitch
 
 
 def _lists(operation: GemmOperation) -> list[Field[AtLaunch]]:
@@ -286,10 +295,11 @@ def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
 
 def _groups(operation: GemmOperation) -> list[Field[AtLaunch]]:
     steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
-    rows = "rows" if operation.groups == "rows" else "k"
+    ends = f"where each group of {operation.groups} ends"
+    masked = operation.groups == "masked"
     return [
         *(field for field in steps if field is not None),
-        pointer("offsets", "const int", f"where each group of {rows} ends"),
+        pointer("offsets", "const int", "how many rows of each group count" if masked else ends),
         int32("batches", "groups", lambda at: at.problem.batches),
     ]
 

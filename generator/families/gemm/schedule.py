@@ -27,7 +27,7 @@ Layout = Literal["row", "col"]
 BlockScales = Literal["none", "row_block", "row_row"]
 BlockScale = Literal["fp32", "e8m0"]
 Sparse = Literal["none", "a", "b", "d"]
-Groups = Literal["none", "rows", "k"]
+Groups = Literal["none", "rows", "masked", "k"]
 
 SCALE_BLOCK = 128
 """Of k, and of the rows of a 128x128 block: what one block scale is of."""
@@ -102,8 +102,9 @@ class GemmOperation(ProductOperation):
         name="groups_{}",
         later=True,
         doc="grouped GEMM, whose groups end at offsets in device memory (batched: true). rows: A "
-        "[S, K] and D [S, N] have groups of rows, and B [G, K, N] a matrix for each; k: A [M, S] "
-        "and B [S, N] have groups of k, and D [G, M, N] a matrix for each",
+        "[S, K] and D [S, N] have groups of rows, and B [G, K, N] a matrix for each; masked: of "
+        "groups of one size only the first rows count, whose numbers take the place of offsets; k: "
+        "A [M, S] and B [S, N] have groups of k, and D [G, M, N] a matrix for each",
     )
 
     terms: Literal[1, 3, 6] = knob(
@@ -114,6 +115,11 @@ class GemmOperation(ProductOperation):
         "side by side along k, and D is the sum of the products but that of the low pieces; 6: "
         "three pieces, and the products of those that are not too low. Takes accumulation promoted",
     )
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether it has groups of rows, each with a B, wherever these begin."""
+        return self.groups in ("rows", "masked")
 
     @property
     def pieces(self) -> int:
