@@ -294,13 +294,14 @@ def _masked(
     out, out_dtype, spec = results
     rows = None
     if out is not None:
-        if out.dim() != 3 or (groups > 1 and out.stride(0) != m * out.stride(1)):
+        try:
+            rows = out.view(groups * m, out.shape[2])
+        except (RuntimeError, IndexError):
             raise ProblemError(
                 f"out {list(out.shape)} with strides {list(out.stride())}",
-                rule="must be [G, M, N], its batches M rows apart",
+                rule=f"must be [{groups}, {m}, N], its batches {m} rows apart",
                 fix="use a contiguous tensor",
-            )
-        rows = out.flatten(0, 1)
+            ) from None
     expected = m if expected_m is None else expected_m
     d = _grouped(
         *(a.flatten(0, 1), b, lengths, bias, rows_of[0], scale_b, rows_of[1]),

@@ -122,7 +122,7 @@ class GemmData:
             drawn = self._draws.scales(*extents)
             if kind == "e8m0":  # 2^-1 to 2^2, by the exponents of 126 to 129
                 drawn = (124 + 4 * drawn).to(torch.uint8).view(torch.float8_e8m0fnu)
-            yield f"scale_{operand}", _along_rows(drawn) if each == 1 else drawn
+            yield f"scale_{operand}", along_rows(drawn) if each == 1 else drawn
 
     def _matrix(self, element: str, rows: int, columns: int, *, across: bool) -> torch.Tensor:
         """A matrix of so many rows and columns, column by column in memory if `across`."""
@@ -246,7 +246,7 @@ GATES = {"gate": "halves", "gate_interleaved": "interleaved"}
 """Items that gate, and how the columns of gate and up are laid out."""
 
 
-def _along_rows(scales: torch.Tensor) -> torch.Tensor:
+def along_rows(scales: torch.Tensor) -> torch.Tensor:
     """The same scales [.., R, K/128], one column after the other, at multiples of 16 bytes."""
     *batches, rows, blocks = scales.shape
     step = -(-rows * scales.element_size() // 16) * 16 // scales.element_size()

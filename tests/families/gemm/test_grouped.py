@@ -312,7 +312,7 @@ def test_a_kernel_of_masked_batches_is_chosen_by_the_rows_that_are_expected() ->
         ({"expected_m": -1}, "expected_m -1"),
         ({"expected_m": 2.5}, "expected_m 2.5"),
         ({"a": torch.ones(36, K, dtype=BF16)}, r"must be \[G, M, K\]"),
-        ({"out": torch.ones(4, 10, N, dtype=BF16)[:, :9]}, "batches M rows apart"),
+        ({"out": torch.ones(4, 10, N, dtype=BF16)[:, :9]}, "batches 9 rows apart"),
         ({"row_scale": torch.ones(4, 8)}, "scale_row"),
     ],
     ids=str,
