@@ -253,10 +253,11 @@ def call(
     n, shared = SIDES["rows"]
     n += odd and not operation.epilogue
     k = k or (shared if element(operation.a).bits == 16 else 400)
-    n += 8 * any(isinstance(step, Gate) for step in operation.epilogue)  # 16 of gate and up
+    gated = any(isinstance(step, Gate) for step in operation.epilogue)
+    if gated:  # 16 of gate and up; with block scales whole blocks of both
+        n = n + 8 if operation.block_scales == "none" else 256
     a = guarded(routing.size, k, kind)
     b = guarded(k, n, kind, operation.layout_b, batches=(routing.groups,))
-    gated = any(isinstance(step, Gate) for step in operation.epilogue)
     d = guarded(routing.size, n // 2 if gated else n, d_kind, odd=odd)
     fill(a.view, generator)
     fill(b.view, generator)
