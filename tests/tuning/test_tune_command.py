@@ -303,6 +303,8 @@ def test_shipped_spaces_have_many_legal_points_for_every_cell() -> None:
     assert len(scaled) == 11 * 2 + 2 and min(len(one.space) for one in scaled) > 200
     every = {shape for one in scaled for shape in family("gemm").cells(one.operation, None, ())}
     assert len(every) == 11 * 10 + 4 - 1  # 4096x4096x4096 is of both operations
+    grouped = problems(root / "configs" / "gemm" / "space_grouped.yaml")
+    assert len(grouped) == 2 * 3 * 7 + 2 and min(len(one.space) for one in grouped) > 5
     attention = problems(root / "configs" / "attention_forward" / "space.yaml")
     assert len(attention) == 35 and min(len(one.space) for one in attention) > 50
     eight = problems(root / "configs" / "attention_forward" / "space_8bit.yaml")

@@ -69,8 +69,7 @@ def listed(*names: str, **asked: Any) -> list[Case]:
 
 
 def test_every_family_of_kernels_is_measured() -> None:
-    """But for `route`, whose time is measured with that of the layers of `combine`."""
-    assert sorted(families()) == sorted({*kernels.names()} - {"route"})
+    assert sorted(families()) == sorted(kernels.names())
     assert [one.name for one in runner.named(["attention"])] == [
         "attention_forward",
         "attention_backward",

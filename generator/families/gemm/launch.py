@@ -118,17 +118,54 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         """Where everything of one block lies."""
         return gemm_layout(self.operation, self.schedule)
 
+    def b_map(self) -> TensorMap:
+        """Of the tiles of B."""
+        problem, gate = self.problem, gate_of(self.operation.epilogue)
+        plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
+        return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
+
+    def most(self) -> GemmProblem:
+        """The GEMM of as many tiles as there may be."""
+        return self.problem
+
+
+class PiecesAtLaunch(AtLaunch):
+    """What those of a GEMM of pieces are, which an operand has side by side along k."""
+
+    def operand_map(
+        self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
+    ) -> TensorMap:
+        """The map of all pieces of an operand."""
+        found = super().operand_map(tensor, tile, extent, pitch, batches)
+        width = self.operation.pieces * self.problem.place
+        return replace(found, extents=(width, *found.extents[1:]))
+
+
+class GroupedAtLaunch(AtLaunch):
+    """What those of a grouped GEMM are."""
+
     @cached_property
     def cut(self) -> Cut:
-        """How tiles go to clusters: of groups as many as there may be."""
+        """How tiles go to clusters: as many as there may be."""
+        return launch.cut(self.schedule, self.most(), self.device)
+
+    def most(self) -> GemmProblem:
+        """The GEMM of as many tiles as groups of rows may have, whatever their offsets are.
+
+        Each has whole tiles of its own, of which all groups but one may fill one with a single row.
+        """
         problem = self.problem
-        if self.operation.groups == "rows":
-            problem = most_tiles(self.schedule, problem)
-        return launch.cut(self.schedule, problem, self.device)
+        if self.operation.groups == "k":
+            return problem
+        rows = self.schedule.tile[0] * self.schedule.cluster[0]
+        if self.operation.groups == "masked":
+            return replace(problem, m=problem.m // problem.batches)
+        groups = min(problem.batches, problem.m)
+        return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
 
     def d_map(self) -> TensorMap:
         """Of the staging boxes of D, which stop at the end of a group of rows."""
-        if self.operation.groups != "rows":
+        if self.operation.groups == "k":
             return super().d_map()
         problem, layout, d = self.problem, self.layout, ELEMENTS[self.operation.d]
         n = problem.n // 2 if gate_of(self.operation.epilogue) else problem.n
@@ -139,17 +176,10 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     def operand_map(
         self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
     ) -> TensorMap:
-        """The map of an operand: groups of rows of A are no batches, those of k end anywhere.
-
-        Of an operand of several pieces it is the map of all of them.
-        """
-        groups = self.operation.groups
-        if groups == "none" or (groups == "rows" and tensor == "b"):
-            found = super().operand_map(tensor, tile, extent, pitch, batches)
-            if self.operation.terms == 1:
-                return found
-            width = self.operation.pieces * self.problem.place
-            return replace(found, extents=(width, *found.extents[1:]))
+        """The map of an operand: groups of rows of A are no batches, those of k end anywhere."""
+        by_k = self.operation.groups == "k"
+        if tensor == "b" and not by_k:
+            return super().operand_map(tensor, tile, extent, pitch, batches)
         k = self.problem.k
         plain = TensorMap(
             tensor,
@@ -160,13 +190,15 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
             span=tile.span,
             promotion=self.schedule.l2_promotion,
         )
-        return bounded(plain) if groups == "k" else plain
+        return bounded(plain) if by_k else plain
 
-    def b_map(self) -> TensorMap:
-        """Of the tiles of B."""
-        problem, gate = self.problem, gate_of(self.operation.epilogue)
-        plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
-        return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
+
+def at_launch(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> AtLaunch:
+    """What the parameters of one launch are functions of."""
+    operation = spec.operation
+    if operation.groups != "none":
+        return GroupedAtLaunch(spec, problem, device)
+    return (AtLaunch if operation.terms == 1 else PiecesAtLaunch)(spec, problem, device)
 
 
 @lru_cache(maxsize=1024)  # each is wanted by launches, and where these are bound
@@ -209,7 +241,9 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
         int64(f"{name}_row", f"elements between those along {side}", lambda at: of(at).row),
         int64(f"{name}_k", "elements between those along k", lambda at: of(at).k),
     ]
-    if operation.batched:
+    if operation.groups != "none" and operand == "b":
+        fields.append(int64(f"{name}_batch_pitch", "elements between groups", _pitch))
+    elif operation.batched and operation.groups == "none":
         own, served = f"{name}_batch", "batches of D in a row that one serves"
         fields += [
             int64(f"{own}_pitch", "elements between batches", lambda at: of(at).batches.pitch),
@@ -217,6 +251,11 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
             int32(f"{own}_repeat", served, lambda at: of(at).batches.repeat),
         ]
     return fields
+
+
+def _pitch(at: AtLaunch) -> int:
+    """Elements from the block scales of a group's B to the next's."""
+    return at.problem.scales_b.batches.pitch
 
 
 def _lists(operation: GemmOperation) -> list[Field[AtLaunch]]:
@@ -256,22 +295,13 @@ def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
 
 def _groups(operation: GemmOperation) -> list[Field[AtLaunch]]:
     steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
-    rows = "rows" if operation.groups == "rows" else "k"
+    ends = f"where each group of {operation.groups} ends"
+    masked = operation.groups == "masked"
     return [
         *(field for field in steps if field is not None),
-        pointer("offsets", "const int", f"where each group of {rows} ends"),
+        pointer("offsets", "const int", "how many rows of each group count" if masked else ends),
         int32("batches", "groups", lambda at: at.problem.batches),
     ]
-
-
-def most_tiles(schedule: GemmSchedule, problem: GemmProblem) -> GemmProblem:
-    """The GEMM of as many tiles as groups of rows may have, whatever their offsets are.
-
-    Each has whole tiles of its own, of which all groups but one may fill one with a single row.
-    """
-    rows = schedule.tile[0] * schedule.cluster[0]
-    groups = min(problem.batches, problem.m)
-    return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
 
 
 def _blocks(operation: GemmOperation, problem: GemmProblem) -> tuple[int, int]:
@@ -308,10 +338,9 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     `residual_1_beta`). Raises ProblemError for extents beyond 32 bits.
     """
     schedule = spec.schedule
-    at = AtLaunch(spec, problem, device)
+    at = at_launch(spec, problem, device)
     clusters = at.cut.clusters
-    most = most_tiles(schedule, problem) if spec.operation.groups == "rows" else problem
-    limits.refuse_beyond(counted(schedule, most, clusters))
+    limits.refuse_beyond(counted(schedule, at.most(), clusters))
     if spec.operation.groups != "none" and problem.batches > MOST_GROUPS:
         raise ProblemError(
             f"{problem.batches} groups",

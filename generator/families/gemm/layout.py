@@ -33,7 +33,7 @@ GROUPED_WIDEST = 32
 # The ends of groups, and of rows the tiles before each, with one more of both in front.
 GROUP_BYTES = {
     name: -(-4 * tables * (MOST_GROUPS + 1) // 16) * 16
-    for name, tables in (("none", 0), ("rows", 2), ("k", 1))
+    for name, tables in (("none", 0), ("rows", 2), ("masked", 2), ("k", 1))
 }
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 

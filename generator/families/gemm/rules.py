@@ -188,11 +188,12 @@ def _grouped_operation(operation: GemmOperation) -> list[rules.Reason]:
         if operation.sparse != "none"
         else None,
         f"terms {operation.terms} with {groups}: must be 1" if operation.terms != 1 else None,
-        f"block_scales {operation.block_scales} with {groups}: must be none"
-        if operation.block_scales != "none"
+        f"block_scales {operation.block_scales} with {groups}: must be none, or row_block with "
+        "groups rows"
+        if operation.block_scales not in ("none", "row_block" if operation.by_rows else "none")
         else None,
-        f"layout_a {operation.layout_a} with groups rows: must be row, as groups begin at any row"
-        if operation.groups == "rows" and operation.layout_a != "row"
+        f"layout_a {operation.layout_a} with {groups}: must be row, as groups begin at any row"
+        if operation.by_rows and operation.layout_a != "row"
         else None,
         f"layout_a {layouts[0]}, layout_b {layouts[1]} with groups k: must be col and row, as "
         "groups begin at any row of k"

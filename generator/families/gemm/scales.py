@@ -32,7 +32,8 @@ class SideScales:
     element   of the scales
     each      rows of the operand ([M, K] or [N, K]) that share one: 1 or 128
     count     that a thread reads for a k tile: of each 64 rows of wgmma, or of all columns
-    of_tile   in a stage
+    of_tile   that a tile has
+    spare     more of a stage: a copy begins at a multiple of 16 bytes, and groups at any row
     factor_columns  of wgmma that share a scale wherever a tile begins; 1 for those of rows
     """
 
@@ -41,6 +42,7 @@ class SideScales:
     each: int
     count: int
     of_tile: int
+    spare: int = 0
     factor_columns: int = 1
 
     @property
@@ -51,7 +53,12 @@ class SideScales:
     @property
     def bytes(self) -> int:
         """Of all in a stage."""
-        return -(-self.of_tile * self.element_bytes // ALIGNMENT) * ALIGNMENT
+        return -(-(self.of_tile + self.spare) * self.element_bytes // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def aligned(self) -> int:
+        """Scales in 16 bytes: copies begin at multiples of as many."""
+        return ALIGNMENT // self.element_bytes
 
     @property
     def cpp(self) -> str:
@@ -74,7 +81,7 @@ def row_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScales:
     operand: Literal["a", "b"] = "b" if schedule.swap_ab else "a"
     each = operation.scale_rows(operand)
     count, of_tile = (2, schedule.rows) if each == 1 else (1, 0)
-    return SideScales(operand, _element(operation, operand), each, count, of_tile)
+    return _side(operation, operand, count, of_tile)
 
 
 def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScales:
@@ -87,7 +94,7 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
         factor_columns = gcd(columns, SCALE_BLOCK)
         latest = SCALE_BLOCK - factor_columns
         count, of_tile = -(-(latest + columns) // SCALE_BLOCK), 0
-    return SideScales(operand, _element(operation, operand), each, count, of_tile, factor_columns)
+    return _side(operation, operand, count, of_tile, factor_columns)
 
 
 def staged_scales(
@@ -132,5 +139,14 @@ def blocks_reason(operation: GemmOperation, schedule: GemmSchedule) -> str | Non
     )
 
 
-def _element(operation: GemmOperation, operand: Literal["a", "b"]) -> str:
-    return operation.block_scale_a if operand == "a" else operation.block_scale_b
+def _side(
+    operation: GemmOperation,
+    operand: Literal["a", "b"],
+    count: int,
+    of_tile: int,
+    factor_columns: int = 1,
+) -> SideScales:
+    element = operation.block_scale_a if operand == "a" else operation.block_scale_b
+    spare = ALIGNMENT // BYTES[element] if operation.by_rows and of_tile else 0
+    each = operation.scale_rows(operand)
+    return SideScales(operand, element, each, count, of_tile, spare, factor_columns)

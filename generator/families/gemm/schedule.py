@@ -27,7 +27,7 @@ Layout = Literal["row", "col"]
 BlockScales = Literal["none", "row_block", "row_row"]
 BlockScale = Literal["fp32", "e8m0"]
 Sparse = Literal["none", "a", "b", "d"]
-Groups = Literal["none", "rows", "k"]
+Groups = Literal["none", "rows", "masked", "k"]
 
 SCALE_BLOCK = 128
 """Of k, and of the rows of a 128x128 block: what one block scale is of."""
@@ -112,8 +112,10 @@ class GemmOperation(ProductOperation):
         later=True,
         doc="grouped GEMM; its groups end at offsets in device memory, and `batched` must be "
         "true. rows: the rows of A [S, K] and of D [S, N] are divided into G groups, each "
-        "with its own matrix of B [G, K, N]; k: the K dimension of A [M, S] and B [S, N] "
-        "is divided into G groups, each with its own matrix of D [G, M, N]",
+        "with its own matrix of B [G, K, N]; masked: A has G groups of as many rows each, of "
+        "which only the first count, and their numbers take the place of offsets; k: the K "
+        "dimension of A [M, S] and B [S, N] is divided into G groups, each with its own "
+        "matrix of D [G, M, N]",
     )
 
     terms: Literal[1, 3, 6] = knob(
@@ -125,6 +127,11 @@ class GemmOperation(ProductOperation):
         "other along K; all pairs are multiplied except low by low. 6: three pieces, "
         "without the three smallest pairs. Requires `accumulation: promoted`",
     )
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether it has groups of rows, each with a B, wherever these begin."""
+        return self.groups in ("rows", "masked")
 
     @property
     def pieces(self) -> int:

@@ -39,9 +39,12 @@ def parse_shape(operation: GemmOperation, text: str) -> GemmShape:
 def cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> list[GemmShape]:
     """The weights of a model or of all, at these numbers of rows; no batches are among them.
 
-    Block scales have weights of their own, and where both are of 1x128 listed shapes.
+    Block scales have weights of their own, and where both are of 1x128 listed shapes. Groups have
+    experts, at these numbers of rows of one.
     """
     listed = configurations.cells()["gemm"]
+    if operation.groups != "none":
+        return [] if model else _grouped(operation, rows, listed["grouped_gemm"])
     if operation.block_scales != "none" and not model:
         return _block_scaled(operation, rows, listed["block_scaled"])
     biased = any(isinstance(step, Bias) for step in operation.epilogue)
@@ -49,6 +52,17 @@ def cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> l
     if operation.batched:
         return []
     return [GemmShape(m, n, k) for n, k in weights for m in rows or listed["tuned_m"]]
+
+
+def _grouped(
+    operation: GemmOperation, rows: Sequence[int], listed: Mapping[str, Any]
+) -> list[GemmShape]:
+    if operation.groups == "k":
+        return [GemmShape(n, k, total // groups, groups) for groups, n, k, total in listed["k"]]
+    tuned = listed["tuned"]
+    return [
+        GemmShape(m, n, k, groups) for groups, n, k in tuned["weights"] for m in rows or tuned["m"]
+    ]
 
 
 def _block_scaled(

@@ -37,8 +37,11 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
 
     def timed_as(self, operation: GemmOperation) -> GemmOperation:
         """A gate takes what its GEMM takes; so do block scales of either type, whatever the results
-        are: accumulators are scaled alike.
+        are: accumulators are scaled alike. Groups of which only some rows count take what those
+        take that have as many.
         """
+        if operation.groups == "masked":
+            operation = replace(operation, groups="rows")
         if operation.block_scales != "none":
             plain: dict[str, Any] = {"block_scale_a": "fp32", "block_scale_b": "fp32"}
             return replace(operation, a="e4m3", b="e4m3", d="bf16", epilogue=(), **plain)
@@ -59,7 +62,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "accumulation": operation.accumulation,
             "block_scales": operation.block_scales,
             "sparse": operation.sparse,
-            "groups": operation.groups,
+            "groups": "rows" if operation.by_rows else operation.groups,
             "terms": operation.terms,
             "scaled_columns": _scaled_columns(operation),
             "gate_gradient": any(isinstance(step, GateGradient) for step in operation.epilogue),

@@ -33,7 +33,8 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
-        "groups": operation.groups,
+        "groups": "rows" if operation.by_rows else operation.groups,
+        "masked": operation.groups == "masked",
         "most_groups": MOST_GROUPS,
         "rows_end": f"1 << {ROWS_END.bit_length() - 1}",
         "sparse_block": SPARSE_BLOCK,

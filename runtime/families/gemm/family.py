@@ -26,8 +26,7 @@ from warploom.runtime.families.gemm.samples import (
     GemmData,
     GemmTrial,
     Operands,
-    grouped_call,
-    sparse_call,
+    own_call,
 )
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make
@@ -178,10 +177,9 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         `warploom.gemm` takes that of a keyword for a number, that of an `epilogue` for a vector.
         """
         one = GemmData(operation, shape, "meta", 0).operands()
-        if operation.groups != "none":
-            return [grouped_call(operation, one)]
-        if operation.sparse != "none":
-            return [sparse_call(operation.sparse, one)]
+        own = own_call(operation, one)
+        if own is not None:
+            return [own]
         keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}
         by_keywords = tuple((keywords.get(item[0], item[0]), *item[1:]) for item in one.listed)
         ways = {

@@ -34,7 +34,7 @@ def _plain(
 ) -> torch.Tensor:
     """The grouped GEMM without an epilogue, of which autograd knows nothing."""
     return _grouped(
-        *(a, b, offs, None, None, None, None, None, None, "halves", True),
+        *(a, b, offs, None, None, None, None, None, None, "halves", True, None),
         *(out, out_dtype, None),
     )[0]
 
@@ -58,7 +58,7 @@ class _Grouped(torch.autograd.Function):
         ctx.by_rows, ctx.types = b.dim() == 3, (a.dtype, b.dtype)
         ctx.bias = (bias.dtype, bias.dim()) if needs_bias and bias is not None else None
         return _grouped(
-            *(a, b, offs, bias, None, None, None, None, None, "halves", True),
+            *(a, b, offs, bias, None, None, None, None, None, "halves", True, None),
             *(None, out_dtype, spec),
         )[0]
 
@@ -105,6 +105,8 @@ def grouped_gemm(
     b: torch.Tensor,
     *,
     offs: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+    expected_m: int | None = None,
     bias: torch.Tensor | None = None,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
@@ -125,6 +127,8 @@ def grouped_gemm(
     a [M, S] by b [S, N]: groups of k, as gradients of weights have; the result is [G, M, N].
     a [G, M, K] by b [K, S]: groups of columns; the result [M, S] has a[g] times those of group g.
     a [G, M, K] by b [G, K, N], without offs: batches, by `warploom.gemm`; the result is [G, M, N].
+    a [G, M, K] by b [G, K, N], with lengths: masked batches, of which the first lengths[g] rows
+        count; the other rows of the result [G, M, N] are not written.
 
     Args:
         a: fp16, bf16, e4m3, e5m2 or int8; groups of k take 16 bits.
@@ -134,16 +138,24 @@ def grouped_gemm(
             At most 1,024 groups, of any size, also of none. The host does not read it: one CUDA
             graph serves all routings. An offset below the one before it counts as that, and one
             past S as S.
+        lengths: int32 [G], on the device of a: how many rows of each batch count. The host does not
+            read it. A length below 0 counts as 0, and one past M as M.
+        expected_m: With lengths: how many rows of a batch count on average, by which the kernel is
+            chosen; by default M.
         bias: [G, N] or [N], fp16, bf16 or fp32: added to the rows of its group.
-        scale_a: fp32 [S], a scale of each row of a, or of one element.
+        scale_a: fp32 [S], or [G, M] with lengths: a scale of each row of a, or of one element. Or
+            block scales of fp8 rows, fp32 or e8m0 [S, K/128] or [G, M, K/128], as those that
+            `warploom.cast` makes: one for each 128 of k.
         scale_b: fp32 [G, N], a scale of each column of b, or [G, 1] of each matrix, or of one
-            element.
+            element. With block scales of a, fp32 or e8m0 [G, N/128, K/128], rounded up: one for
+            each 128x128 of a weight [G, N, K].
         activation: relu, gelu, gelu_tanh or silu, applied behind the bias.
         gate: silu, gelu, gelu_tanh, relu, sigmoid or swiglu_oai: b has the columns of gate and up,
             and the result [S, N / 2] is gate(first half) * second half. b must be `.mT` of a weight
             [G, N, K].
         gate_layout: "halves", or "interleaved" where columns of gate and up take turns.
-        row_scale: fp32 [S]: multiplies each row of the result last, as a routing weight does.
+        row_scale: fp32 [S], or [G, M] with lengths: multiplies each row of the result last, as a
+            routing weight does.
         out: Where the result is written; None: it is made.
         out_dtype: Of the result; by default that of 16-bit operands, else bf16.
         use_fast_accum: False adds fp8 products up in fp32 registers every 128 of k.
@@ -171,6 +183,16 @@ def grouped_gemm(
         GroupedCall(a, b, offs, bias, scale_a, scale_b).require()  # type: ignore[arg-type]
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
+    if lengths is not None or expected_m is not None:
+        tensors = (bias, scale_a, scale_b, row_scale)
+        options = (activation, gate, gate_layout, use_fast_accum)
+        if offs is not None:
+            raise ProblemError(
+                f"lengths with offs {shown(offs)}",
+                rule="must be one of them: rows that follow each other, or batches of one size",
+                fix="leave one out",
+            )
+        return _masked(a, b, lengths, expected_m, tensors, options, (out, out_dtype, spec))
     dimensions = (a.dim(), b.dim())
     steps = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias, "row_scale": row_scale}
     if dimensions != (2, 3):
@@ -233,8 +255,70 @@ def grouped_gemm(
             )
     return _grouped(
         *(a, b, offs, bias, scale_a, scale_b, row_scale),
-        *(activation, gate, gate_layout, use_fast_accum, out, out_dtype, spec),
+        *(activation, gate, gate_layout, use_fast_accum, None, out, out_dtype, spec),
     )[0]
+
+
+def _masked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    lengths: torch.Tensor | None,
+    expected_m: int | None,
+    steps: tuple[torch.Tensor | None, ...],
+    options: tuple[object, ...],
+    results: tuple[torch.Tensor | None, torch.dtype | None, KernelSpec | str | None],
+) -> torch.Tensor:
+    """The rows of batches that count: those of groups whose rows begin M apart."""
+    if not isinstance(lengths, torch.Tensor) or a.dim() != 3 or b.dim() != 3:
+        raise ProblemError(
+            f"a {list(a.shape)} by b {list(b.shape)} with lengths {shown(lengths)}",
+            rule="must be [G, M, K] by [G, K, N] with lengths, int32 [G]",
+            fix="pass offs where the rows of groups follow each other",
+        )
+    groups, m, _ = a.shape
+    if expected_m is not None and (type(expected_m) is not int or expected_m < 0):
+        raise ProblemError(
+            f"expected_m {shown(expected_m)}",
+            rule="must be a number of rows, from 0 on",
+            fix="leave it out for all rows of a batch",
+        )
+    bias, scale_a, scale_b, row_scale = steps
+    read = (a, b, *steps)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
+        raise ProblemError(
+            "lengths with a tensor that requires grad",
+            rule="masked batches are not differentiated",
+            fix="call under torch.no_grad(), or pass the rows that count with offs",
+        )
+    if scale_b is not None and scale_b.dim() == 2 and scale_b.shape[1] == 1 < b.shape[-1]:
+        scale_b = scale_b.expand(-1, b.shape[-1]).contiguous()
+    if groups > 1 and b.stride(0) == 0:
+        b = b.contiguous()
+    rows_of = tuple(_rows_of(one, groups, m) for one in (scale_a, row_scale))
+    out, out_dtype, spec = results
+    rows = None
+    if out is not None:
+        try:
+            rows = out.view(groups * m, out.shape[2])
+        except (RuntimeError, IndexError):
+            raise ProblemError(
+                f"out {list(out.shape)} with strides {list(out.stride())}",
+                rule=f"must be [{groups}, {m}, N], its batches {m} rows apart",
+                fix="use a contiguous tensor",
+            ) from None
+    expected = m if expected_m is None else expected_m
+    d = _grouped(
+        *(a.flatten(0, 1), b, lengths, bias, rows_of[0], scale_b, rows_of[1]),
+        *(*options, expected, rows, out_dtype, spec),
+    )[0]
+    return d.view(groups, m, d.shape[-1]) if out is None else out
+
+
+def _rows_of(scale: torch.Tensor | None, groups: int, m: int) -> torch.Tensor | None:
+    """A tensor [G, M, ..] as that of G M rows; any other as it is."""
+    if scale is None or scale.dim() < 2 or scale.shape[:2] != (groups, m):
+        return scale
+    return scale.flatten(0, 1)
 
 
 def _differentiable(

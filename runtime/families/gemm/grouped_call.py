@@ -19,6 +19,7 @@ from warploom.generator.families.gemm import (
     GemmOperation,
     GemmProblem,
     GemmShape,
+    Groups,
 )
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
@@ -44,7 +45,8 @@ from warploom.runtime.families._product.operands import (
 )
 from warploom.runtime.families._product.reference import apply, bound, rounded
 from warploom.runtime.families._product.steps import step_of
-from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
+from warploom.runtime.families.gemm import block_scales
 from warploom.runtime.families.gemm.call import INPUTS, accumulation_of
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device, shown
@@ -65,6 +67,9 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
     """The arguments of one grouped GEMM: see `warploom.grouped_gemm`.
 
     b has three dimensions where groups are of rows, and two where they are of k.
+
+    expected_m   None where rows of a follow each other; else groups of rows have one size, and
+                 `offs` are lengths: how many rows of each count, of which so many are expected
     """
 
     function = "warploom.grouped_gemm"
@@ -86,6 +91,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
     gate: str | None = option(default=None, schema="str?")
     gate_layout: str = option(default="halves", schema="str")
     use_fast_accum: bool = option(default=True, schema="bool")
+    expected_m: int | None = option(default=None, schema="int?")
     out: torch.Tensor | None = result(default=None)
     out_dtype: torch.dtype | None = dtype(default=None)
     spec: KernelSpec | str | None = named_spec(default=None)
@@ -94,6 +100,20 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
     def by_rows(self) -> bool:
         """Whether groups are of rows of A and D, not of k."""
         return self.b.dim() == 3
+
+    @property
+    def grouping(self) -> Groups:
+        """What operations call such groups."""
+        if not self.by_rows:
+            return "k"
+        return "rows" if self.expected_m is None else "masked"
+
+    @property
+    def scaled(self) -> block_scales.Pair | None:
+        """scale_a and scale_b, where they are block scales."""
+        if self.scale_b is None or self.scale_b.dim() != 3:
+            return None
+        return block_scales.block_scales(self.a, self.b, self.items, vectors=False)
 
     @property
     def groups(self) -> int:
@@ -127,9 +147,16 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         self._check(spec)
         a, b, groups, device = self.a, self.b, self.groups, self.a.get_device()
         (m, k), n, shared = a.shape, b.shape[-1], (groups,)
-        items = self.items
-        bound = epilogue.bind(items, shared, m, n, device, batched=True)
-        for item in items:
+        items, scaled, scales = self.items, self.scaled, block_scales.NONE
+        if scaled is not None:
+            block_scales.check(scaled, a, b)
+            scales = block_scales.bind(scaled, b, shared, shared)
+            self._check_blocks(scales.scaling)
+        else:
+            block_scales.refuse_partner(a, b, items)
+        steps = items if scaled is None else items[2:]
+        bound = epilogue.bind(steps, shared, m, n, device, batched=True)
+        for item in steps:
             step_of(item).check_finite(item)
         shape = (m, bound.columns) if self.by_rows else (groups, m, bound.columns)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=bool(items))
@@ -147,12 +174,16 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             layout_a=left.matrix.layout,  # type: ignore[arg-type]
             layout_b=right.matrix.layout,  # type: ignore[arg-type]
             epilogue=bound.steps,
-            accumulation=accumulation,
+            accumulation=accumulation if scaled is None else "promoted",
             batched=True,
-            groups="rows" if self.by_rows else "k",
+            block_scales=scales.scaling,
+            block_scale_a=scales.a,
+            block_scale_b=scales.b,
+            groups=self.grouping,
         )
         each = max(1, groups)
         rows, sums = (-(-m // each), k) if self.by_rows else (m, -(-k // each))
+        rows = rows if self.expected_m is None else min(self.expected_m, rows)
         pitches = pitch_d, 0 if self.by_rows else batch_pitch_d
         choice = dispatch.choose(
             operation,
@@ -168,6 +199,8 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             batches_b=right.batches,
             batch_pitch_d=batch_pitch_d,
             batch_pitch_steps=bound.batch_pitches,
+            scales_a=scales.strides[0],
+            scales_b=scales.strides[1],
         )
         operands = {"a": left, "b": right}
         copies = tuple(name for name, one in operands.items() if one.copy is not None)
@@ -202,21 +235,32 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
                 "whose groups are of k",
                 fix="weights [G, N, K] are b after .mT; without groups use warploom.gemm",
             )
+        name, what, fix = "offs", "where each group ends", "counts.cumsum(0, dtype=torch.int32)"
+        if self.expected_m is not None:
+            name, what, fix = "lengths", "how many rows of each batch count", "counts.int()"
         if offs.dtype != torch.int32 or offs.dim() != 1 or not offs.is_contiguous():
             raise ProblemError(
-                f"offs {list(offs.shape)} of {offs.dtype} with strides {list(offs.stride())}",
-                rule="must be contiguous int32 [G]: where each group ends",
-                fix="use counts.cumsum(0, dtype=torch.int32)",
+                f"{name} {list(offs.shape)} of {offs.dtype} with strides {list(offs.stride())}",
+                rule=f"must be contiguous int32 [G]: {what}",
+                fix=f"use {fix}",
             )
         if self.by_rows and b.shape[0] != offs.shape[0]:
             raise ProblemError(
-                f"b {list(b.shape)} with offs {list(offs.shape)}",
+                f"b {list(b.shape)} with {name} {list(offs.shape)}",
                 rule="must have one matrix for each group",
-                fix="pass an end for every group: of an empty one it is that of the one before",
+                fix="pass an end for every group: of an empty one it is that of the one before"
+                if self.expected_m is None
+                else "pass a length for every batch, 0 where no row counts",
+            )
+        if self.expected_m is not None and offs.shape[0] and a.shape[0] % offs.shape[0]:
+            raise ProblemError(
+                f"a {list(a.shape)} with lengths {list(offs.shape)}",
+                rule="must be of batches with as many rows each",
+                fix="pass a [G, M, K] to warploom.grouped_gemm",
             )
         if offs.shape[0] > MOST_GROUPS:
             raise ProblemError(
-                f"offs {list(offs.shape)}",
+                f"{name} {list(offs.shape)}",
                 rule=f"must be of at most {MOST_GROUPS} groups, whose ends a CTA keeps in shared "
                 "memory",
                 fix="call it for some of the groups at a time",
@@ -251,10 +295,21 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         self.require()
         self._check(None)
         (m, _), n = self.a.shape, self.b.shape[-1]
-        epilogue.bind(self.items, (self.groups,), m, n, self.a.get_device(), batched=True)
+        steps = self.items if self.scaled is None else self.items[2:]
+        epilogue.bind(steps, (self.groups,), m, n, self.a.get_device(), batched=True)
+
+    def _check_blocks(self, scaling: str) -> None:
+        if scaling != "row_block" or not self.by_rows:
+            assert self.scale_b is not None  # noqa: S101 (for type checkers)
+            raise ProblemError(
+                f"scale_b {list(self.scale_b.shape)} with b {list(self.b.shape)}",
+                rule="block scales of groups must be [G, N/128, K/128], rounded up: one for each "
+                "128x128 of a weight [G, N, K]",
+                fix="quantize the weights by blocks of 128x128",
+            )
 
     def _check_spec(self, spec: KernelSpec) -> None:
-        operation, groups = spec.operation, "rows" if self.by_rows else "k"
+        operation, groups = spec.operation, self.grouping
         if not isinstance(operation, GemmOperation) or operation.groups != groups:
             raise ProblemError(
                 f"spec {spec.name}",
@@ -264,9 +319,11 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
 
     def addressed(self) -> tuple[str, ...]:
         """What kernels call the tensors: those of the epilogue by their places in it."""
-        fields = {
+        scaled = 0 if self.scaled is None else 2
+        fields = {"scale_a": "a_scales", "scale_b": "b_scales"} if scaled else {}
+        fields |= {
             _TENSORS[item[0]]: f"{item[0] if item[0] == 'bias' else 'scale'}_{index}"
-            for index, item in enumerate(self.items)
+            for index, item in enumerate(self.items[scaled:])
             if item[0] in _TENSORS
         }
         given = ("bias", "scale_a", "scale_b", "row_scale")  # in the order of their declarations
@@ -301,19 +358,37 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
 
     # ---- By plain torch --------------------------------------------------------------------------
 
-    def ends(self) -> list[int]:
-        """Where groups end, read on the host: with a wait where they are on a GPU.
+    def ranges(self) -> list[tuple[int, int]]:
+        """Where groups begin and end, read on the host: with a wait where that is on a GPU.
 
-        Raises ProblemError for offsets that decrease or lie outside of what is divided.
+        Raises ProblemError for offsets that decrease or lie outside of what is divided, and for
+        lengths outside of a batch.
         """
         found, size = self.offs.tolist(), self.a.shape[0 if self.by_rows else 1]
+        if self.expected_m is not None:
+            each = size // max(1, len(found))
+            if any(not 0 <= one <= each for one in found):
+                raise ProblemError(
+                    f"lengths {shown(found)}",
+                    rule=f"must be from 0 to {each}, the rows of a batch",
+                    fix="use counts.clamp(0, a.shape[1]).int()",
+                )
+            return [(group * each, group * each + one) for group, one in enumerate(found)]
         if any(one < before for before, one in zip([0, *found], [*found, size], strict=True)):
             raise ProblemError(
                 f"offs {shown(found)}",
                 rule=f"must not decrease, from 0 on to at most {size}",
                 fix="use counts.cumsum(0, dtype=torch.int32)",
             )
-        return found
+        return list(zip([0, *found], found, strict=False))
+
+    def counted(self) -> torch.Tensor:
+        """Which rows are of a group: bool [S], as the device says."""
+        rows = torch.arange(self.a.shape[0], device=self.a.device)
+        if self.expected_m is None:
+            return rows < self.offs[-1]
+        each = max(1, self.a.shape[0] // self.groups)
+        return rows % each < self.offs.repeat_interleave(each, output_size=len(rows))
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Compute D by plain torch operations, in fp32; int8 in float64.
@@ -334,33 +409,35 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             if not self.by_rows:
                 out.copy_(found)
             elif self.groups:
-                rows = torch.arange(out.shape[0], device=out.device)[:, None]
-                out.copy_(torch.where(rows < self.offs[-1], found, out))
+                out.copy_(torch.where(self.counted()[:, None], found, out))
 
     def bound(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """D in float64, and how far a kernel's may be from each element; rows past the last group
-        are NaN.
-        """
+        """D in float64, NaN in rows of no group, and how far a kernel's may be from it."""
         x, magnitude = self.products(torch.float64), self.products(torch.float64, magnitudes=True)
         kind = "fast" if self.use_fast_accum or self.a.dtype.itemsize > 1 else "promoted"
-        error = accumulated(self.a.dtype, self.a.shape[1], kind) * magnitude
+        share = accumulated(self.a.dtype, self.a.shape[1], kind)
+        if self.scaled is not None:  # sums over blocks of k are scaled where they are added
+            share = accumulated(self.a.dtype, self.a.shape[1], "promoted") + 2 * ROUNDOFF
+        error = share * magnitude
         fake = self.fake()[0]
         (x, items), (error, _) = self._by_row(x), self._by_row(error)
         x, error = bound(x, error, items, fake.dtype)
         x, error = x.reshape(fake.shape), error.reshape(fake.shape)
         if self.by_rows:
-            last = self.ends()[-1] if self.groups else 0
-            x[last:] = torch.nan
+            x[~self.counted() if self.groups else slice(None)] = torch.nan
         return x, error
 
     def products(self, dtype: torch.dtype, *, magnitudes: bool = False) -> torch.Tensor:
-        """The sums of products in a type; of absolute values if asked for. The rows past the last
-        group are zeros, and nothing is read that is opposite of no group.
+        """The sums of products in a type; of absolute values if asked for. The rows of no group are
+        zeros, and nothing is read that is opposite of no group.
         """
-        a, b, ends = self.a.to(dtype), self.b.to(dtype), self.ends()
+        a, b, scaled = self.a.to(dtype), self.b.to(dtype), self.scaled
+        if scaled is not None:
+            a = block_scales.dequantised(self.a, scaled[0], dtype)
+            b = block_scales.dequantised(self.b.mT, scaled[1], dtype).mT
         if magnitudes:
             a, b = a.abs(), b.abs()
-        ranges = list(enumerate(zip([0, *ends], ends, strict=False)))
+        ranges = list(enumerate(self.ranges()))
         if self.by_rows:
             x = a.new_zeros(a.shape[0], b.shape[-1])
             for group, (begin, end) in ranges:
@@ -376,9 +453,13 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         if not self.by_rows:
             return x, [*self.items]
         rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
-        group = torch.searchsorted(self.offs, rows, right=True).clamp(max=max(0, self.groups - 1))
+        if self.expected_m is None:
+            group = torch.searchsorted(self.offs, rows, right=True)
+            group = group.clamp(max=max(0, self.groups - 1))
+        else:
+            group = rows // max(1, x.shape[0] // max(1, self.groups))
         items: list[Item] = []
-        for item in self.items:
+        for item in self.items[0 if self.scaled is None else 2 :]:
             kind, value = item[0], item[1]
             if isinstance(value, torch.Tensor) and value.numel() > 1:
                 if kind in ("scale_a", "scale_row"):

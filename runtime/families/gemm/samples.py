@@ -30,7 +30,8 @@ class Operands:
     """One set of buffers: a, b, the items of the epilogue, and the output.
 
     mask   of the blocks that count of the matrix that is sparse, if one is
-    offs   where groups end, if there are some
+    offs   where groups end, if there are some, or how many rows of each count
+    expected_m   that count on average, of groups of which only some rows do
     """
 
     a: torch.Tensor
@@ -39,6 +40,7 @@ class Operands:
     out: torch.Tensor
     mask: torch.Tensor | None = None
     offs: torch.Tensor | None = None
+    expected_m: int | None = None
 
 
 class GemmData:
@@ -60,13 +62,15 @@ class GemmData:
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
         items = steps.samples(operation.epilogue, self._draws, at)
-        return Operands(a, b, (*self._block_scales(), *items), wrong(out), self._mask())
+        scales = self._block_scales(shape.m)
+        return Operands(a, b, (*scales, *items), wrong(out), self._mask())
 
     def _grouped(self) -> Operands:
         """Groups of as many rows, or of k, on average as the shape says: each row draws its own."""
         operation, shape = self.operation, self.shape
         m, n, k, groups = shape.m, shape.n, shape.k, shape.batches
-        by_rows = operation.groups == "rows"
+        by_rows, masked = operation.by_rows, operation.groups == "masked"
+        m += (m + 1) // 2 if masked else 0  # which is more than count of any group
         total = groups * (m if by_rows else k)
         m, k = (total, k) if by_rows else (m, total)
         a = self._draws.values(operation.a, (m, k) if by_rows else (k, m))
@@ -76,15 +80,19 @@ class GemmData:
         extents = (m, columns_of_d) if by_rows else (groups, m, columns_of_d)
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
         items = steps.samples(operation.epilogue, self._draws, Extents((groups,), m, n, k))
-        chosen = (self._draws.scales(total) - 0.5) * groups  # of [0, groups)
-        at = torch.arange(groups, device=self.device)
-        ends = (chosen.to(torch.int64)[:, None] <= at).sum(0, dtype=torch.int32)
+        if masked:
+            ends = (self._draws.scales(groups) * shape.m).to(torch.int32)
+        else:
+            chosen = (self._draws.scales(total) - 0.5) * groups  # of [0, groups)
+            at = torch.arange(groups, device=self.device)
+            ends = (chosen.to(torch.int64)[:, None] <= at).sum(0, dtype=torch.int32)
         return Operands(
             a if by_rows else a.t(),
             b.mT if operation.layout_b == "col" else b,
-            tuple(items),
+            (*self._block_scales(total), *items),
             wrong(out),
             offs=ends,
+            expected_m=shape.m if masked else None,
         )
 
     def _mask(self) -> torch.Tensor | None:
@@ -96,7 +104,7 @@ class GemmData:
         rows, columns = map(blocks_of, extents[sparse])
         return self._draws.scales(rows, columns) < 1  # of [0.5, 1.5)
 
-    def _block_scales(self) -> Iterator[Item]:
+    def _block_scales(self, m: int) -> Iterator[Item]:
         """The block scales of A and B, if any: those of rows as `warploom.cast` lays them out, one
         column after the other, those of 128x128 blocks side by side along k as in checkpoints.
         """
@@ -104,16 +112,17 @@ class GemmData:
         if operation.block_scales == "none":
             return
         operands: tuple[tuple[Literal["a", "b"], int, str], ...] = (
-            ("a", shape.m, operation.block_scale_a),
+            ("a", m, operation.block_scale_a),
             ("b", shape.n, operation.block_scale_b),
         )
         for operand, rows, kind in operands:
             each = operation.scale_rows(operand)
-            extents = (*self._batches, -(-rows // each), blocks_of(shape.k))
+            batches = () if operand == "a" and operation.by_rows else self._batches
+            extents = (*batches, -(-rows // each), blocks_of(shape.k))
             drawn = self._draws.scales(*extents)
             if kind == "e8m0":  # 2^-1 to 2^2, by the exponents of 126 to 129
                 drawn = (124 + 4 * drawn).to(torch.uint8).view(torch.float8_e8m0fnu)
-            yield f"scale_{operand}", _along_rows(drawn) if each == 1 else drawn
+            yield f"scale_{operand}", along_rows(drawn) if each == 1 else drawn
 
     def _matrix(self, element: str, rows: int, columns: int, *, across: bool) -> torch.Tensor:
         """A matrix of so many rows and columns, column by column in memory if `across`."""
@@ -134,10 +143,8 @@ class GemmTrial(GemmData):
 
     def calls(self, spec: KernelSpec) -> list[Call]:
         """One call of `spec` for each set of operands."""
-        if self.operation.groups != "none":
-            return [partial(_run_grouped, self.operation, one, spec) for one in self.sets]
-        if self.operation.sparse != "none":
-            return [partial(_run_sparse, self.operation.sparse, one, spec) for one in self.sets]
+        if own_call(self.operation, self.sets[0]) is not None:
+            return [partial(_run_own, self.operation, one, spec) for one in self.sets]
         return [
             partial(
                 api.gemm,
@@ -160,7 +167,11 @@ class GemmTrial(GemmData):
     def held_share(self) -> float:
         """The largest error of what the first set holds, as a share of its bound."""
         exact, bound = self._expected
-        return largest_share(self.sets[0].out.reshape(exact.shape), exact, bound)
+        d = self.sets[0].out.reshape(exact.shape)
+        if self.operation.groups == "masked":
+            counted = grouped_call(self.operation, self.sets[0]).counted()
+            d, exact, bound = d[counted], exact[counted], bound[counted]
+        return largest_share(d, exact, bound)
 
     @property
     def results(self) -> list[torch.Tensor]:
@@ -170,10 +181,9 @@ class GemmTrial(GemmData):
     @cached_property
     def _expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         one = self.sets[0]
-        if one.offs is not None:
-            return grouped_call(self.operation, one).bound()
-        if one.mask is not None:
-            return sparse_call(self.operation.sparse, one).bound()
+        call = own_call(self.operation, one)
+        if call is not None:
+            return call.bound()
         return reference.gemm_bound(
             one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
         )
@@ -195,10 +205,6 @@ def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -
     )
 
 
-def _run_sparse(sparse: Sparse, one: Operands, spec: KernelSpec) -> torch.Tensor:
-    return run(sparse_call(sparse, one, spec))[0]
-
-
 def grouped_call(
     operation: GemmOperation, one: Operands, spec: KernelSpec | None = None
 ) -> GroupedCall:
@@ -208,27 +214,39 @@ def grouped_call(
     return GroupedCall(
         *(one.a, one.b, one.offs),  # type: ignore[arg-type]
         bias=values.get("bias"),
-        scale_a=values.get("scale_row"),
-        scale_b=values.get("scale_column"),
+        scale_a=values.get("scale_a", values.get("scale_row")),
+        scale_b=values.get("scale_b", values.get("scale_column")),
         activation=values.get("activation"),
         gate=gates[0][1] if gates else None,
         gate_layout=GATES[gates[0][0]] if gates else "halves",
         use_fast_accum=operation.accumulation == "fast",
+        expected_m=one.expected_m,
         out=one.out,
         out_dtype=one.out.dtype,
         spec=spec,
     )
 
 
-def _run_grouped(operation: GemmOperation, one: Operands, spec: KernelSpec) -> torch.Tensor:
-    return run(grouped_call(operation, one, spec))[0]
+def own_call(
+    operation: GemmOperation, one: Operands, spec: KernelSpec | None = None
+) -> GroupedCall | BlockSparseCall | None:
+    """The call of a product that `warploom.gemm` does not compute; None of one that it does."""
+    if operation.groups != "none":
+        return grouped_call(operation, one, spec)
+    return None if operation.sparse == "none" else sparse_call(operation.sparse, one, spec)
+
+
+def _run_own(operation: GemmOperation, one: Operands, spec: KernelSpec) -> torch.Tensor:
+    call = own_call(operation, one, spec)
+    assert call is not None  # noqa: S101 (for type checkers)
+    return run(call)[0]
 
 
 GATES = {"gate": "halves", "gate_interleaved": "interleaved"}
 """Items that gate, and how the columns of gate and up are laid out."""
 
 
-def _along_rows(scales: torch.Tensor) -> torch.Tensor:
+def along_rows(scales: torch.Tensor) -> torch.Tensor:
     """The same scales [.., R, K/128], one column after the other, at multiples of 16 bytes."""
     *batches, rows, blocks = scales.shape
     step = -(-rows * scales.element_size() // 16) * 16 // scales.element_size()

@@ -30,6 +30,12 @@ static const char* broken() {
   const GroupedTiles tiles(p, table);
   std::vector<int> begins(p.batches), ends(p.batches);
   for (int group = 0, end = 0; group < p.batches; ++group) {  // by plain words
+    if (kMasked) {
+      const int rows = p.m / p.batches;
+      begins[group] = group * rows;
+      ends[group] = begins[group] + std::min(std::max(p.offsets[group], 0), rows);
+      continue;
+    }
     begins[group] = end;
     end = std::max(end, std::min(p.offsets[group], p.m));
     ends[group] = end;
@@ -52,11 +58,13 @@ static const char* broken() {
     for (int row = begins[group]; row < ends[group]; ++row)
       for (int column = 0; column < columns; ++column)
         if (times[size_t(row) * columns + column] != 1) return "a row of a group is not multiplied once";
-  const int last = ends.empty() ? 0 : ends.back();
-  for (int row = last; row < p.m; ++row)
-    for (int column = 0; column < columns; ++column)
-      if (times[size_t(row) * columns + column]) return "a row of no group is multiplied";
-  const int rows = (p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM) + std::min(p.batches, p.m) - 1;
+  for (int group = 0; group <= p.batches; ++group)
+    for (int row = group ? ends[group - 1] : 0; row < (group < p.batches ? begins[group] : p.m); ++row)
+      for (int column = 0; column < columns; ++column)
+        if (times[size_t(row) * columns + column]) return "a row of no group is multiplied";
+  const int each = kTileM * kClusterM;
+  const int rows = kMasked ? (p.m / p.batches + each - 1) / each * p.batches
+                           : (p.m + each - 1) / each + std::min(p.batches, p.m) - 1;
   if (count > rows * ((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN))) return "there are more tiles than the host counts";
   return nullptr;
 }

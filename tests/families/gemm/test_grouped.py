@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,149 @@ def test_gradients_of_groups_of_k_have_groups_of_rows() -> None:
     assert not found[0][last:].any() and not found[1][last:].any()
 
 
+# ---- Block scales, and batches of which only the first rows count --------------------------------
+
+
+def blocks(k: int = 320, n: int = 256) -> dict[str, torch.Tensor]:
+    """fp8 rows and weights with their block scales, and both times these in float64."""
+    torch.manual_seed(0)
+    groups = len(ENDS)
+    a = torch.randn(ROWS, k).to(torch.float8_e4m3fn)
+    w = torch.randn(groups, n, k).to(torch.float8_e4m3fn)
+    scale_a = torch.rand(ROWS, -(-k // 128)) + 0.5
+    scale_b = torch.rand(groups, -(-n // 128), -(-k // 128)) + 0.5
+    wide_a = a.double() * scale_a.double().repeat_interleave(128, 1)[:, :k]
+    each = scale_b.double().repeat_interleave(128, 2)[:, :, :k]
+    wide_w = w.double() * each.repeat_interleave(128, 1)[:, :n]
+    return {"a": a, "w": w, "sa": scale_a, "sb": scale_b, "wide_a": wide_a, "wide_w": wide_w}
+
+
+@pytest.mark.parametrize(("k", "n"), [(2880, 128), (320, 200), (64, 96)])
+def test_rows_are_multiplied_with_the_block_scales_of_their_group(k: int, n: int) -> None:
+    """K = 2880 is 22.5 blocks, as gpt-oss has it; 64 and 96 are less than one."""
+    one = blocks(k, n)
+    d = warploom.grouped_gemm(
+        *(one["a"], one["w"].mT), offs=offsets(*ENDS), scale_a=one["sa"], scale_b=one["sb"]
+    )
+    assert d.dtype == BF16
+    assert close(d[: ENDS[-1]], products(one["wide_a"], one["wide_w"]))
+
+
+def test_block_scales_may_be_powers_of_two() -> None:
+    one = blocks()
+    e8m0 = torch.full_like(one["sb"], 127 + 3).to(torch.uint8).view(torch.float8_e8m0fnu)
+    plain = torch.full_like(one["sb"], 8.0)
+    found = [
+        warploom.grouped_gemm(
+            *(one["a"], one["w"].mT), offs=offsets(*ENDS), scale_a=one["sa"], scale_b=scale
+        )
+        for scale in (e8m0, plain)
+    ]
+    assert found[0][: ENDS[-1]].equal(found[1][: ENDS[-1]])
+
+
+LENGTHS = (5, 0, 9, 7)
+
+
+def masked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Batches of 9 rows, of which those that do not count are NaN, and their weights."""
+    torch.manual_seed(0)
+    a, w = torch.randn(len(LENGTHS), 9, K, dtype=BF16), torch.randn(len(LENGTHS), N, K, dtype=BF16)
+    for group, length in enumerate(LENGTHS):
+        a[group, length:] = torch.nan
+    return a, w, offsets(*LENGTHS)
+
+
+def test_rows_that_do_not_count_are_neither_read_nor_written() -> None:
+    a, w, lengths = masked()
+    bias, scale = torch.randn(len(LENGTHS), N, dtype=BF16), torch.rand(len(LENGTHS), 9)
+    out = torch.full((len(LENGTHS), 9, N), 7.0, dtype=BF16)
+    d = warploom.grouped_gemm(
+        a, w.mT, lengths=lengths, expected_m=4, bias=bias, row_scale=scale, out=out
+    )
+    assert d.data_ptr() == out.data_ptr()
+    exact = (a.double() @ w.mT.double() + bias[:, None].double()) * scale[..., None].double()
+    for group, length in enumerate(LENGTHS):
+        assert not length or close(d[group, :length], exact[group, :length])
+        assert (d[group, length:] == 7).all()
+
+
+def test_masked_batches_have_block_scales_of_each_row() -> None:
+    one = blocks()
+    a, sa = one["a"][:36].view(4, 9, -1), one["sa"][:36].view(4, 9, -1)
+    d = warploom.grouped_gemm(
+        a, one["w"].mT, lengths=offsets(*LENGTHS), scale_a=sa, scale_b=one["sb"]
+    )
+    exact = one["wide_a"][:36].view(4, 9, -1) @ one["wide_w"].mT
+    for group, length in enumerate(LENGTHS):
+        assert not length or close(d[group, :length], exact[group, :length])
+
+
+def test_a_kernel_of_masked_batches_is_chosen_by_the_rows_that_are_expected() -> None:
+    a, w, lengths = torch.ones(512, K, dtype=BF16), masked()[1], offsets(*LENGTHS)
+    tiles = []
+    for expected in (128, 8):
+        call = GroupedCall(a, w.mT, lengths, expected_m=expected)
+        spec: Any = call.draft(NO_GPU).choice.spec
+        assert spec.operation == MASKED
+        tiles.append(spec.schedule.tile[0])
+    assert tiles == [128, 32]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"offs": offsets(*ENDS)}, "must be one of them"),
+        ({"lengths": None, "expected_m": 4}, "with lengths, int32"),
+        ({"lengths": offsets(5, 0, 10, 7)}, "lengths .* must be from 0 to 9"),
+        ({"lengths": offsets(5, -1, 9, 7)}, "must be from 0 to 9"),
+        ({"lengths": offsets(5, 0, 9)}, "must have one matrix for each group"),
+        ({"lengths": torch.tensor(LENGTHS)}, "lengths .* contiguous int32"),
+        ({"lengths": list(LENGTHS)}, "with lengths, int32"),
+        ({"expected_m": -1}, "expected_m -1"),
+        ({"expected_m": 2.5}, "expected_m 2.5"),
+        ({"a": torch.ones(36, K, dtype=BF16)}, r"must be \[G, M, K\]"),
+        ({"out": torch.ones(4, 10, N, dtype=BF16)[:, :9]}, "batches 9 rows apart"),
+        ({"row_scale": torch.ones(4, 8)}, "scale_row"),
+    ],
+    ids=str,
+)
+def test_bad_calls_of_masked_batches_are_refused(change: dict[str, Any], told: str) -> None:
+    a, w, lengths = masked()
+    call = {"a": a, "lengths": lengths, **change}
+    with pytest.raises(ProblemError, match=told):
+        warploom.grouped_gemm(call.pop("a"), w.mT, **call)
+
+
+def test_what_is_not_differentiated_is_refused() -> None:
+    a, w, lengths = masked()
+    with pytest.raises(ProblemError, match="masked batches are not differentiated"):
+        warploom.grouped_gemm(a.requires_grad_(), w.mT, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("scale_a", "scale_b", "told"),
+    [
+        ((ROWS, 3), (4, 256, 3), r"must be \[G, N/128, K/128\]"),
+        ((ROWS, 3), (4, 256), "is that of block scales"),
+        ((ROWS,), (4, 2, 3), "is that of block scales"),
+        ((ROWS, 2), (4, 2, 3), "scale_"),
+    ],
+    ids=str,
+)
+def test_scales_that_are_not_those_of_blocks_are_refused(
+    scale_a: tuple[int, ...], scale_b: tuple[int, ...], told: str
+) -> None:
+    one = blocks()
+    with pytest.raises(ProblemError, match=told):
+        warploom.grouped_gemm(
+            *(one["a"], one["w"].mT),
+            offs=offsets(*ENDS),
+            scale_a=torch.ones(scale_a),
+            scale_b=torch.ones(scale_b),
+        )
+
+
 # ---- Bad calls -----------------------------------------------------------------------------------
 
 
@@ -286,9 +430,13 @@ def test_illegal_kernels_say_why() -> None:
         ({"groups": "k"}, "must be col and row"),
         ({"sparse": "a"}, "sparse a with groups"),
         ({"epilogue": (Amax(),)}, "without outputs beside D"),
+        (
+            {"a": "e4m3", "b": "e4m3", "accumulation": "promoted", "block_scales": "row_row"},
+            "block_scales row_row with groups rows",
+        ),
     ):
         with pytest.raises(SpecificationError, match=told):
-            spec_of(GemmOperation("bf16", "bf16", "bf16", **{**plain, **change}))  # type: ignore[arg-type]
+            spec_of(GemmOperation(**{"a": "bf16", "b": "bf16", "d": "bf16", **plain, **change}))
     with pytest.raises(SpecificationError, match="split_k 2"):
         spec_of(GemmOperation("bf16", "bf16", "bf16", **plain), split_k=2)
 
@@ -303,6 +451,16 @@ def spec_of(operation: GemmOperation, **fields: Any) -> KernelSpec:
 
 BY_ROWS = GemmOperation("bf16", "bf16", "bf16", batched=True, groups="rows")
 BY_K = GemmOperation("bf16", "bf16", "bf16", "col", "row", batched=True, groups="k")
+MASKED = replace(BY_ROWS, groups="masked")
+BLOCKS = GemmOperation(
+    "e4m3",
+    "e4m3",
+    "bf16",
+    accumulation="promoted",
+    batched=True,
+    block_scales="row_block",
+    groups="rows",
+)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
@@ -316,7 +474,7 @@ def test_few_rows_of_a_group_are_on_the_narrow_side(rows: int, bits: int) -> Non
 
 
 def test_every_shape_has_a_kernel() -> None:
-    for operation in (BY_ROWS, BY_K):
+    for operation in (BY_ROWS, BY_K, MASKED, BLOCKS):
         for requires in ("tma", "direct"):
             for rows in (1, 30, 100, 5000):
                 shape = GemmShape(rows, 72, 4096, 8)
@@ -380,6 +538,7 @@ _HARNESS = Path(__file__).with_name("groups.cpp")
 
 
 @needs_compiler
+@pytest.mark.parametrize("operation", ["rows", "masked"])
 @pytest.mark.parametrize(
     "fields",
     [
@@ -391,9 +550,9 @@ _HARNESS = Path(__file__).with_name("groups.cpp")
     ids=str,
 )
 def test_tiles_find_their_groups_whatever_the_offsets_are(
-    fields: dict[str, Any], tmp_path: Path
+    fields: dict[str, Any], operation: str, tmp_path: Path
 ) -> None:
-    spec = spec_of(BY_ROWS, **fields)
+    spec = spec_of({"rows": BY_ROWS, "masked": MASKED}[operation], **fields)
     pattern = r"^struct (?:Place|GroupTable|GroupedTiles) \{.*?^\};"
     parts = re.findall(pattern, render(spec), re.M | re.S)
     assert len(parts) == 3
@@ -402,6 +561,7 @@ def test_tiles_find_their_groups_whatever_the_offsets_are(
     constants = f"""
 constexpr int kTileM = {m}, kTileN = {n}, kGroup = {schedule.swizzle_size};
 constexpr int kClusterM = {schedule.cluster[0]}, kClusterN = {schedule.cluster[1]};
+constexpr bool kMasked = {str(operation == "masked").lower()};
 struct Parameters {{
   int m, n, batches;
   const int* offsets;
@@ -410,11 +570,12 @@ struct Parameters {{
     text = (_STUBS, constants, *parts, f'#line 1 "{_HARNESS}"', _HARNESS.read_text())
     program = build("\n".join(text), tmp_path)
     draws, cases = random.Random(0), list[str]()
-    for rows, columns, groups in ((1, 8, 1), (700, 264, 9), (5000, 1000, 129), (900, 72, 1024)):
+    for rows, columns, groups in ((1, 8, 1), (702, 264, 9), (5160, 1000, 129), (2048, 72, 1024)):
         ends = sorted(draws.choices(range(rows + 1), k=groups))
         unordered = draws.choices(range(-9, rows + 99), k=groups)
         whole = [0] * (groups // 2) + [rows] * (groups - groups // 2)
-        for given in (ends, unordered, whole, [2**31 - 1] * groups, [-(2**31)] * groups):
+        few = draws.choices(range(rows // groups + 1), k=groups)
+        for given in (ends, unordered, whole, few, [2**31 - 1] * groups, [-(2**31)] * groups):
             cases.append(f"{rows} {columns} {groups} {' '.join(map(str, given))}")
     done = subprocess.run(
         [program], input="\n".join(cases), capture_output=True, text=True, check=False
@@ -422,13 +583,21 @@ struct Parameters {{
     assert done.returncode == 0, done.stdout or "a sum beyond 32 bits"
 
 
-@pytest.mark.parametrize("operation", [BY_ROWS, BY_K], ids=["rows", "k"])
+@pytest.mark.parametrize(
+    "operation",
+    [BY_ROWS, BY_K, MASKED, BLOCKS, replace(BLOCKS, groups="masked", block_scale_b="e8m0")],
+    ids=["rows", "k", "masked", "blocks", "masked blocks"],
+)
 def test_samples_are_calls_of_their_operation(operation: GemmOperation) -> None:
     """What the tuner times is drawn here, and held against float64."""
     shape = GemmShape(20, 64, 128, 4)
     trial = FAMILY.trial(operation, shape, "cpu", 0)
     one = trial.sets[0]
-    assert one.offs is not None and one.offs[-1] == 4 * (20 if operation is BY_ROWS else 128)
+    assert one.offs is not None
+    if operation.groups == "masked":  # how many of 30 rows count
+        assert one.a.shape == (120, 128) and 10 <= int(one.offs.min()) <= int(one.offs.max()) < 30
+    else:
+        assert one.offs[-1] == 4 * (128 if operation is BY_K else 20)
     (call,) = FAMILY.calls(operation, shape)
     assert isinstance(call, GroupedCall)
     assert call.draft(NO_GPU).choice.spec.operation == operation
@@ -450,3 +619,35 @@ def test_kernels_are_handed_every_tensor_by_its_place_in_the_epilogue(gpu: Prete
             name: one.data_ptr() for name, one in given.items()
         }
     assert gpu.launches[-1]["d"] == d.data_ptr()
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["lengths", "offs"])
+def test_kernels_are_handed_block_scales_and_how_they_lie(
+    gpu: PretendedGpu, together: bool
+) -> None:
+    one = blocks()
+    a, sa, rows = one["a"][:36], one["sa"][:36].t().contiguous().t(), {"offs": offsets(*ENDS)}
+    bias = torch.ones(len(ENDS), 256, dtype=BF16)
+    if together:
+        a, rows = a.view(4, 9, -1), {"lengths": offsets(*LENGTHS)}
+        sa = sa.unflatten(0, (4, 9))
+    for _ in range(2):
+        warploom.grouped_gemm(*(a, one["w"].mT), scale_a=sa, scale_b=one["sb"], bias=bias, **rows)
+    for launch in gpu.launches:
+        given = {"a": a, "a_scales": sa, "b_scales": one["sb"], "bias_0": bias}
+        assert {name: launch[name] for name in given} == {
+            name: tensor.data_ptr() for name, tensor in given.items()
+        }
+
+
+def test_block_scales_are_read_wherever_they_lie() -> None:
+    one = blocks()
+    column_by_column = one["sa"].t().contiguous().t()
+    for scale_a, strides in ((one["sa"], (3, 1)), (column_by_column, (1, ROWS))):
+        call = GroupedCall(
+            *(one["a"], one["w"].mT, offsets(*ENDS)), scale_a=scale_a, scale_b=one["sb"]
+        )
+        problem: Any = call.draft(NO_GPU).problem
+        assert (problem.scales_a.row, problem.scales_a.k) == strides
+        assert (problem.scales_b.row, problem.scales_b.k) == (3, 1)
+        assert problem.scales_b.batches == Batches(len(ENDS), 2 * 3)

@@ -6,7 +6,7 @@ A mutant is run until a result is wrong. Exit status 0: one was, as it must be.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import gemm_mutants
@@ -22,6 +22,7 @@ from warploom.generator.families.gemm import GemmOperation, complete
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
+from warploom.runtime.families.gemm.samples import along_rows
 
 
 def spec(
@@ -33,14 +34,20 @@ def spec(
     layout_b: str = "col",
     epilogue: tuple[EpilogueStep, ...] = (),
     accumulation: str = "fast",
+    scales: str = "",
     **schedule: Any,
 ) -> KernelSpec:
-    """Return a kernel; what is not given is the plainest."""
-    layouts = ("row", layout_b) if groups == "rows" else ("col", "row")
+    """Return a kernel; what is not given is the plainest. `scales` are A's of blocks, if any."""
+    layouts = ("col", "row") if groups == "k" else ("row", layout_b)
+    blocks: dict[str, Any] = {}
+    if scales:
+        a, accumulation = "e4m3", "promoted"
+        blocks = {"block_scales": "row_block", "block_scale_a": scales}
     operation = GemmOperation(
         *(a, a, d, *layouts, epilogue, accumulation),  # type: ignore[arg-type]
         batched=True,
         groups=groups,  # type: ignore[arg-type]
+        **blocks,
     )
     fields = {"tile": (*tile, 1024 // element(a).bits), **schedule}
     return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
@@ -70,13 +77,34 @@ ROWS = [
     spec((32, 128), a="e4m3", **SWAPPED),
     spec((128, 128), a="int8", d="int32"),
 ]
+BLOCKS = [
+    spec((128, 128), scales="fp32"),
+    spec((128, 128), scales="fp32", cluster=(2, 1), raster="along_n"),
+    spec((256, 128), scales="fp32"),
+    spec((64, 64), scales="fp32", consumers=1),
+    spec((64, 128), scales="fp32", **PINGPONG),
+    spec((128, 128), scales="fp32", epilogue=(BIAS, Gate("silu"), ROW)),
+    spec((128, 128), scales="e8m0"),
+    spec((32, 128), scales="fp32", **SWAPPED),
+    spec((16, 64), scales="e8m0", consumers=1, **SWAPPED),
+    spec((64, 128), scales="fp32", epilogue=(BIAS, Gate("silu")), **SWAPPED),
+    spec((64, 64), scales="fp32", consumers=1, store="direct"),
+]
+MASKED = [
+    spec((128, 256), "masked", cluster=(2, 1)),
+    spec((64, 64), "masked", consumers=1, store="direct"),
+    spec((32, 128), "masked", **SWAPPED),
+    spec((128, 128), "masked", epilogue=(BIAS, Gate("silu"), ROW)),
+    spec((128, 128), "masked", scales="fp32"),
+    spec((32, 128), "masked", scales="fp32", **SWAPPED),
+]
 BY_K = [
     spec((128, 256), "k", cluster=(2, 1)),
     spec((128, 256), "k", cluster=(1, 2), d="fp32"),
     spec((128, 128), "k", **PINGPONG),
     spec((64, 64), "k", consumers=1, store="direct", a="fp16", d="fp16"),
 ]
-KERNELS = [*ROWS, *BY_K]
+KERNELS = [*ROWS, *BLOCKS, *MASKED, *BY_K]
 
 
 @dataclass(frozen=True)
@@ -87,6 +115,7 @@ class Routing:
     groups: int
     how: str  # even, skewed, or one: a group has all
     left_out: int = 13  # at the end, that belong to no group
+    drawn: int = 0  # rows that count at most, where groups have one size
 
     def offsets(self, generator: torch.Generator) -> torch.Tensor:
         """Draw where groups end, int32 on the GPU."""
@@ -99,6 +128,18 @@ class Routing:
         ids = torch.multinomial(weights, self.size, replacement=True, generator=generator)
         ends = torch.bincount(ids, minlength=self.groups).cumsum(0)
         return ends.clamp(max=max(self.size - self.left_out, 1)).to(torch.int32)
+
+    @property
+    def masked(self) -> Routing:
+        """The same where groups have one size, of which some rows count."""
+        each = 2 * self.size // self.groups + 1
+        return replace(self, size=each * self.groups, drawn=self.size)
+
+    def lengths(self, generator: torch.Generator) -> torch.Tensor:
+        """Draw how many rows of each group count, int32 on the GPU."""
+        ends = replace(self, size=self.drawn).offsets(generator)
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        return counts.clamp(max=self.size // self.groups)
 
 
 ROUTINGS = {
@@ -125,8 +166,27 @@ class Call:
     offs: torch.Tensor
     keywords: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def groups(self) -> str:
+        """Of the operation."""
+        return cast("GemmOperation", self.kernel.operation).groups
+
     def run(self) -> torch.Tensor:
         """Run the kernel and return D."""
+        if self.groups == "masked":
+            by_group = {
+                name: one.unflatten(0, (len(self.offs), -1)) if name in _OF_ROWS else one
+                for name, one in self.keywords.items()
+            }
+            d = warploom.grouped_gemm(
+                *(self.a.view.unflatten(0, (len(self.offs), -1)), self.b.view),
+                lengths=self.offs,
+                out=self.d.view.unflatten(0, (len(self.offs), -1)),
+                out_dtype=self.d.view.dtype,
+                spec=self.kernel,
+                **by_group,
+            )
+            return d.flatten(0, 1)
         return warploom.grouped_gemm(
             *(self.a.view, self.b.view),
             offs=self.offs,
@@ -138,14 +198,23 @@ class Call:
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
         """D in float64, NaN in rows of no group, and how far a kernel's may be off."""
+        return self.call.bound()
+
+    @property
+    def call(self) -> GroupedCall:
+        """The call, of which groups of one size are rows that follow each other."""
         operation = cast("GemmOperation", self.kernel.operation)
         return GroupedCall(
             *(self.a.view, self.b.view, self.offs),
             use_fast_accum=operation.accumulation == "fast",
+            expected_m=0 if self.groups == "masked" else None,
             out=self.d.view,
             out_dtype=self.d.view.dtype,
             **self.keywords,
-        ).bound()
+        )
+
+
+_OF_ROWS = ("scale_a", "row_scale")  # keywords that have a row for each of A's
 
 
 def poison(view: torch.Tensor) -> None:
@@ -153,14 +222,21 @@ def poison(view: torch.Tensor) -> None:
     view.view({1: torch.int8, 2: torch.int16}[view.dtype.itemsize]).fill_(-1)
 
 
-def call(kernel: KernelSpec, routing: Routing, *, seed: int = 0) -> Call:
-    """Make a call on random data; rows of no group and matrices of empty ones are poisoned."""
+def call(
+    kernel: KernelSpec, routing: Routing, *, seed: int = 0, k: int = 0, along_k: bool = False
+) -> Call:
+    """Make a call on random data; rows of no group and matrices of empty ones are poisoned.
+
+    Block scales of A are side by side along its rows, or `along_k`.
+    """
     generator = torch.Generator("cuda").manual_seed(seed)
     operation = cast("GemmOperation", kernel.operation)
-    offs, odd = routing.offsets(generator), kernel.schedule.store == "direct"  # type: ignore[attr-defined]
+    masked, odd = operation.groups == "masked", kernel.schedule.store == "direct"  # type: ignore[attr-defined]
+    routing = routing.masked if masked else routing
+    offs = routing.lengths(generator) if masked else routing.offsets(generator)
     kind, d_kind = TORCH[operation.a], TORCH[operation.d]
     ends = offs.tolist()
-    counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    counts = ends if masked else [b - a for a, b in zip([0, *ends], ends, strict=False)]
     if operation.groups == "k":
         m, n = SIDES["k"]
         a, b = guarded(m, routing.size, kind, "col"), guarded(routing.size, n, kind)
@@ -174,20 +250,54 @@ def call(kernel: KernelSpec, routing: Routing, *, seed: int = 0) -> Call:
         for group in range(0, routing.groups, 3):  # whose neighbours must not see it
             poison(a.view.t()[ends[group] - counts[group] : ends[group]])
         return Call(kernel, a, b, d, offs)
-    n, k = SIDES["rows"]
-    n, k = n + (odd and not operation.epilogue), k if element(operation.a).bits == 16 else 400
-    n += 8 * any(isinstance(step, Gate) for step in operation.epilogue)  # 16 of gate and up
+    n, shared = SIDES["rows"]
+    n += odd and not operation.epilogue
+    k = k or (shared if element(operation.a).bits == 16 else 400)
+    gated = any(isinstance(step, Gate) for step in operation.epilogue)
+    if gated:  # 16 of gate and up; with block scales whole blocks of both
+        n = n + 8 if operation.block_scales == "none" else 256
     a = guarded(routing.size, k, kind)
     b = guarded(k, n, kind, operation.layout_b, batches=(routing.groups,))
-    gated = any(isinstance(step, Gate) for step in operation.epilogue)
     d = guarded(routing.size, n // 2 if gated else n, d_kind, odd=odd)
     fill(a.view, generator)
     fill(b.view, generator)
-    poison(a.view[ends[-1] :])
     for group, count in enumerate(counts):
         if count == 0:
             poison(b.view[group].t() if operation.layout_b == "col" else b.view[group])
-    return Call(kernel, a, b, d, offs, _epilogue(operation, routing, n, generator))
+    keywords = _epilogue(operation, routing, n, generator)
+    if operation.block_scales != "none":
+        keywords |= _block_scales(operation, routing, n, k, generator, along_k=along_k)
+    made = Call(kernel, a, b, d, offs, keywords)
+    uncounted = ~made.call.counted()
+    a.view.view(torch.int8 if a.view.dtype.itemsize == 1 else torch.int16)[uncounted] = -1
+    if operation.block_scales != "none":
+        scale = keywords["scale_a"]
+        scale.view(torch.uint8 if scale.dtype.itemsize == 1 else scale.dtype)[uncounted] = (
+            255 if scale.dtype.itemsize == 1 else torch.nan
+        )
+    return made
+
+
+def _block_scales(
+    operation: GemmOperation,
+    routing: Routing,
+    n: int,
+    k: int,
+    generator: torch.Generator,
+    *,
+    along_k: bool,
+) -> dict[str, Any]:
+    """Scales of 1x128 of A and of 128x128 of B."""
+    blocks = -(-k // 128)
+
+    def drawn(*extents: int) -> torch.Tensor:
+        return torch.rand(extents, generator=generator, device="cuda") + 0.5
+
+    scale_a = drawn(routing.size, blocks)
+    if operation.block_scale_a == "e8m0":
+        scale_a = (124 + 4 * scale_a).to(torch.uint8).view(torch.float8_e8m0fnu)
+    scale_a = scale_a if along_k else along_rows(scale_a)
+    return {"scale_a": scale_a, "scale_b": drawn(routing.groups, -(-n // 128), blocks)}
 
 
 def _epilogue(
@@ -218,11 +328,11 @@ def verify(made: Call) -> None:
     assert made.d.untouched_outside()
     exact, bound = made.exact()
     if made.b.view.dim() == 3:
-        last = int(made.offs[-1])
-        rest = d[last:]
+        counted = made.call.counted()
+        rest = d[~counted]
         integers = {2: torch.int16, 4: torch.int32}[rest.dtype.itemsize]
         assert (rest.view(integers) == -1).all(), "a row of no group was written"
-        d, exact, bound = d[:last], exact[:last], bound[:last]
+        d, exact, bound = d[counted], exact[counted], bound[counted]
     else:  # groups that are poisoned are NaN, as their sums are; others must not be
         poisoned = exact.isnan()
         assert d[poisoned].isnan().all()
@@ -263,6 +373,21 @@ MUTANTS = {
     ),
     "a group has the bias of the first": Mutant(
         ROWS[11], r"batch \* p\.bias_0_batch", _SHAPE, "0 * p.bias_0_batch"
+    ),
+    "rows have the block scales of the rows before": Mutant(
+        BLOCKS[0], r"int row = before \+ first", _SHAPE, "int row = first"
+    ),
+    "columns have the block scales of the rows before": Mutant(
+        BLOCKS[7], r"int column = before \+ threadIdx", _SHAPE, "int column = threadIdx"
+    ),
+    "a group has the block scales of the first": Mutant(
+        BLOCKS[0], r"at\.batch \* p\.b_scales_batch_pitch", _SHAPE, "0 * p.b_scales_batch_pitch"
+    ),
+    "rows that do not count are stored": Mutant(
+        MASKED[0], r"max\(0, min\(p\.offsets\[group\], rows\)\)", _SHAPE, "rows"
+    ),
+    "a batch begins where the one before ends": Mutant(
+        MASKED[2], r"\{group \* rows_of_group \+", _SHAPE, "{table.ends[group] +"
     ),
     "the last k tile of a group has rows of the next": Mutant(
         BY_K[0], r"end = min\(full_end, at\.end\)", _SHAPE, "end = full_end"

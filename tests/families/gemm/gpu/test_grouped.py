@@ -39,6 +39,39 @@ def test_groups_are_multiplied_and_nothing_else(
     grouped.verify(grouped.call(kernel, routing))
 
 
+@pytest.mark.parametrize("k", [400, 2880, 64])
+@pytest.mark.parametrize("kernel", grouped.BLOCKS, ids=short)
+def test_block_scales_are_read_wherever_they_lie(kernel: KernelSpec, k: int) -> None:
+    """Side by side along rows, by TMA from any row of a group on, or along k, by warps."""
+    for routing in (grouped.ROUTINGS["ragged"], grouped.ROUTINGS["skewed"]):
+        grouped.verify(grouped.call(kernel, routing, seed=k, k=k, along_k=True))
+        grouped.verify(grouped.call(kernel, routing, seed=k, k=k))
+
+
+@pytest.mark.parametrize("kernel", [grouped.MASKED[2], grouped.MASKED[5]], ids=short)
+def test_one_graph_serves_all_lengths_and_clamps_them(kernel: KernelSpec) -> None:
+    made = grouped.call(kernel, grouped.ROUTINGS["ragged"])
+    grouped.verify(made)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.run()
+    each = made.a.view.shape[0] // len(made.offs)
+    grouped.fill(made.a.view, torch.Generator("cuda").manual_seed(1))
+    if "scale_a" in made.keywords:
+        made.keywords["scale_a"].fill_(0.75)
+    for lengths in ([0] * 9, [each] * 9, [-(2**31), 2**31 - 1, -1, each + 1, 5, 0, each, 1, 2]):
+        given = torch.tensor(lengths, device="cuda", dtype=torch.int32)
+        made.offs.copy_(given)
+        made.d.room.fill_(-1)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert made.d.untouched_outside()
+        made.offs.copy_(given.clamp(0, each))
+        counted, (exact, bound) = made.call.counted(), made.exact()
+        assert (made.d.view[~counted].view(torch.int16) == -1).all()
+        assert_within(made.d.view[counted], exact[counted], bound[counted])
+
+
 @pytest.mark.parametrize("name", grouped.MUTANTS)
 def test_a_kernel_that_takes_a_neighbour_for_its_own_is_caught(name: str) -> None:
     chosen = grouped.MUTANTS[name]
