@@ -93,6 +93,10 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             or (operation.block_scale_a, operation.block_scale_b) == ("fp32", "fp32")
             else f"block_scale_a {operation.block_scale_a}, block_scale_b "
             f"{operation.block_scale_b} without block_scales: must be fp32, where there are none",
+            f"block_scales row_row with {gate.token}: must be row_block, as weights of gated "
+            "layers have one scale for 128x128"
+            if operation.block_scales == "row_row" and gate is not None
+            else None,
             *(_sparse_operation(operation) if operation.sparse != "none" else ()),
             *(_grouped_operation(operation) if operation.groups != "none" else ()),
             *(_pieces(operation) if operation.terms > 1 else ()),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families.gemm.schedule import (
     SCALE_BLOCK,
     GemmOperation,
@@ -35,6 +36,8 @@ class SideScales:
     of_tile   that a tile has
     spare     more of a stage: a copy begins at a multiple of 16 bytes, and groups at any row
     factor_columns  of wgmma that share a scale wherever a tile begins; 1 for those of rows
+    halves    whether the operand is [gate; up]: 8 rows of the gate and 8 of up are in turn in a
+              tile, and a thread reads the scale of either
     """
 
     operand: Literal["a", "b"]
@@ -44,6 +47,7 @@ class SideScales:
     of_tile: int
     spare: int = 0
     factor_columns: int = 1
+    halves: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -81,6 +85,8 @@ def row_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScales:
     operand: Literal["a", "b"] = "b" if schedule.swap_ab else "a"
     each = operation.scale_rows(operand)
     count, of_tile = (2, schedule.rows) if each == 1 else (1, 0)
+    if _in_halves(operation, operand):  # of rows r and r + 8
+        count = 2
     return _side(operation, operand, count, of_tile)
 
 
@@ -94,6 +100,8 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
         factor_columns = gcd(columns, SCALE_BLOCK)
         latest = SCALE_BLOCK - factor_columns
         count, of_tile = -(-(latest + columns) // SCALE_BLOCK), 0
+    if _in_halves(operation, operand):
+        count, factor_columns = 2, 8
     return _side(operation, operand, count, of_tile, factor_columns)
 
 
@@ -119,6 +127,8 @@ def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
     held = schedule.rows // (WGMMA_M * schedule.sharing) * rows.count
     if columns.each == 1:
         return held * (2 if rows.element == "e8m0" else 1)
+    if columns.halves:  # the factors of 64 rows are made where these are scaled
+        return held + columns.count
     return held * schedule.columns // columns.factor_columns
 
 
@@ -130,13 +140,25 @@ def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:
 def blocks_reason(operation: GemmOperation, schedule: GemmSchedule) -> str | None:
     """Why the columns of a tile lie in too many blocks of scales; None where they do not."""
     columns = column_scales(operation, schedule)
-    if columns.each <= 1 or columns.count <= MOST_BLOCKS:
-        return None
     side = "m" if schedule.swap_ab else "n"
+    if columns.halves and SCALE_BLOCK % schedule.columns:
+        return (
+            f"tile {side} {schedule.columns} with block_scales {operation.block_scales} and a gate "
+            f"in halves: must divide {SCALE_BLOCK}, so that what a tile has of either half lies in "
+            "one block"
+        )
+    if columns.each <= 1 or columns.halves or columns.count <= MOST_BLOCKS:
+        return None
     return (
         f"tile {side} {schedule.columns} with block_scales {operation.block_scales}: lies in "
         f"{columns.count} blocks of 128, and must lie in at most {MOST_BLOCKS}"
     )
+
+
+def _in_halves(operation: GemmOperation, operand: Literal["a", "b"]) -> bool:
+    """Whether an operand with blocks of scales is [gate; up]."""
+    gate = gate_of(operation.epilogue)
+    return operand == "b" and gate is not None and gate.layout == "halves"
 
 
 def _side(
@@ -148,5 +170,5 @@ def _side(
 ) -> SideScales:
     element = operation.block_scale_a if operand == "a" else operation.block_scale_b
     spare = ALIGNMENT // BYTES[element] if operation.by_rows and of_tile else 0
-    each = operation.scale_rows(operand)
-    return SideScales(operand, element, each, count, of_tile, spare, factor_columns)
+    each, halves = operation.scale_rows(operand), _in_halves(operation, operand)
+    return SideScales(operand, element, each, count, of_tile, spare, factor_columns, halves)

@@ -35,6 +35,7 @@ from warploom.runtime.families._product.steps.step import Item
 TYPES: dict[torch.dtype, BlockScale] = {torch.float32: "fp32", torch.float8_e8m0fnu: "e8m0"}
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+HALF = SCALE_BLOCK // 2  # columns of the gate, and of up, that a tile has at most
 
 
 def blocks_of(extent: int) -> int:
@@ -98,8 +99,11 @@ class BoundScales:
 NONE = BoundScales("none", "fp32", "fp32", (ScaleStrides(), ScaleStrides()))
 
 
-def check(pair: Pair, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raise ProblemError for block scales that kernels cannot multiply these operands by."""
+def check(pair: Pair, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) -> None:
+    """Raise ProblemError for block scales that kernels cannot multiply these operands by.
+
+    `listed` are the items of the epilogue.
+    """
     for name, operand in (("a", a), ("b", b)):
         if not BY_DTYPE[operand.dtype].is_fp8:
             raise ProblemError(
@@ -120,6 +124,14 @@ def check(pair: Pair, a: torch.Tensor, b: torch.Tensor) -> None:
                 rule="must be on the device of a and b",
                 fix="move it there",
             )
+    n = b.shape[-1]
+    if n % (2 * HALF) and any(item[0] == "gate" for item in listed):
+        raise ProblemError(
+            f"gate of {n} columns with block scales",
+            rule=f"gate and up must have a multiple of {HALF} columns each, so that what a tile "
+            "has of either shares a scale",
+            fix="pad the weight, or multiply the halves of the result",
+        )
 
 
 def in_rows(scale_a: torch.Tensor, lead: Sequence[int]) -> bool:

@@ -245,7 +245,7 @@ class GemmCall(ProductCall):
             scaled = block_scales.block_scales(a, b, listed, vectors=vectors)
         rest, batched = listed, shared is not None
         if scaled is not None:
-            block_scales.check(scaled, a, b)
+            block_scales.check(scaled, a, b, listed)
             rest = listed[2:]
             batched = batched or not block_scales.in_rows(scaled[0], shape[:-2])
         elif len(listed) > 0:

@@ -149,7 +149,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         (m, k), n, shared = a.shape, b.shape[-1], (groups,)
         items, scaled, scales = self.items, self.scaled, block_scales.NONE
         if scaled is not None:
-            block_scales.check(scaled, a, b)
+            block_scales.check(scaled, a, b, items)
             scales = block_scales.bind(scaled, b, shared, shared)
             self._check_blocks(scales.scaling)
         else:

@@ -9,9 +9,11 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
+from warploom.generator.epilogue import Gate
 from warploom.generator.families.gemm import FAMILY, GemmOperation, GemmShape, complete
 from warploom.generator.families.gemm.launch import GemmProblem, ScaleStrides
-from warploom.generator.launches import NO_GPU
+from warploom.generator.launches import NO_GPU, DeviceLimits
+from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.dispatch import choose
 from warploom.runtime.families.gemm.call import GemmCall
@@ -211,6 +213,7 @@ def block_scaled(**fields: Any) -> GemmOperation:
     [
         ({"accumulation": "fast"}, "must be of fp8 and promoted"),
         ({"block_scales": "none", "block_scale_a": "e8m0"}, "without block_scales: must be fp32"),
+        ({"block_scales": "row_row", "epilogue": (Gate("silu"),)}, "must be row_block"),
     ],
     ids=str,
 )
@@ -227,6 +230,51 @@ def test_a_tile_that_kernels_cannot_scale_is_refused(tile: tuple[int, int, int],
     one = block_scaled()
     with pytest.raises(SpecificationError, match=said):
         KernelSpec("sm_90a", one, complete("sm_90a", one, {"tile": tile}))
+
+
+def test_up_has_scales_of_its_own() -> None:
+    """Guards against kernels that scaled up by the scale of the gate: their rows lie half of N
+    apart, and the block of up's begins anywhere.
+    """
+    one = block_scaled(epilogue=(Gate("silu"),))
+    for fields in (
+        {"tile": (128, 128, 128)},
+        {"tile": (64, 64, 128), "swap_ab": True, "consumers": 1},
+    ):
+        text = render(KernelSpec("sm_90a", one, complete("sm_90a", one, fields)))
+        assert "(p.n / 2 + min(n, p.n - 1) / 2) / 128" in text
+    with pytest.raises(SpecificationError, match=r"tile n 112.*must divide 128"):
+        KernelSpec("sm_90a", one, complete("sm_90a", one, {"tile": (64, 112, 128)}))
+
+
+@pytest.mark.parametrize("m", [1, 16, 33, 64, 128, 256, 512, 4096])
+def test_every_shape_has_a_kernel_with_a_gate(m: int) -> None:
+    one, shape = block_scaled(epilogue=(Gate("silu"),)), GemmShape(m, 28672, 4096)
+    for gpu in (NO_GPU, DeviceLimits(132, "NVIDIA H200")):
+        assert choose(one, shape, device=gpu).spec.operation == one
+
+
+def test_a_gate_of_odd_halves_is_refused() -> None:
+    a, b = drawn(16, 256), drawn(2 * 96, 256).t()
+    keywords: dict[str, Any] = {"scale_a": scales(16, 2), "scale_b": scales(2, 2)}
+    keywords["out_dtype"] = torch.bfloat16
+    with pytest.raises(ProblemError, match=r"gate of 192 columns.*multiple of 64.*pad the weight"):
+        warploom.gemm(a, b, gate="silu", **keywords)
+    halves = warploom.gemm(a, b, **keywords).float().chunk(2, -1)
+    turns = b.view(256, 2, 96).mT.reshape(256, 192)  # gate and up in turn: blocks are of what lies
+    found = warploom.gemm(a, turns, gate="silu", gate_layout="interleaved", **keywords)
+    assert found.shape == halves[0].shape
+
+
+def test_a_gate_scales_each_half_by_its_own_blocks() -> None:
+    a, b, scale_a, scale_b = drawn(16, 256), drawn(384, 256), scales(16, 2), scales(3, 2)
+    found = warploom.gemm(
+        a, b.t(), scale_a=scale_a, scale_b=scale_b, gate="silu", out_dtype=torch.bfloat16
+    )
+    wide = (a.double() * spread(scale_a, 16, 256)) @ (b.double() * spread(scale_b, 384, 256)).t()
+    gate, up = wide.chunk(2, -1)
+    exact = torch.nn.functional.silu(gate) * up
+    assert (found.double() - exact).abs().max() <= 0.02 * exact.abs().max()
 
 
 def test_names_and_digests_of_kernels_without_block_scales_stay() -> None:

@@ -91,7 +91,7 @@ def fitting(shape: tuple[int, int, int], kernel: KernelSpec) -> tuple[int, int, 
     operation = cast("GemmOperation", kernel.operation)
     unit = 16 // element(operation.d).bytes if stored_by_tma(kernel) else 1
     if gate_of(operation.epilogue):  # 8 columns of the gate and 8 of up
-        unit = max(16, 2 * unit)
+        unit = 128 if operation.block_scales == "row_block" else max(16, 2 * unit)
     if any(step.loads for step in operation.epilogue):
         unit = max(8, unit)
     return m, n + -n % unit, k

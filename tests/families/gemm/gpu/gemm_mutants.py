@@ -18,6 +18,7 @@ from gemm_rounded import assert_rounded_as_the_reference
 
 from warploom.errors import DeviceError
 from warploom.generator import nvrtc
+from warploom.generator.epilogue import Gate
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.toolchain import find
@@ -52,6 +53,17 @@ class Mutant:
 STORING = cases.spec((128, 128), d="fp32")
 
 SCALED = cases.spec((128, 128), a="e4m3", scales=("row_block", "fp32", "fp32"))
+GATED = cases.spec(
+    (128, 128), a="e4m3", scales=("row_block", "fp32", "fp32"), epilogue=(Gate("silu"),)
+)
+GATED_SWAPPED = cases.spec(
+    (64, 64),
+    a="e4m3",
+    scales=("row_block", "fp32", "fp32"),
+    epilogue=(Gate("silu"),),
+    swap_ab=True,
+    consumers=1,
+)
 AHEAD = cases.spec((64, 64), a="e4m3", consumers=1, scales=("row_block", "fp32", "fp32"))
 SWAPPED = cases.spec(
     (64, 64), a="e4m3", swap_ab=True, consumers=1, scales=("row_row", "fp32", "e8m0")
@@ -106,6 +118,24 @@ MUTANTS = {
         r"min\(at\.n, p\.n - 1\) / 128",
         (257, 264, 520),
         "(min(at.n, p.n - 1) / 128 + 1) % 3",
+    ),
+    "up has the block scales of the gate": Mutant(
+        GATED,
+        r"next_columns\[j\]",
+        (257, 384, 520),
+        "next_columns[0]",
+    ),
+    "the block scales of up begin with a block": Mutant(
+        GATED,
+        r"\(p\.n / 2 \+ min\(n, p\.n - 1\) / 2\) / 128",
+        (257, 384, 520),
+        "(p.n / 2 + 127) / 128 + min(n, p.n - 1) / 2 / 128",
+    ),
+    "swapped, up has the block scales of the gate": Mutant(
+        GATED_SWAPPED,
+        r"\(up - start\)",
+        (61, 384, 520),
+        "(block - start)",
     ),
     "the last k tile has the scales of A of the one before": Mutant(
         SCALED,

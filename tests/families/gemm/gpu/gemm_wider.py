@@ -126,6 +126,21 @@ SCALED = [
         ((64, 96), "row", {"kernel_schedule": "pingpong"}),
         ((64, 64), "row", {"swap_ab": True, "consumers": 1, "cluster_split_k": 2}),
         ((128, 64), "mixed", {"a": "e5m2", "b": "e4m3"}),
+        # Gates: up has scales of its own, which begin anywhere in a block.
+        ((128, 128), "128", {"epilogue": (Gate("silu"),)}),
+        ((256, 128), "128", {"epilogue": (Gate("silu"),), "cluster": (1, 2)}),
+        ((64, 128), "128", {"epilogue": (Bias("bf16"), Gate("gelu")), "consumers": 1}),
+        ((128, 32), "e8m0", {"epilogue": (Gate("relu"),), "stream_k": True}),
+        ((64, 64), "128", {"epilogue": (Gate("silu"),), "consumers": 1, "split_k": 3}),
+        ((16, 64), "128", {"epilogue": (Gate("silu"),), "swap_ab": True, "consumers": 1}),
+        ((32, 128), "128", {"epilogue": (Bias("bf16"), Gate("silu")), "swap_ab": True}),
+        ((96, 128), "e8m0", {"epilogue": (Gate("silu"),), "swap_ab": True, "split_k": 2}),
+        ((64, 96), "128", {"epilogue": (Gate("swiglu_oai", "interleaved"),), "consumers": 1}),
+        (
+            (64, 64),
+            "128",
+            {"epilogue": (Gate("silu", "interleaved"),), "swap_ab": True, "consumers": 1},
+        ),
     )
 ]
 SCALED_BATCHED = [
