@@ -97,6 +97,10 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             *(_grouped_operation(operation) if operation.groups != "none" else ()),
             *(_pieces(operation) if operation.terms > 1 else ()),
             None
+            if operation.spans == "any" or operation.terms > 1
+            else f"spans {operation.spans}, terms {operation.terms}: must be any, as only "
+            "pieces of fp32 values have spans",
+            None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
             "int32 is for int8 operands without epilogue",

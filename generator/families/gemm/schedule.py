@@ -28,6 +28,7 @@ BlockScales = Literal["none", "row_block", "row_row"]
 BlockScale = Literal["fp32", "e8m0"]
 Sparse = Literal["none", "a", "b", "d"]
 Groups = Literal["none", "rows", "k"]
+Spans = Literal["any", "narrow", "wide"]
 
 SCALE_BLOCK = 128
 """Of k, and of the rows of a 128x128 block: what one block scale is of."""
@@ -113,6 +114,14 @@ class GemmOperation(ProductOperation):
         doc="3: A and B are two 16-bit pieces of each value, a high and a low one, in two matrices "
         "side by side along k, and D is the sum of the products but that of the low pieces; 6: "
         "three pieces, and the products of those that are not too low. Takes accumulation promoted",
+    )
+
+    spans: Spans = knob(
+        default="any",
+        name="{}",
+        later=True,
+        doc="narrow: the launch leaves at once where two fp16 pieces do not hold the values of A "
+        "and B, which their splits wrote to device memory; wide: where they do. Takes terms",
     )
 
     @property

@@ -37,8 +37,10 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
 
     def timed_as(self, operation: GemmOperation) -> GemmOperation:
         """A gate takes what its GEMM takes; so do block scales of either type, whatever the results
-        are: accumulators are scaled alike.
+        are: accumulators are scaled alike. A launch that may leave at once is timed where it stays.
         """
+        if operation.spans != "any":
+            return self.timed_as(replace(operation, spans="any"))
         if operation.block_scales != "none":
             plain: dict[str, Any] = {"block_scale_a": "fp32", "block_scale_b": "fp32"}
             return replace(operation, a="e4m3", b="e4m3", d="bf16", epilogue=(), **plain)

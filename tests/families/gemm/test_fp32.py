@@ -155,13 +155,13 @@ def test_pieces_of_a_parameter_are_kept_until_it_changes(monkeypatch: pytest.Mon
     from warploom.runtime.families.gemm import fp32
 
     split: list[int] = []
-    make = fp32.fp32_pieces
+    make = fp32.split
 
     def counted(x: torch.Tensor, *how: Any) -> Any:  # noqa: ANN401 (as it does)
         split.append(x.shape[0])
         return make(x, *how)
 
-    monkeypatch.setattr(fp32, "fp32_pieces", counted)
+    monkeypatch.setattr(fp32, "split", counted)
     x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
     with torch.no_grad():
         first = warploom.gemm(x, weight.t(), precision="fp32")
