@@ -17,11 +17,12 @@ from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families.fp32_pieces.reference import SPAN
 from warploom.runtime.families.gemm import api, fp32, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.pieces import PiecesCall
+from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall
 from warploom.runtime.families.gemm.samples import (
     GemmData,
     GemmTrial,
@@ -193,7 +194,11 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             a = torch.cat([one.a] * operation.pieces, -1)
             b = torch.cat([one.b.mT] * operation.pieces, -1).mT
             terms = operation.terms
-            return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
+            if operation.spans == "any":
+                return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
+            span = a.new_empty(SPAN, dtype=torch.int32)
+            own = {"terms": terms, "span_a": span, "span_b": span, "spans": operation.spans}
+            return [SpannedPiecesCall(a, b, listed, *given, **own) for listed in ways.values()]
         return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
