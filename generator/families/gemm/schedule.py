@@ -20,7 +20,7 @@ from warploom.generator.families._product import (
 from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
 
-Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
+Input = Literal["fp16", "bf16", "tf32", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
 Accumulation = Literal["fast", "promoted"]
 Layout = Literal["row", "col"]
@@ -53,12 +53,12 @@ class GemmOperation(ProductOperation):
     layout_a: Layout = knob(
         default="row",
         name="{}_{}",
-        doc="row or col: which of A's rows and columns are contiguous; 8-bit types: row",
+        doc="row or col: which of A's rows and columns are contiguous; of 8 bits and tf32: row",
     )
     layout_b: Layout = knob(
         default="col",
         name="",
-        doc="the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col",
+        doc="the same of B; a torch weight [N, K] is a B `col`; of 8 bits and tf32: col",
     )
     epilogue: tuple[EpilogueStep, ...] = knob(
         default=(), after="batched", doc="up to 8 steps between the accumulators and D, in order"
@@ -157,7 +157,8 @@ class GemmSchedule(ProductSchedule):
 
     tile: tuple[int, int, int] = knob(
         name="{}x{}x{}",
-        doc="(m, n, k) of one block; k is 128 bytes: 64 for 16-bit operands, 128 for 8-bit ones",
+        doc="(m, n, k) of one block; k is 128 bytes: 64 for 16-bit operands, 128 for 8-bit "
+        "ones, 32 for tf32",
     )
     stages: int = knob(
         name="stages{}",

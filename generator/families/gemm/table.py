@@ -32,7 +32,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
         """
         swept = operation.accumulation == "fast" or operation.block_scales != "none"
         plain = swept and not quantizes(operation.epilogue) and operation.sparse == "none"
-        plain = plain and operation.groups == "none"
+        plain = plain and operation.groups == "none" and operation.a != "tf32"
         return plain and (operation.layout_a, operation.layout_b) == ("row", "col")
 
     def timed_as(self, operation: GemmOperation) -> GemmOperation:

@@ -454,12 +454,13 @@ def gemm(
     "strassen2" each of these again: less work for very large products, and a larger error, since
     sums of quarters are rounded to the type of a (docs/families/gemm.md has its bound).
 
-    precision "fp32" multiplies fp32 matrices on tensor cores, about as exactly as torch's own fp32
-    GEMMs do and several times as fast: each value is split into two fp16 pieces, of rows of a and
-    columns of b that are scaled by powers of two, and three products of pieces are added up in
-    fp32. "bf16x6" has three bf16 pieces and six products, "bf16x3" two pieces and an error of about
-    2^-17. The result is fp32. Errors are relative to the largest of a row of a and of a column of b
-    (docs/families/gemm.md). Gradients have the same precision.
+    precision "fp32" multiplies fp32 matrices on tensor cores, as exactly as torch's own fp32 GEMMs
+    do and several times as fast: each value is split into two fp16 pieces, of rows of a and columns
+    of b that are scaled by powers of two, and three products of pieces are added up in fp32. Where
+    these pieces do not hold the values, which the device finds, three bf16 pieces and six products
+    take their place. "bf16x6" always has these, "bf16x3" two pieces and an error of about 2^-17,
+    "tf32" one product of values rounded to 10 bits. The result is fp32. Gradients have the same
+    precision (docs/families/gemm.md).
 
     Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.

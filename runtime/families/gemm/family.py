@@ -30,6 +30,7 @@ from warploom.runtime.families.gemm.samples import (
     grouped_call,
     sparse_call,
 )
+from warploom.runtime.families.gemm.tf32 import Tf32Call
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make
 
@@ -199,7 +200,8 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             span = a.new_empty(SPAN, dtype=torch.int32)
             own = {"terms": terms, "span_a": span, "span_b": span, "spans": operation.spans}
             return [SpannedPiecesCall(a, b, listed, *given, **own) for listed in ways.values()]
-        return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
+        kind = Tf32Call if operation.a == "tf32" else GemmCall
+        return [kind(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
         """A product, by no algorithm: `explanation` has the others."""

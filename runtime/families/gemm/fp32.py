@@ -5,6 +5,7 @@
               pieces of the scaled values, six products: the device decides, see `_compute`
     bf16x3    two bf16 pieces, three products
     bf16x6    three bf16 pieces, six products
+    tf32      values rounded to TF32 while they are loaded, one product: see tf32.py
 
 A kernel splits each operand, and one GEMM loads all pieces of a k tile once, adds their products
 up, smallest first, and adds the sum to fp32 accumulators. Gradients are GEMMs of the same
@@ -34,6 +35,7 @@ from warploom.runtime.families.gemm.call import PRODUCT, GemmCall
 from warploom.runtime.families.gemm.fp32_warm import Step
 from warploom.runtime.families.gemm.operators import WIDTH
 from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall
+from warploom.runtime.families.gemm.tf32 import Tf32Call
 from warploom.runtime.operator import is_distributed, register
 from warploom.runtime.plan import draft, planned, run
 from warploom.runtime.tensors import require_one_device, shown
@@ -56,28 +58,31 @@ SCHEMES = {
     "bf16x3": Scheme(torch.bfloat16, 2, 3),
     "bf16x6": Scheme(torch.bfloat16, 3, 6),
 }
-"""The schemes, by the name that calls have for them."""
+"""The schemes that split values, by the name that calls have for them."""
+
+TF32 = "tf32"
+"""The precision whose operands are read as they are."""
 
 _RESULTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def scheme_of(precision: object) -> Scheme:
-    """Return the scheme of a precision; ProblemError for an unknown one."""
-    if isinstance(precision, str) and precision in SCHEMES:
-        return SCHEMES[precision]
+def require_known(precision: object) -> None:
+    """Raise ProblemError for an unknown precision."""
+    if isinstance(precision, str) and (precision in SCHEMES or precision == TF32):
+        return
     raise ProblemError(
         f"precision {shown(precision)}",
-        rule=f"must be one of {', '.join(SCHEMES)}",
+        rule=f"must be one of {', '.join((*SCHEMES, TF32))}",
         fix='use "fp32"; leave precision out for operands of 8 and 16 bits',
     )
 
 
-def check(call: GemmCall, precision: object) -> Scheme:
-    """Check a call before anything is launched, and return its scheme.
+def check(call: GemmCall, precision: object) -> None:
+    """Check a call before anything is launched.
 
     Raises ProblemError for operands that are not fp32, and for what these GEMMs do not take.
     """
-    scheme = scheme_of(precision)
+    require_known(precision)
     if not torch.compiler.is_dynamo_compiling():
         call.require()
     a, b = call.a, call.b
@@ -86,7 +91,7 @@ def check(call: GemmCall, precision: object) -> Scheme:
         if one.dtype != torch.float32:
             raise ProblemError(
                 f"{name} of {one.dtype} with {told}",
-                rule="must be torch.float32, whose values are split",
+                rule="must be torch.float32",
                 fix=f"use {name}.float(), or leave precision out",
             )
         if is_distributed(one):
@@ -123,7 +128,6 @@ def check(call: GemmCall, precision: object) -> Scheme:
             rule="must be fp32, bf16 or fp16",
             fix="leave it out for fp32",
         )
-    return scheme
 
 
 def _result_type(call: GemmCall) -> torch.dtype:
@@ -133,7 +137,7 @@ def _result_type(call: GemmCall) -> torch.dtype:
 
 
 def multiply(call: GemmCall, precision: str) -> torch.Tensor:
-    """Return D of a call on fp32 matrices by a scheme of `SCHEMES`.
+    """Return D of a call on fp32 matrices by a precision.
 
     It is differentiable in a, b and what the epilogue reads; then torch computes the epilogue.
     """
@@ -240,13 +244,18 @@ def _compute(call: GemmCall, precision: str) -> torch.Tensor:
     fp16 pieces left on the device what the rows span: all that are not to compute D read these
     words and leave at once. The host waits for nothing, and a captured graph decides each time.
     """
-    scheme = SCHEMES[precision]
     if 0 in (*call.a.shape, *call.b.shape):
         d = reference.gemm(call.a, call.b, call.listed, _result_type(call))
         return d if call.out is None else call.out.copy_(d)
     again = _again(call, precision)
     if again is not None:
         return again
+    if precision == TF32:
+        single = tf32_call(call)
+        d = planned(single).run(single)
+        _keep(call, precision, (), [Step.of(single, d)], d)
+        return d
+    scheme = SCHEMES[precision]
     kept = _parameter(call.a), _parameter(call.b)
     sides = call.a.resolve_neg().detach(), call.b.mT.resolve_neg().detach()
     a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
@@ -270,11 +279,23 @@ def _compute(call: GemmCall, precision: str) -> torch.Tensor:
         assert wide_a is not None and wide_b is not None  # noqa: S101 (for type checkers)
         wide = wide_call(made, wide_a, wide_b, d)
         steps.append(Step.of(wide, planned(wide).run(wide)))
+    held = [one for one, parameter in zip((a, b), kept, strict=True) if parameter is not None]
+    _keep(call, precision, held, steps, d)
+    return d
+
+
+def tf32_call(call: GemmCall) -> Tf32Call:
+    """The GEMM that reads the operands of a call as they are."""
+    return Tf32Call(call.a, call.b, call.listed, call.out, _result_type(call))
+
+
+def _keep(
+    call: GemmCall, precision: str, held: Sequence[Pieces], steps: Sequence[Step], d: torch.Tensor
+) -> None:
+    """Keep what a call launched, by pieces that are kept, for others like it."""
     if call.out is None and not traced():
-        held = [one for one, parameter in zip((a, b), kept, strict=True) if parameter is not None]
         tensors, options = _known_by(call, precision)
         fp32_warm.keep(tensors, options, _tensors(held), steps, d)
-    return d
 
 
 def _known_by(call: GemmCall, precision: str) -> tuple[list[torch.Tensor], fp32_warm.Options]:
@@ -294,8 +315,9 @@ def _again(call: GemmCall, precision: str) -> torch.Tensor | None:
         return None
     if recipe is None:
         return None
-    scheme, sides = SCHEMES[precision], (call.a, call.b.mT)
-    held = [_pieces(x, scheme) for x in sides if _parameter(x) is not None]
+    held, scheme = list[Pieces](), SCHEMES.get(precision)
+    if scheme is not None:
+        held = [_pieces(x, scheme) for x in (call.a, call.b.mT) if _parameter(x) is not None]
     return recipe.run(tensors, _tensors(held))
 
 
@@ -313,7 +335,12 @@ def traced() -> bool:
 
 def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanation:
     """Say what a call does by a precision, here or on a GPU: its kernel is that of the pieces."""
-    scheme = check(call, precision)
+    check(call, precision)
+    if precision == TF32:
+        told = _explained(tf32_call(call), gpu)
+        reason = f"precision tf32: operands are rounded while they are loaded; {told.reason}"
+        return replace(told, reason=reason)
+    scheme = SCHEMES[str(precision)]
     a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
     made = pieces_call(call, scheme, a, b)
     told, name = _explained(made, gpu), str(scheme.dtype).removeprefix("torch.")
@@ -334,7 +361,7 @@ def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanati
     return replace(told, reason=reason)
 
 
-def _explained(made: PiecesCall, gpu: str | None) -> Explanation:
+def _explained(made: GemmCall, gpu: str | None) -> Explanation:
     if gpu is None:
         return Explanation.of(planned(made))
     there = target(gpu)

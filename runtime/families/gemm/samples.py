@@ -20,6 +20,7 @@ from warploom.runtime.families.gemm import api, reference
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.block_sparse import BlockSparseCall
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
+from warploom.runtime.families.gemm.tf32 import Tf32Call, rounded_to_tf32
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.plan import run
 from warploom.runtime.trial import generator, sets_for, wrong
@@ -138,6 +139,12 @@ class GemmTrial(GemmData):
             return [partial(_run_grouped, self.operation, one, spec) for one in self.sets]
         if self.operation.sparse != "none":
             return [partial(_run_sparse, self.operation.sparse, one, spec) for one in self.sets]
+        if self.operation.a == "tf32":
+            dtype = TORCH[self.operation.d]
+            return [
+                partial(run, Tf32Call(one.a, one.b, one.listed, one.out, dtype, spec=spec))
+                for one in self.sets
+            ]
         return [
             partial(
                 api.gemm,
@@ -174,9 +181,10 @@ class GemmTrial(GemmData):
             return grouped_call(self.operation, one).bound()
         if one.mask is not None:
             return sparse_call(self.operation.sparse, one).bound()
-        return reference.gemm_bound(
-            one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
-        )
+        a, b = one.a, one.b
+        if self.operation.a == "tf32":
+            a, b = rounded_to_tf32(a), rounded_to_tf32(b)
+        return reference.gemm_bound(a, b, one.listed, one.out.dtype, self.operation.accumulation)
 
 
 def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -> BlockSparseCall:
