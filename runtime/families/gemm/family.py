@@ -198,8 +198,16 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             if operation.spans == "any":
                 return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
             span = a.new_empty(SPAN, dtype=torch.int32)
-            own = {"terms": terms, "span_a": span, "span_b": span, "spans": operation.spans}
-            return [SpannedPiecesCall(a, b, listed, *given, **own) for listed in ways.values()]
+            return [
+                SpannedPiecesCall(
+                    *(a, b, listed, *given),
+                    terms=terms,
+                    span_a=span,
+                    span_b=span,
+                    spans=operation.spans,
+                )
+                for listed in ways.values()
+            ]
         kind = Tf32Call if operation.a == "tf32" else GemmCall
         return [kind(one.a, one.b, listed, *given) for listed in ways.values()]
 
