@@ -117,6 +117,8 @@ STALE: dict[str, str] = {
     ),
     "families/gemm/gpu": "calls on pieces of fp32 matrices are known to `explain`, and one "
     "more kernel of them is kept; other kernels are those that passed",
+    "families/fp32_pieces/gpu": "launches of fp16 pieces count what these do not hold, and bf16 "
+    "pieces are made where they do not",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "
     "and messages have other words",
 }
