@@ -40,6 +40,9 @@ _TABLE = (
             wgmma="f16",  wgmma_k=16, convert="cvt.rn.f16x2.f32"),
     Element("bf16",  16, cpp="cutlass::bfloat16_t",   torch="bfloat16",      tensor_map="BFLOAT16",
             wgmma="bf16", wgmma_k=16, convert="cvt.rn.bf16x2.f32"),
+    # fp32 in memory, which TMA rounds. torch.float32 stands for the row of fp32, which comes later.
+    Element("tf32",  32, cpp="float",                 torch="float32",       tensor_map="TFLOAT32",
+            wgmma="tf32", wgmma_k=8),
     Element("fp32",  32, cpp="float",                 torch="float32",       tensor_map="FLOAT32"),
     Element("e4m3",   8, cpp="cutlass::float_e4m3_t", torch="float8_e4m3fn", tensor_map="UINT8",
             wgmma="e4m3", wgmma_k=32, convert="cvt.rn.satfinite.e4m3x2.f32"),

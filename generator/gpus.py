@@ -71,13 +71,13 @@ def _hopper(
     tensor_share: float = _TENSOR_SHARE,
     shared_name: bool = False,
 ) -> GpuKind:
-    """A row from the data sheet's dense TFLOP/s of 16 bits, of which 8 bits have twice as many."""
+    """A row from the data sheet's dense TFLOP/s of 16 bits: of 8 bits twice, of TF32 half."""
     flops = tera_flops * 1e12 * tensor_share
     return GpuKind(
         name,
         "sm_90a",
         multiprocessors,
-        flops={16: flops, 8: 2 * flops},
+        flops={32: flops / 2, 16: flops, 8: 2 * flops},
         bytes_per_second=tera_bytes * 1e12 * _MEMORY_SHARE,
         gigabytes=gigabytes,
         also=also,
@@ -96,7 +96,7 @@ KINDS: dict[str, GpuKind] = {
             "NVIDIA H200",
             "sm_90a",
             132,
-            flops={16: 800e12, 8: 1600e12},  # measured
+            flops={32: 400e12, 16: 800e12, 8: 1600e12},  # measured, but for TF32
             bytes_per_second=4.35e12,  # measured
             gigabytes=141,
             also=("H200 SXM",),
@@ -107,7 +107,7 @@ KINDS: dict[str, GpuKind] = {
             "NVIDIA H100 80GB HBM3",
             "sm_90a",
             132,
-            flops={16: 790e12, 8: 1580e12},  # 16 bits measured, 8 bits derived
+            flops={32: 395e12, 16: 790e12, 8: 1580e12},  # 16 bits measured, others derived
             bytes_per_second=3.35e12 * _MEMORY_SHARE,  # derived
             gigabytes=80,
             also=("H100 SXM", "H100 SXM5", "H100 SXM 80GB"),

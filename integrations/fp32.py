@@ -17,7 +17,6 @@ from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.tensors import shown
 
 Only = Literal["highest", "high"]
-Highest = Literal["bf16x6", "fp32"]
 
 LEAST = 512**3
 """Products of elements, m n k, below which torch's kernels run: launches decide the time there."""
@@ -25,11 +24,8 @@ LEAST = 512**3
 LEAST_SIDE = 64
 """Each of m, n and k is at least that."""
 
-PRECISIONS = {"highest": "bf16x6", "high": "bf16x3"}
-"""What runs for each value of torch.get_float32_matmul_precision(), where a call of `activate` says
-nothing else; "medium" is left to torch."""
-
-_HIGHEST = ("bf16x6", "fp32")
+PRECISIONS = {"highest": "fp32", "high": "bf16x3"}
+"""What runs for each value of torch.get_float32_matmul_precision(); "medium" is left to torch."""
 
 _KEY = "CUDA"
 _running = threading.local()
@@ -37,21 +33,18 @@ _OPERATORS = tuple(f"aten::{name}{out}" for name in ("mm", "bmm", "addmm") for o
 _FIX = 'call warploom.gemm(precision="fp32"), which runs anywhere'
 
 
-def activate(only: Only | None = None, *, highest: Highest = "bf16x6") -> Activation:
+def activate(only: Only | None = None) -> Activation:
     """Run torch's fp32 matrix products on tensor cores, until `remove()` or the end of a `with`.
 
     torch's mm, addmm and bmm, and what calls them (matmul, linear, einsum, their gradients, code of
     torch.compile that calls cuBLAS), run `warploom.gemm(precision=...)` for fp32 CUDA tensors of at
     least `LEAST` products of elements. torch.get_float32_matmul_precision() decides, at each call:
-    under "highest", torch's default, `highest` runs; under "high" "bf16x3" runs; "medium" is
-    left to torch, and so is everything on GPUs that Warploom has no kernels for.
+    under "highest", torch's default, "fp32" runs, which is as exact as torch's products for any
+    values; under "high" "bf16x3" runs; "medium" is left to torch, and so is everything on GPUs
+    that Warploom has no kernels for.
 
     Args:
         only: "high" or "highest": leave the other to torch. None: neither.
-        highest: What runs under "highest". "bf16x6" holds every value as fp32 does, at 1.7 times
-            the speed of cuBLAS's fp32. "fp32" is 4 times as fast as that, but holds a value only
-            to 2^-40 of the largest of its row of A or column of B: ask for it where rows do not
-            span more than 2^16, or where only what large values add to counts.
 
     Returns:
         What undoes it. Its `ran` counts, by operator and precision, what ran, and "torch" what was
@@ -65,29 +58,23 @@ def activate(only: Only | None = None, *, highest: Highest = "bf16x6") -> Activa
         ...     loss = model(x).sum()
         ...     loss.backward()
         >>> activation.ran
-        Counter({('mm', 'bf16x6'): 24, ('addmm', 'bf16x6'): 12, ('mm', 'torch'): 2})
+        Counter({('mm', 'fp32'): 24, ('addmm', 'fp32'): 12, ('mm', 'torch'): 2})
     """
-    return Activation(only, highest)
+    return Activation(only)
 
 
 class Activation(Overridden):
     """Warploom's kernels in torch's fp32 matrix products: see `activate`."""
 
-    def __init__(self, only: Only | None = None, highest: Highest = "bf16x6") -> None:
+    def __init__(self, only: Only | None = None) -> None:
         if only not in (None, *PRECISIONS):
             raise ProblemError(
                 f"only {shown(only)}",
                 rule=f"must be None or one of {', '.join(PRECISIONS)}",
                 fix="leave it out for both",
             )
-        if highest not in _HIGHEST:
-            raise ProblemError(
-                f"highest {shown(highest)}",
-                rule=f"must be one of {', '.join(_HIGHEST)}",
-                fix="leave it out for bf16x6, which is right for any values",
-            )
         self.ran: Counter[tuple[str, str]] = Counter()
-        self._only, self._highest = only, highest
+        self._only = only
         self._kernels = torch_kernels("matmuls", _OPERATORS, _KEY, _FIX)
         self._keys = key_set(_KEY)
         runs: dict[str, Callable[..., torch.Tensor | None]]
@@ -102,7 +89,7 @@ class Activation(Overridden):
         def overriding(*given: Any, **keywords: Any) -> Any:  # noqa: ANN401
             if getattr(_running, "inside", False):
                 return torchs.call_boxed(self._keys, *given, **keywords)
-            precision = precision_of(self._only, self._highest)
+            precision = precision_of(self._only)
             if precision is not None:
                 _running.inside = True  # products of references are torch's
                 try:
@@ -155,13 +142,13 @@ class Activation(Overridden):
         return gemm(a, b, residual=added, beta=float(beta), out=out, precision=precision)
 
 
-def precision_of(only: Only | None = None, highest: Highest = "bf16x6") -> str | None:
+def precision_of(only: Only | None = None) -> str | None:
     """The precision that torch's setting stands for now; None where torch's kernels are to run."""
     try:
         setting = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch's newer setting differs from it, and is what its kernels follow
         setting = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-    return {**PRECISIONS, "highest": highest}.get(setting) if only in (None, setting) else None
+    return PRECISIONS.get(setting) if only in (None, setting) else None
 
 
 def takes(a: torch.Tensor, b: torch.Tensor, dimensions: int) -> bool:

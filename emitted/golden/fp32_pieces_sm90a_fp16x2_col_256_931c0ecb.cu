@@ -34,6 +34,9 @@ struct alignas(128) Parameters {
   const float* x;  // [m][x_pitch], or [k][x_pitch] of layout col
   uint16_t* q;  // [m][count][place]: pieces
   float* scale;  // [3][m]: x is the sum of its pieces times the first two, or the third
+  uint32_t* span;  // [4]: most small or lost values of a row, most lost, k
+  uint32_t* maxima;  // [3]: of span so far, and the CTAs that raised them
+  uint64_t* sums;  // [m / 64]: small and lost values, tiles above bit 34
   float* peaks;  // [parts][m]: largest magnitudes of parts of rows
   int64_t x_pitch;  // elements between rows of x
   int32_t m;  // rows
@@ -45,11 +48,12 @@ struct alignas(128) Parameters {
 };
 static_assert(sizeof(Parameters) == 128);
 static_assert(OFFSET(Parameters, x) == 0 && OFFSET(Parameters, q) == 8);
-static_assert(OFFSET(Parameters, scale) == 16 && OFFSET(Parameters, peaks) == 24);
-static_assert(OFFSET(Parameters, x_pitch) == 32 && OFFSET(Parameters, m) == 40);
-static_assert(OFFSET(Parameters, k) == 44 && OFFSET(Parameters, place) == 48);
-static_assert(OFFSET(Parameters, across) == 52 && OFFSET(Parameters, part) == 56);
-static_assert(OFFSET(Parameters, parts) == 60);
+static_assert(OFFSET(Parameters, scale) == 16 && OFFSET(Parameters, span) == 24);
+static_assert(OFFSET(Parameters, maxima) == 32 && OFFSET(Parameters, sums) == 40);
+static_assert(OFFSET(Parameters, peaks) == 48 && OFFSET(Parameters, x_pitch) == 56);
+static_assert(OFFSET(Parameters, m) == 64 && OFFSET(Parameters, k) == 68);
+static_assert(OFFSET(Parameters, place) == 72 && OFFSET(Parameters, across) == 76);
+static_assert(OFFSET(Parameters, part) == 80 && OFFSET(Parameters, parts) == 84);
 
 // ---- The pieces of a value ------------------------------------------------------------------------------
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000) != 0x7f800000; }
@@ -71,20 +75,53 @@ __device__ __forceinline__ void write_scale(const Parameters& p, int row, uint32
   p.scale[2 * int64_t(p.m) + row] = __uint_as_float(inverse << 23);
 }
 
+// ---- What rows span: whether two fp16 pieces hold them --------------------------------------------------
+// Of a row's values: the small ones, below 2^-7 of its largest, and the lost ones, whose pieces miss bits of them.
+struct Counts {
+  int small = 0, lost = 0;
+
+  __device__ __forceinline__ void add(float scaled, float left, float level) {
+    small += fabsf(scaled) < level;
+    lost += left != 0.f && fabsf(scaled) < 0.25f;  // of a larger one the pieces miss at most 2^-23
+  }
+};
+
+// Below which values of a row are small: 2^-7 of the power of two in its largest magnitude; 0 of a row of zeros.
+__device__ __forceinline__ float small_level(uint32_t peak, float factor) {
+  const float scaled = __uint_as_float(peak) * factor;  // 2^-23 or more
+  return peak == 0 ? 0.f : __uint_as_float((__float_as_uint(scaled) & 0x7f800000) - (7 << 23));
+}
+
+// Raises the maxima over all rows by those of some; `of` is how often that happens. The last one writes them to
+// span, where GEMMs read which of them is to run, and leaves zeros for the next launch.
+__device__ __forceinline__ void raise_span(const Parameters& p, uint32_t most, uint32_t most_lost, uint32_t of) {
+  atomicMax(p.maxima, most);
+  if (most_lost > 0) atomicMax(p.maxima + 1, most_lost);
+  __threadfence();
+  if (atomicAdd(p.maxima + 2, 1u) + 1 < of) return;
+  __threadfence();
+  p.span[0] = atomicExch(p.maxima, 0u);
+  p.span[1] = atomicExch(p.maxima + 1, 0u);
+  p.span[2] = uint32_t(p.k);
+  p.maxima[2] = 0;
+}
+
 // Pieces of values of a row.
 struct Pieces {
   uint16_t bits[kPieces][kValues];
 
   // What is not finite has a first piece alone: the difference from it would be NaN.
-  __device__ __forceinline__ void split(int i, float x, float factor) {
+  __device__ __forceinline__ void split(int i, float x, float factor, float level, Counts& counts) {
     const bool finite = is_finite(x);
     float rest = x * factor;
+    const float scaled = rest;
     CUTE_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       Piece rounded(rest);
       bits[piece][i] = rounded.raw();
       rest = finite ? rest - float(rounded) : 0.f;
     }
+    counts.add(scaled, rest, level);
   }
 
   // Writes them to a row of q, from a column on that is a multiple of kValues.
@@ -131,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   __shared__ float tile[kTile][kTile + 1];  // a column of padding: rows are written, columns are read
-  __shared__ float factors[kTile];
+  __shared__ float factors[kTile], levels[kTile];
+  __shared__ int small[kTile], lost[kTile];  // values of each row in this tile
   const int row0 = blockIdx.x / p.across * kTile, column0 = blockIdx.x % p.across * kTile;
   const int own = threadIdx.x % kTile, line = threadIdx.x / kTile;
   CUTE_UNROLL
@@ -145,16 +183,42 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       peak = max(peak, __float_as_uint(p.peaks[int64_t(part) * p.m + row0 + own]));
     const uint32_t exponent = factor_exponent(peak);
     factors[own] = __uint_as_float(exponent << 23);
+    levels[own] = small_level(peak, factors[own]);
     if (column0 == 0) write_scale(p, row0 + own, exponent);
   }
+  if (threadIdx.x < kTile) small[own] = lost[own] = 0;
   __syncthreads();
   constexpr int kVectors = kTile / kValues;  // of a row of the tile
   for (int i = threadIdx.x; i < kTile * kVectors; i += kThreads) {
     const int row = i / kVectors, column = i % kVectors * kValues;
     if (row0 + row >= p.m || column0 + column >= p.place) continue;
     Pieces pieces;
+    Counts counts;
     CUTE_UNROLL
-    for (int j = 0; j < kValues; ++j) pieces.split(j, tile[column + j][row], factors[row]);
+    for (int j = 0; j < kValues; ++j) pieces.split(j, tile[column + j][row], factors[row], levels[row], counts);
     pieces.store(p, row0 + row, column0 + column);
+    atomicAdd(&small[row], counts.small);
+    if (counts.lost > 0) atomicAdd(&lost[row], counts.lost);
   }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  // The most of any row in this tile, whose sum over all tiles of these rows the last of them goes on with.
+  const int past = max(0, column0 + kTile - p.k);  // zeros past k were counted
+  int most = 0, most_lost = 0;
+  CUTE_UNROLL
+  for (int row = threadIdx.x; row < kTile; row += 32) {
+    most = max(most, small[row] - past + lost[row]);
+    most_lost = max(most_lost, lost[row]);
+  }
+  most = __reduce_max_sync(0xffffffff, most);
+  most_lost = __reduce_max_sync(0xffffffff, most_lost);
+  if (threadIdx.x > 0) return;
+  if (most_lost > 0) atomicMax(p.maxima + 1, uint32_t(most_lost));
+  __threadfence();
+  uint64_t* const sums = p.sums + row0 / kTile;  // above the sum the tiles that it is of
+  const uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(sums), 1ull << 34 | uint64_t(most));
+  if ((before >> 34) + 1 < p.across) return;
+  *sums = 0;
+  const uint64_t sum = (before & ((1ull << 34) - 1)) + most;
+  raise_span(p, uint32_t(min(sum, uint64_t(0xffffffff))), 0, (p.m + kTile - 1) / kTile);
 }

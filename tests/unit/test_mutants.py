@@ -14,7 +14,9 @@ import attention_quantize_mutants
 import cast_mutants
 import combine_mutants
 import decode_mutants
+import fp32_pieces_mutants
 import gemm_mutants
+import gemm_spans
 import mixed_mutants
 import pytest
 import route_mutants
@@ -38,6 +40,8 @@ def test_every_mutant_of_gemm_can_be_made() -> None:
         cast_mutants,
         combine_mutants,
         decode_mutants,
+        fp32_pieces_mutants,
+        gemm_spans,
         mixed_mutants,
         route_mutants,
     ],

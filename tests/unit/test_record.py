@@ -87,6 +87,8 @@ STALE: dict[str, str] = {
     "imports less; kernels and launches are what they were",
     "families/gemm/gpu": "calls on pieces of fp32 matrices are known to `explain`, and one "
     "more kernel of them is kept; other kernels are those that passed",
+    "families/fp32_pieces/gpu": "launches of fp16 pieces count what these do not hold, and bf16 "
+    "pieces are made where they do not",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "
     "gated layers whose weights share memory are taken, and messages have other words",
 }

@@ -31,7 +31,8 @@ class Fp32Pieces(
 
     def context(self, spec: Fp32PiecesSpec) -> dict[str, Any]:
         """The sizes that the schedule does not say."""
-        return {"values": VALUES, "tile": TILE, "peak_rows": launch.PEAK_ROWS}
+        wide = spec.operation.spans == "wide"
+        return {"values": VALUES, "tile": TILE, "peak_rows": launch.PEAK_ROWS, "wide": wide}
 
 
 FAMILY = Fp32Pieces()

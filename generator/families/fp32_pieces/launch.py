@@ -18,6 +18,7 @@ from warploom.generator.families.fp32_pieces.shape import Fp32PiecesProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
 
+THREADS = 2048  # that an SM holds
 PEAK_ROWS = 32  # rows of x that a CTA finds the largest magnitudes of: those of a warp's threads
 
 
@@ -31,10 +32,17 @@ class AtLaunch(data.AtLaunch[Fp32PiecesOperation, Fp32PiecesSchedule, Fp32Pieces
         return -(-self.problem.place // TILE)
 
     @property
-    def grid(self) -> int:
-        """The CTAs that write pieces: a row each, or a tile."""
+    def units(self) -> int:
+        """What a CTA does at a time: a row, or a tile."""
         m = self.problem.m
         return m if self.operation.layout == "row" else -(-m // TILE) * self.across
+
+    @property
+    def grid(self) -> int:
+        """The CTAs: one for each unit; of a launch that mostly leaves at once, as fill the GPU."""
+        if self.operation.spans == "any":
+            return self.units
+        return min(self.units, self.device.multiprocessors * (THREADS // self.schedule.threads))
 
 
 def part(problem: Fp32PiecesProblem) -> int:
@@ -55,6 +63,12 @@ def parameters(spec: Fp32PiecesSpec) -> ParameterBlock[AtLaunch]:
     ]
     if operation.layout == "col":
         fields.append(int32("across", "tiles along k", lambda at: at.across))
+    if operation.spans == "wide":
+        fields += [
+            pointer("scale", "const float", "[3][m] of the fp16 pieces, whose third is inverted"),
+            pointer("span_a", "const uint32_t", "[4]: what the rows of A span"),
+            pointer("span_b", "const uint32_t", "[4]: what those of B span"),
+        ]
     if operation.scaled:
         fields.append(
             pointer(
@@ -63,8 +77,13 @@ def parameters(spec: Fp32PiecesSpec) -> ParameterBlock[AtLaunch]:
                 "[3][m]: x is the sum of its pieces times the first two, or the third",
             )
         )
+        fields += [
+            pointer("span", "uint32_t", "[4]: most small or lost values of a row, most lost, k"),
+            pointer("maxima", "uint32_t", "[3]: of span so far, and the CTAs that raised them"),
+        ]
         if operation.layout == "col":
             fields += [
+                pointer("sums", "uint64_t", "[m / 64]: small and lost values, tiles above bit 34"),
                 pointer("peaks", "float", "[parts][m]: largest magnitudes of parts of rows"),
                 int32("part", "columns along k of a part", lambda at: part(at.problem)),
                 int32("parts", "of k", lambda at: -(-at.problem.k // part(at.problem))),
@@ -77,8 +96,8 @@ def launches(
 ) -> list[Launch]:
     """One launch, behind one of largest magnitudes where scaled rows are read across.
 
-    No dimension may be 0. Tensors are named x, q and scale. Raises ProblemError for dimensions
-    beyond 32 bits.
+    No dimension may be 0. Tensors are named x, q, scale, span, span_a and span_b. Raises
+    ProblemError for dimensions beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
     operation, threads = spec.operation, spec.schedule.threads
@@ -86,7 +105,7 @@ def launches(
         {
             f"m {problem.m}": problem.m + TILE,
             f"k {problem.k}": operation.count * (problem.place + 8 * threads),
-            f"m {problem.m}, k {problem.k}": at.grid,
+            f"m {problem.m}, k {problem.k}": at.units,
         }
     )
     values = parameters(spec).values(at)
@@ -98,7 +117,16 @@ def launches(
 
 
 def workspaces(spec: Fp32PiecesSpec, problem: Fp32PiecesProblem) -> list[Workspace]:
-    """The largest magnitudes of parts of rows, where a launch of its own finds them."""
-    if not spec.operation.scaled or spec.operation.layout == "row":
+    """Maxima of what rows span; the largest magnitudes of parts of rows, where a launch of its own
+    finds them.
+    """
+    if not spec.operation.scaled:
         return []
-    return [Workspace("peaks", 4 * problem.m * -(-problem.k // part(problem)))]
+    maxima = Workspace("maxima", 12, kept=True)
+    if spec.operation.layout == "row":
+        return [maxima]
+    return [
+        maxima,
+        Workspace("sums", 8 * -(-problem.m // TILE), kept=True),
+        Workspace("peaks", 4 * problem.m * -(-problem.k // part(problem))),
+    ]

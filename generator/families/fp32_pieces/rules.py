@@ -13,9 +13,13 @@ TILE_THREADS = 256
 
 def operation_reasons(operation: Fp32PiecesOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
+    reasons = []
     if operation.q == "fp16" and operation.count != 2:
-        return [f"count {operation.count} of q fp16: must be 2, which hold the bits of fp32"]
-    return []
+        reasons.append(f"count {operation.count} of q fp16: must be 2, which hold the bits of fp32")
+    if operation.spans == "wide" and (operation.q, operation.count) != ("bf16", 3):
+        told = f"q {operation.q}, count {operation.count} with spans wide"
+        reasons.append(f"{told}: must be bf16 and 3, which hold any row")
+    return reasons
 
 
 def schedule_reasons(

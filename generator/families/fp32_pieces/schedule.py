@@ -9,6 +9,7 @@ from warploom.generator.specification import KernelSpec
 
 PieceElement = Literal["fp16", "bf16"]
 Layout = Literal["row", "col"]
+Spans = Literal["any", "wide"]
 
 VALUES = 8  # of a row that a thread splits at once: of each piece 16 bytes
 PLACE = 64  # elements that places of pieces are multiples of: a k tile of a GEMM of 16 bits
@@ -33,6 +34,13 @@ class Fp32PiecesOperation:
         "dimension)",
     )
     family: Literal["fp32_pieces"] = knob(default="fp32_pieces", doc="the kernel family")
+    spans: Spans = knob(
+        default="any",
+        name="{}",
+        later=True,
+        doc="wide: three bf16 pieces of rows times the powers of two of fp16 pieces, made only if "
+        "fp16 pieces do not hold the rows",
+    )
 
     @property
     def scaled(self) -> bool:

@@ -21,6 +21,7 @@ from warploom.generator.families.gemm.schedule import (
     GemmSpec,
     Groups,
     Layout,
+    Spans,
     Sparse,
 )
 from warploom.generator.families.gemm.shape import GemmShape
@@ -41,6 +42,7 @@ __all__ = [
     "Groups",
     "Layout",
     "ScaleStrides",
+    "Spans",
     "Sparse",
     "complete",
     "gemm_layout",

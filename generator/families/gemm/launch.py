@@ -217,12 +217,19 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
         *(_lists(operation) if operation.sparse != "none" else ()),
         *((_place(),) if operation.terms > 1 else ()),
+        *(_spans() if operation.spans != "any" else ()),
     ]
     return block(fields)
 
 
 def _place() -> Field[AtLaunch]:
     return int32("place", "elements from a piece to the next", lambda at: at.problem.place)
+
+
+def _spans() -> list[Field[AtLaunch]]:
+    """What the launches that made the pieces counted in each operand."""
+    told = "[4]: the most small or lost values of a row of {}, the most lost, k"
+    return [pointer(f"span_{name}", "const uint32_t", told.format(name.upper())) for name in "ab"]
 
 
 def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[AtLaunch]]:

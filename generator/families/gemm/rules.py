@@ -101,6 +101,13 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             *(_grouped_operation(operation) if operation.groups != "none" else ()),
             *(_pieces(operation) if operation.terms > 1 else ()),
             None
+            if a.name != "tf32" or (operation.sparse, operation.groups) == ("none", "none")
+            else f"a tf32 with sparse {operation.sparse}, groups {operation.groups}: must be none",
+            None
+            if operation.spans == "any" or operation.terms > 1
+            else f"spans {operation.spans}, terms {operation.terms}: must be any, as only "
+            "pieces of fp32 values have spans",
+            None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
             "int32 is for int8 operands without epilogue",

@@ -20,7 +20,7 @@ from warploom.generator.families._product import (
 from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
 
-Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
+Input = Literal["fp16", "bf16", "tf32", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
 Accumulation = Literal["fast", "promoted"]
 Layout = Literal["row", "col"]
@@ -28,6 +28,7 @@ BlockScales = Literal["none", "row_block", "row_row"]
 BlockScale = Literal["fp32", "e8m0"]
 Sparse = Literal["none", "a", "b", "d"]
 Groups = Literal["none", "rows", "masked", "k"]
+Spans = Literal["any", "narrow", "wide"]
 
 SCALE_BLOCK = 128
 """Of k, and of the rows of a 128x128 block: what one block scale is of."""
@@ -55,13 +56,13 @@ class GemmOperation(ProductOperation):
         default="row",
         name="{}_{}",
         doc="memory layout of A: row (each row is contiguous along K) or col (each column is "
-        "contiguous along M); 8-bit types require row",
+        "contiguous along M); 8-bit types and tf32 require row",
     )
     layout_b: Layout = knob(
         default="col",
         name="",
         doc="memory layout of B: row, or col, which is that of a torch weight [N, K] seen as "
-        "[K, N]; 8-bit types require col",
+        "[K, N]; 8-bit types and tf32 require col",
     )
     epilogue: tuple[EpilogueStep, ...] = knob(
         default=(),
@@ -128,6 +129,14 @@ class GemmOperation(ProductOperation):
         "without the three smallest pairs. Requires `accumulation: promoted`",
     )
 
+    spans: Spans = knob(
+        default="any",
+        name="{}",
+        later=True,
+        doc="narrow: the launch leaves at once where two fp16 pieces do not hold the values of A "
+        "and B, which their splits wrote to device memory; wide: where they do. Takes terms",
+    )
+
     @property
     def by_rows(self) -> bool:
         """Whether it has groups of rows, each with a B, wherever these begin."""
@@ -167,7 +176,7 @@ class GemmSchedule(ProductSchedule):
     tile: tuple[int, int, int] = knob(
         name="{}x{}x{}",
         doc="output tile of a CTA and k tile, as (m, n, k); k is 128 bytes: 64 for 16-bit "
-        "operands, 128 for 8-bit ones",
+        "operands, 128 for 8-bit ones, 32 for tf32",
     )
     stages: int = knob(
         name="stages{}",

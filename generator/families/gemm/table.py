@@ -32,14 +32,16 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
         """
         swept = operation.accumulation == "fast" or operation.block_scales != "none"
         plain = swept and not quantizes(operation.epilogue) and operation.sparse == "none"
-        plain = plain and operation.groups == "none"
+        plain = plain and operation.groups == "none" and operation.a != "tf32"
         return plain and (operation.layout_a, operation.layout_b) == ("row", "col")
 
     def timed_as(self, operation: GemmOperation) -> GemmOperation:
         """A gate takes what its GEMM takes; so do block scales of either type, whatever the results
         are: accumulators are scaled alike. Groups of which only some rows count take what those
-        take that have as many.
+        take that have as many. A launch that may leave at once is timed where it stays.
         """
+        if operation.spans != "any":
+            return self.timed_as(replace(operation, spans="any"))
         if operation.groups == "masked":
             operation = replace(operation, groups="rows")
         if operation.block_scales != "none":

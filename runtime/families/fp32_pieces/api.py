@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from warploom.generator.specification import KernelSpec
@@ -45,6 +47,21 @@ def fp32_pieces(
         >>> high, low = q.view(128, 2, 256).float().unbind(1)
         >>> x = (high + low) * scale[2, :, None]
     """
-    q, scale = _pieces(x, dtype, count, spec)
+    q, scale, _ = _pieces(x, dtype, count, spec, None, None, None)
     assert q is not None  # noqa: S101 (for type checkers)
     return q, scale
+
+
+class Pieces(NamedTuple):
+    """Pieces of a matrix, and of fp16 ones the scales of its rows and what these span."""
+
+    q: torch.Tensor
+    scale: torch.Tensor | None
+    span: torch.Tensor | None
+
+
+def split(x: torch.Tensor, dtype: torch.dtype, count: int) -> Pieces:
+    """Return what `fp32_pieces` does, and what the rows of x span."""
+    q, scale, span = _pieces(x, dtype, count, None, None, None, None)
+    assert q is not None  # noqa: S101 (for type checkers)
+    return Pieces(q, scale, span)

@@ -23,7 +23,7 @@ from warploom.runtime.families.fp32_pieces import reference
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device, shown
 
-Results = tuple[torch.Tensor | None, torch.Tensor | None]  # q, scale
+Results = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]  # q, scale, span
 _NAMES: dict[torch.dtype, PieceElement] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -38,11 +38,13 @@ class Details:
 class Fp32PiecesCall(Arguments[Details, Results]):
     """The arguments of `fp32_pieces`, which says what they mean.
 
-    out, scale_out   where results go; None: they are made
+    scale, span_a, span_b   scales of the fp16 pieces of x, and what A and B span: x is split only
+                            if fp16 pieces do not hold these
+    out, scale_out, span_out   where results go; None: they are made
     """
 
     function = "fp32_pieces"
-    outputs = ("q", "scale")
+    outputs = ("q", "scale", "span")
     no_gradient = (
         "x that requires grad",
         "fp32_pieces is not differentiable",
@@ -53,8 +55,12 @@ class Fp32PiecesCall(Arguments[Details, Results]):
     dtype: torch.dtype = option(default=torch.float16, schema="ScalarType")
     count: int = option(default=2, schema="int")
     spec: KernelSpec | str | None = named_spec(default=None)
+    scale: torch.Tensor | None = tensor(default=None, aligned=False)
+    span_a: torch.Tensor | None = tensor(default=None)
+    span_b: torch.Tensor | None = tensor(default=None)
     out: torch.Tensor | None = result(default=None, public=False)
     scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    span_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -63,8 +69,13 @@ class Fp32PiecesCall(Arguments[Details, Results]):
 
     @property
     def scaled(self) -> bool:
-        """Whether rows have scales."""
+        """Whether scales of rows are found."""
         return self.dtype == torch.float16
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the rows are split only if fp16 pieces do not hold them."""
+        return self.scale is not None
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -82,6 +93,14 @@ class Fp32PiecesCall(Arguments[Details, Results]):
                 f"x {list(self.x.shape)} {self.x.dtype}",
                 rule="must be [.., m, k] of torch.float32",
                 fix="convert it with x.float()",
+            )
+        given = {name: getattr(self, name) for name in ("scale", "span_a", "span_b")}
+        if self.is_wide != all(one is not None for one in given.values()):
+            missing = ", ".join(name for name, one in given.items() if one is None)
+            raise ProblemError(
+                f"fp32_pieces without {missing}",
+                rule="scale, span_a and span_b are given together, or none of them is",
+                fix="pass what the fp16 pieces of A and B came with",
             )
 
     def layout(self) -> Layout | None:
@@ -108,7 +127,12 @@ class Fp32PiecesCall(Arguments[Details, Results]):
         require_one_device([(name, one) for name, one in self.named() if one is not None])
         m, k = self.extents
         layout = self.layout()
-        operation = Fp32PiecesOperation(_NAMES[self.dtype], self.count, layout or "row")  # type: ignore[arg-type]
+        operation = Fp32PiecesOperation(
+            _NAMES[self.dtype],
+            self.count,  # type: ignore[arg-type]
+            layout or "row",
+            spans="wide" if self.is_wide else "any",
+        )
         shape = Fp32PiecesShape(m, k)
         choice = dispatch.choose(operation, shape, spec=self.kernel, device=target)
         pitch = self.x.stride(1) if layout == "col" else self._pitch()
@@ -119,18 +143,20 @@ class Fp32PiecesCall(Arguments[Details, Results]):
         )
 
     def results(self, details: Details) -> Results:
-        """Where results go: as they were given, or new; no scale of bf16 pieces."""
+        """Where results go: as they were given, or new; no scale and span of bf16 pieces."""
         *rows, k = self.x.shape
-        q, scale = self.out, self.scale_out
+        q, scale, span = self.out, self.scale_out, self.span_out
         if q is None:
             q = self.x.new_empty((*rows, self.count * reference.place(k)), dtype=self.dtype)
         if scale is None and self.scaled:
             scale = self.x.new_empty((3, *rows))
-        return q, scale
+        if span is None and self.scaled:
+            span = self.x.new_empty(reference.SPAN, dtype=torch.int32)
+        return q, scale, span
 
-    def computed(self) -> tuple[bool, bool]:
-        """q always; scales of fp16 pieces."""
-        return True, self.scaled
+    def computed(self) -> tuple[bool, bool, bool]:
+        """q always; scales and span of fp16 pieces."""
+        return True, self.scaled, self.scaled
 
     def fake(self) -> Results:
         """Those that are computed."""
@@ -139,19 +165,28 @@ class Fp32PiecesCall(Arguments[Details, Results]):
 
     def check(self, details: Details, results: Results) -> None:
         """Raise ProblemError for memory that is missing or shared."""
-        q, scale = results
-        require_memory([("x", self.x), ("out", q), ("scale_out", scale)])
-        seen = [("x", self.x)]
-        for name, one in (("out", q), ("scale_out", scale)):
+        names = ("out", "scale_out", "span_out")
+        given = [*zip(names, results, strict=True)]
+        read = self.read()
+        require_memory([*read, *given])
+        seen = [*read]
+        for name, one in given:
             if one is not None:
                 refuse_overlap(one, seen, "do not overlap", name)
                 seen.append((name, one))
 
     def compute(self, details: Details, results: Results) -> None:
-        """Compute both by plain torch operations."""
+        """Compute them by plain torch operations."""
         m, k = self.extents
+        spans = [one for one in (self.span_a, self.span_b) if one is not None]
+        if spans and reference.pieces_hold(*spans):
+            return
         with torch.no_grad(), torch.autocast(self.x.device.type, enabled=False):
-            found = reference.pieces(self.x.reshape(m, k), self.dtype, self.count)
+            x = self.x.reshape(m, k)
+            if self.scale is not None:
+                x = x * (1 / self.scale[2].reshape(m, 1))
+            across = self.layout() == "col"
+            found = reference.pieces(x, self.dtype, self.count, across=across)
             for one, value in zip(results, found, strict=True):
                 if one is not None:
                     one.copy_(value.reshape(one.shape))

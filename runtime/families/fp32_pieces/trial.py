@@ -15,6 +15,9 @@ from warploom.runtime.families.fp32_pieces.call import Details, Fp32PiecesCall, 
 from warploom.runtime.plan import run
 from warploom.runtime.trial import generator, sets_for, wrong
 
+WIDE = torch.tensor([1, 1, 1, 0], dtype=torch.int32)
+"""What a matrix spans whose fp16 pieces do not hold it."""
+
 
 def draw(
     operation: Fp32PiecesOperation,
@@ -27,13 +30,16 @@ def draw(
     x = torch.randn(*extents, generator=random, device=device)
     x = x if operation.layout == "row" else x.t()
     call = Fp32PiecesCall(x, TORCH[operation.q], operation.count)
-    call.out, call.scale_out = call.results(Details(()))
+    if operation.spans == "wide":
+        call.scale = torch.ones(3, shape.m, device=device)
+        call.span_a = call.span_b = WIDE.to(device)
+    call.out, call.scale_out, call.span_out = call.results(Details(()))
     return call
 
 
 def expected(call: Fp32PiecesCall) -> Results:
     """What the results are, by plain torch operations on the same device."""
-    blank = replace(call, out=None, scale_out=None, spec=None)
+    blank = replace(call, out=None, scale_out=None, span_out=None, spec=None)
     made = blank.results(Details(()))
     blank.compute(Details(()), made)
     return made
@@ -76,12 +82,13 @@ class Fp32PiecesTrial:
 
     def held_share(self) -> float:
         """The largest error of what the first set holds, as a share of its bound."""
-        return share((self.sets[0].out, self.sets[0].scale_out), self._expected)
+        first = self.sets[0]
+        return share((first.out, first.scale_out, first.span_out), self._expected)
 
     @property
     def results(self) -> list[torch.Tensor]:
-        """What the first set has of q and scales."""
-        found = self.sets[0].out, self.sets[0].scale_out
+        """What the first set has of q, scales and span."""
+        found = self.sets[0].out, self.sets[0].scale_out, self.sets[0].span_out
         return [one for one in found if one is not None]
 
     @cached_property

@@ -465,8 +465,10 @@ def gemm(
             torch.bfloat16, or torch.float8_e5m2, scaled to its range.
         algorithm: "strassen" multiplies 16-bit matrices by 7 matmuls of half the size instead of 8,
             "strassen2" does so twice: faster for very large matrices, with a larger error.
-        precision: Multiply fp32 matrices on tensor cores, by 16-bit pieces of each value: "fp32"
-            (errors like those of fp32 arithmetic), "bf16x6", or "bf16x3" (errors of about 2^-17).
+        precision: Multiply fp32 matrices on tensor cores, with gradients of the same precision.
+            "fp32": errors like those of fp32 arithmetic, by two fp16 pieces of each value, or,
+            where the device finds that these do not hold the values, three bf16 pieces; "bf16x6":
+            always the latter; "bf16x3": errors of about 2^-17; "tf32": values rounded to 10 bits.
         older: Former names of keywords, which still work: `accumulation`, `accumulate_into`.
 
     Returns:

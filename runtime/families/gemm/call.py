@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, ClassVar, cast, get_args, get_type_hints
 
 import torch
 
@@ -108,11 +108,17 @@ def _check_main_grad(b: torch.Tensor, into: torch.Tensor) -> None:
     refuse_repeated("main_grad", into)
 
 
-INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])
+INPUTS: Mapping[str, Any] = {
+    name: name for name in get_args(get_type_hints(GemmOperation)["a"]) if name in NAMES.values()
+}
+"""What operations call the elements of operands, by what the table calls those of a tensor."""
 
 
 def extents(
-    a: torch.Tensor, b: torch.Tensor, spec: KernelSpec | None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    spec: KernelSpec | None,
+    inputs: Mapping[str, Any] = INPUTS,
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """The shape of D, and its batches; None where B has none, and A's are rows of one matrix."""
     try:
@@ -126,10 +132,10 @@ def extents(
             fix="a torch weight [N, K] is b after .t()",
         ) from None
     for name, operand in (("a", a), ("b", b)):
-        if NAMES.get(operand.dtype) not in INPUTS:
+        if NAMES.get(operand.dtype) not in inputs:
             raise ProblemError(
                 f"{name} of {operand.dtype}",
-                rule=f"element types of operands are {', '.join(INPUTS)}",
+                rule=f"element types of operands are {', '.join(inputs)}",
                 fix='pass precision="fp32"'
                 if operand.dtype == torch.float32
                 else f"convert with {name}.to(torch.bfloat16)",
@@ -170,6 +176,7 @@ class GemmCall(ProductCall):
     """
 
     function = "warploom.gemm"
+    inputs: ClassVar[Mapping[str, Any]] = INPUTS
 
     a: torch.Tensor = tensor()
     b: torch.Tensor = tensor()
@@ -236,7 +243,7 @@ class GemmCall(ProductCall):
     def checked(self) -> Checked:
         """Check the tensors and place the operands, in the layouts of a spec if there is one."""
         a, b, listed, out, spec = self.a, self.b, self.listed, self.out, self.spec
-        shape, shared = extents(a, b, spec)
+        shape, shared = extents(a, b, spec, self.inputs)
         *lead, m, n = shape
         device = a.get_device()
         scaled, scales = None, block_scales.NONE
@@ -265,8 +272,8 @@ class GemmCall(ProductCall):
         if spec is not None and accumulation == "fast":
             accumulation = cast("GemmOperation", spec.operation).accumulation
         operation = GemmOperation(
-            a=left.element.name,  # type: ignore[arg-type]
-            b=right.element.name,  # type: ignore[arg-type]
+            a=self.inputs[left.element.name],
+            b=self.inputs[right.element.name],
             d=NAMES[d_type],  # type: ignore[arg-type]
             layout_a=left.matrix.layout,  # type: ignore[arg-type]
             layout_b=right.matrix.layout,  # type: ignore[arg-type]

@@ -17,17 +17,19 @@ from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families.fp32_pieces.reference import SPAN
 from warploom.runtime.families.gemm import api, fp32, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.pieces import PiecesCall
+from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall
 from warploom.runtime.families.gemm.samples import (
     GemmData,
     GemmTrial,
     Operands,
     own_call,
 )
+from warploom.runtime.families.gemm.tf32 import Tf32Call
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make
 
@@ -191,8 +193,21 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             a = torch.cat([one.a] * operation.pieces, -1)
             b = torch.cat([one.b.mT] * operation.pieces, -1).mT
             terms = operation.terms
-            return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
-        return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
+            if operation.spans == "any":
+                return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
+            span = a.new_empty(SPAN, dtype=torch.int32)
+            return [
+                SpannedPiecesCall(
+                    *(a, b, listed, *given),
+                    terms=terms,
+                    span_a=span,
+                    span_b=span,
+                    spans=operation.spans,
+                )
+                for listed in ways.values()
+            ]
+        kind = Tf32Call if operation.a == "tf32" else GemmCall
+        return [kind(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
         """A product, by no algorithm: `explanation` has the others."""

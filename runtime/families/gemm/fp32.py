@@ -1,9 +1,11 @@
 """GEMMs of fp32 matrices on tensor cores of 16 bits, by pieces of their values.
 
     fp32      two fp16 pieces of each value, rows of A and columns of B scaled by powers of two;
-              three products
+              three products. Where these do not hold what the rows and columns span, three bf16
+              pieces of the scaled values, six products: the device decides, see `_compute`
     bf16x3    two bf16 pieces, three products
     bf16x6    three bf16 pieces, six products
+    tf32      values rounded to TF32 while they are loaded, one product: see tf32.py
 
 A kernel splits each operand, and one GEMM loads all pieces of a k tile once, adds their products
 up, smallest first, and adds the sum to fp32 accumulators. Gradients are GEMMs of the same
@@ -27,51 +29,61 @@ from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.operands import broadcast
 from warploom.runtime.families._product.reference import apply
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.fp32_pieces.api import fp32_pieces
-from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.fp32_pieces.api import Pieces, split
+from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
+from warploom.runtime.families.gemm import fp32_warm, reference
 from warploom.runtime.families.gemm.call import PRODUCT, GemmCall
+from warploom.runtime.families.gemm.fp32_warm import Step
 from warploom.runtime.families.gemm.operators import WIDTH
-from warploom.runtime.families.gemm.pieces import PiecesCall
+from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall
+from warploom.runtime.families.gemm.tf32 import Tf32Call
 from warploom.runtime.operator import is_distributed, register
-from warploom.runtime.plan import draft, planned
+from warploom.runtime.plan import draft, planned, run
 from warploom.runtime.tensors import require_one_device, shown
 
 
 class Scheme(NamedTuple):
-    """How values are split: the type and number of pieces, and the products that are added up."""
+    """How values are split: the type and number of pieces, and the products that are added up.
+
+    is_spanned   three bf16 pieces take over where these pieces do not hold the values
+    """
 
     dtype: torch.dtype
     pieces: int
     terms: int
+    is_spanned: bool = False
 
 
 SCHEMES = {
-    "fp32": Scheme(torch.float16, 2, 3),
+    "fp32": Scheme(torch.float16, 2, 3, is_spanned=True),
     "bf16x3": Scheme(torch.bfloat16, 2, 3),
     "bf16x6": Scheme(torch.bfloat16, 3, 6),
 }
-"""The schemes, by the name that calls have for them."""
+"""The schemes that split values, by the name that calls have for them."""
+
+TF32 = "tf32"
+"""The precision whose operands are read as they are."""
 
 _RESULTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def scheme_of(precision: object) -> Scheme:
-    """Return the scheme of a precision; ProblemError for an unknown one."""
-    if isinstance(precision, str) and precision in SCHEMES:
-        return SCHEMES[precision]
+def require_known(precision: object) -> None:
+    """Raise ProblemError for an unknown precision."""
+    if isinstance(precision, str) and (precision in SCHEMES or precision == TF32):
+        return
     raise ProblemError(
         f"precision {shown(precision)}",
-        rule=f"must be one of {', '.join(SCHEMES)}",
+        rule=f"must be one of {', '.join((*SCHEMES, TF32))}",
         fix='use "fp32"; leave precision out for operands of 8 and 16 bits',
     )
 
 
-def check(call: GemmCall, precision: object) -> Scheme:
-    """Check a call before anything is launched, and return its scheme.
+def check(call: GemmCall, precision: object) -> None:
+    """Check a call before anything is launched.
 
     Raises ProblemError for operands that are not fp32, and for what these GEMMs do not take.
     """
-    scheme = scheme_of(precision)
+    require_known(precision)
     if not torch.compiler.is_dynamo_compiling():
         call.require()
     a, b = call.a, call.b
@@ -80,7 +92,7 @@ def check(call: GemmCall, precision: object) -> Scheme:
         if one.dtype != torch.float32:
             raise ProblemError(
                 f"{name} of {one.dtype} with {told}",
-                rule="must be torch.float32, whose values are split",
+                rule="must be torch.float32",
                 fix=f"use {name}.float(), or leave precision out",
             )
         if is_distributed(one):
@@ -117,7 +129,6 @@ def check(call: GemmCall, precision: object) -> Scheme:
             rule="must be fp32, bf16 or fp16",
             fix="leave it out for fp32",
         )
-    return scheme
 
 
 def _result_type(call: GemmCall) -> torch.dtype:
@@ -127,20 +138,22 @@ def _result_type(call: GemmCall) -> torch.dtype:
 
 
 def multiply(call: GemmCall, precision: str) -> torch.Tensor:
-    """Return D of a call on fp32 matrices by a scheme of `SCHEMES`.
+    """Return D of a call on fp32 matrices by a precision.
 
     It is differentiable in a, b and what the epilogue reads; then torch computes the epilogue.
     """
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    again = None if torch.is_grad_enabled() else _again(call, precision)
+    if again is not None:
+        return again
     check(call, precision)
     if torch.is_grad_enabled() and call.requiring_grad() is not None:
         call.refuse()
         d: torch.Tensor = torch.ops.warploom.matmul_fp32(call.a, call.b, precision)
         return (apply(d, call.listed) if call.listed else d).to(_result_type(call))
     call.out_dtype = _result_type(call)
-    if not traced:
+    if not traced():
         with torch.no_grad():
-            return _compute(call, SCHEMES[precision])
+            return _compute(call, precision)
     values, written = call.crossing()
     if call.out is None and not written:
         found: torch.Tensor = torch.ops.warploom.gemm_fp32(*values, precision)
@@ -165,26 +178,20 @@ class _Kept:
 
     key: tuple[Any, ...]
     version: tuple[int, int]
-    pieces: tuple[torch.Tensor, torch.Tensor | None]
+    pieces: Pieces
 
 
 _kept: Any = WeakTensorKeyDictionary()  # by parameter
 
 
-def _pieces(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
     """Pieces of rows of x along its last dimension; those of a parameter as they were kept.
 
-    A CUDA graph splits whatever it reads, since parameters may change between its replays. Each
-    stream has pieces of its own: those of another might not be written yet.
+    Each stream has pieces of its own: those of another might not be written yet.
     """
-    x = x.resolve_neg()
-    parameter = x if x._base is None else x._base
-    tracing = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    kept = isinstance(parameter, torch.nn.Parameter) and not tracing and not x.is_inference()
-    if kept and x.is_cuda and torch.cuda.is_current_stream_capturing():
-        kept = False
-    if not kept:
-        return fp32_pieces(x.detach(), scheme.dtype, scheme.pieces)
+    parameter = _parameter(x)
+    if parameter is None:
+        return split(x.resolve_neg().detach(), scheme.dtype, scheme.pieces)
     device = x.get_device()
     stream = driver.current_stream(device) if device >= 0 else 0
     key = (scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset(), stream)
@@ -192,36 +199,141 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor
     known: dict[Any, _Kept] = _kept.setdefault(parameter, {})
     found = known.get(key)
     if found is None or found.version != version:
-        pieces = fp32_pieces(x.detach(), scheme.dtype, scheme.pieces)
+        pieces = split(x.detach(), scheme.dtype, scheme.pieces)
         found = known[key] = _Kept(key, version, pieces)
     return found.pieces
 
 
-def pieces_call(call: GemmCall, scheme: Scheme) -> PiecesCall:
+def _parameter(x: torch.Tensor) -> torch.nn.Parameter | None:
+    """The parameter that x is, or is a view of, if its pieces are kept.
+
+    A CUDA graph splits whatever it reads, since parameters may change between its replays.
+    """
+    parameter = x if x._base is None else x._base
+    if not isinstance(parameter, torch.nn.Parameter) or x.is_neg() or x.is_inference():
+        return None
+    if traced() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    return parameter
+
+
+def pieces_call(call: GemmCall, scheme: Scheme, a: Pieces, b: Pieces) -> PiecesCall:
     """The GEMM of the pieces of a call's operands, whose epilogue undoes their scales first."""
-    a, scale_a = _pieces(call.a, scheme)
-    b, scale_b = _pieces(call.b.mT, scheme)
     items: list[Item] = []
-    if scale_a is not None and scale_b is not None:
-        items = [("scale_row", scale_a[0]), ("scale_column", scale_b[2]), ("scale_row", scale_a[1])]
+    if a.scale is not None and b.scale is not None:
+        items = [("scale_row", a.scale[0]), ("scale_column", b.scale[2]), ("scale_row", a.scale[1])]
         if call.b.dim() > 2:  # vectors have the batches of the result
             batches = broadcast(call.a, call.b)
             items = [(kind, _expanded(one, batches)) for kind, one in items]
-    dtype = _result_type(call)
-    return PiecesCall(a, b.mT, [*items, *call.listed], call.out, dtype, terms=scheme.terms)
+    given = a.q, b.q.mT, [*items, *call.listed], call.out, _result_type(call)
+    if not scheme.is_spanned:
+        return PiecesCall(*given, terms=scheme.terms)
+    return SpannedPiecesCall(*given, terms=scheme.terms, span_a=a.span, span_b=b.span)
+
+
+def wide_call(
+    narrow: SpannedPiecesCall, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor | None
+) -> SpannedPiecesCall:
+    """The GEMM of three bf16 pieces of what two fp16 pieces may not hold, into the same D."""
+    return replace(narrow, a=a, b=b.mT, out=d, terms=6, spans="wide")
 
 
 def _expanded(vector: torch.Tensor, batches: Sequence[int]) -> torch.Tensor:
     return vector.expand(*batches, vector.shape[-1]).contiguous()
 
 
-def _compute(call: GemmCall, scheme: Scheme) -> torch.Tensor:
-    """D of a call that was checked. A sum of no products is what the epilogue makes of zeros."""
+def _compute(call: GemmCall, precision: str) -> torch.Tensor:
+    """D of a call that was checked. A sum of no products is what the epilogue makes of zeros.
+
+    Of a scheme that is spanned both GEMMs are launched, by two fp16 pieces and by three bf16 pieces
+    of what is scaled alike, with the launches that make the latter. The launches that made the
+    fp16 pieces left on the device what the rows span: all that are not to compute D read these
+    words and leave at once. The host waits for nothing, and a captured graph decides each time.
+    """
     if 0 in (*call.a.shape, *call.b.shape):
         d = reference.gemm(call.a, call.b, call.listed, _result_type(call))
         return d if call.out is None else call.out.copy_(d)
-    made = pieces_call(call, scheme)
-    return planned(made).run(made)
+    again = _again(call, precision)
+    if again is not None:
+        return again
+    if precision == TF32:
+        single = tf32_call(call)
+        d = planned(single).run(single)
+        _keep(call, precision, (), [Step.of(single, d)], d)
+        return d
+    scheme = SCHEMES[precision]
+    kept = _parameter(call.a), _parameter(call.b)
+    sides = call.a.resolve_neg().detach(), call.b.mT.resolve_neg().detach()
+    a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
+    made = pieces_call(call, scheme, a, b)
+    d = planned(made).run(made)
+    steps = [
+        Step.of(Fp32PiecesCall(x, scheme.dtype, scheme.pieces), one)
+        for x, one, parameter in zip(sides, (a, b), kept, strict=True)
+        if parameter is None
+    ]
+    steps.append(Step.of(made, d))
+    if isinstance(made, SpannedPiecesCall):
+        spans = made.span_a, made.span_b
+        splits = [
+            Fp32PiecesCall(x, torch.bfloat16, 3, None, one.scale, *spans)
+            for x, one in zip(sides, (a, b), strict=True)
+        ]
+        found = [run(one) for one in splits]
+        steps += [Step.of(*one) for one in zip(splits, found, strict=True)]
+        (wide_a, *_), (wide_b, *_) = found
+        assert wide_a is not None and wide_b is not None  # noqa: S101 (for type checkers)
+        wide = wide_call(made, wide_a, wide_b, d)
+        steps.append(Step.of(wide, planned(wide).run(wide)))
+    held = [one for one, parameter in zip((a, b), kept, strict=True) if parameter is not None]
+    _keep(call, precision, held, steps, d)
+    return d
+
+
+def tf32_call(call: GemmCall) -> Tf32Call:
+    """The GEMM that reads the operands of a call as they are."""
+    return Tf32Call(call.a, call.b, call.listed, call.out, _result_type(call))
+
+
+def _keep(
+    call: GemmCall, precision: str, held: Sequence[Pieces], steps: Sequence[Step], d: torch.Tensor
+) -> None:
+    """Keep what a call launched, by pieces that are kept, for others like it."""
+    if call.out is None and not traced():
+        tensors, options = _known_by(call, precision)
+        fp32_warm.keep(tensors, options, _tensors(held), steps, d)
+
+
+def _known_by(call: GemmCall, precision: str) -> tuple[list[torch.Tensor], fp32_warm.Options]:
+    """What recognises a call: its tensors, and what else decides what is launched for it."""
+    kept = _parameter(call.a) is not None, _parameter(call.b) is not None
+    return fp32_warm.known_by(call, precision, _result_type(call), *kept)
+
+
+def _again(call: GemmCall, precision: str) -> torch.Tensor | None:
+    """D of a call like an earlier one; None for others."""
+    if call.out is not None or traced():
+        return None
+    try:
+        tensors, options = _known_by(call, precision)
+        recipe = fp32_warm.find(tensors, options)
+    except Exception:  # for arguments of no type that they may have: checks say so
+        return None
+    if recipe is None:
+        return None
+    held, scheme = list[Pieces](), SCHEMES.get(precision)
+    if scheme is not None:
+        held = [_pieces(x, scheme) for x in (call.a, call.b.mT) if _parameter(x) is not None]
+    return recipe.run(tensors, _tensors(held))
+
+
+def _tensors(pieces: Sequence[Pieces]) -> list[torch.Tensor]:
+    return [one for each in pieces for one in each if one is not None]
+
+
+def traced() -> bool:
+    """Whether a compiler, or a mode that decides by operator, sees what is called."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 # ---- Explained -----------------------------------------------------------------------------------
@@ -229,19 +341,37 @@ def _compute(call: GemmCall, scheme: Scheme) -> torch.Tensor:
 
 def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanation:
     """Say what a call does by a precision, here or on a GPU: its kernel is that of the pieces."""
-    scheme = check(call, precision)
-    made = pieces_call(call, scheme)
-    if gpu is None:
-        told = Explanation.of(planned(made))
-    else:
-        there = target(gpu)
-        told = Explanation.on(there, draft(made, there))
-    name = str(scheme.dtype).removeprefix("torch.")
+    check(call, precision)
+    if precision == TF32:
+        told = _explained(tf32_call(call), gpu)
+        reason = f"precision tf32: operands are rounded while they are loaded; {told.reason}"
+        return replace(told, reason=reason)
+    scheme = SCHEMES[str(precision)]
+    a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
+    made = pieces_call(call, scheme, a, b)
+    told, name = _explained(made, gpu), str(scheme.dtype).removeprefix("torch.")
     reason = (
         f"precision {precision}: {scheme.terms} products of {scheme.pieces} {name} pieces, after a "
         f"launch for each operand that splits it; {told.reason}"
     )
+    if isinstance(made, SpannedPiecesCall):
+        wide_a, wide_b = (
+            x.new_empty((*x.shape[:-1], x.shape[-1] // 2 * 3), dtype=torch.bfloat16)
+            for x in (a.q, b.q)
+        )
+        wide = _explained(wide_call(made, wide_a, wide_b, call.out), gpu)
+        reason += (
+            f"; where these do not hold what rows span, which the device finds, {wide.kernel} "
+            "computes 6 products of 3 bfloat16 pieces instead"
+        )
     return replace(told, reason=reason)
+
+
+def _explained(made: GemmCall, gpu: str | None) -> Explanation:
+    if gpu is None:
+        return Explanation.of(planned(made))
+    there = target(gpu)
+    return Explanation.on(there, draft(made, there))
 
 
 # ---- Operators -----------------------------------------------------------------------------------
@@ -250,13 +380,13 @@ def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanati
 def _run(*values: Any) -> torch.Tensor:
     call = GemmCall.crossed(*values[:WIDTH])
     with torch.no_grad():
-        return _compute(call, SCHEMES[values[-1]])
+        return _compute(call, values[-1])
 
 
 def _run_out(*values: Any, out: torch.Tensor) -> None:
     call = GemmCall.crossed(*values[:WIDTH], out=out)
     with torch.no_grad():
-        _compute(call, SCHEMES[values[-1]])
+        _compute(call, values[-1])
 
 
 def _fake(*values: Any) -> torch.Tensor:
@@ -273,7 +403,7 @@ def _refuse(*values: Any, **written: torch.Tensor) -> None:
 
 def _matmul(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
     with torch.no_grad():
-        return _compute(GemmCall(a, b, out_dtype=torch.float32), SCHEMES[precision])
+        return _compute(GemmCall(a, b, out_dtype=torch.float32), precision)
 
 
 def _fake_matmul(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from warploom.generator.families.gemm import GemmShape
-from warploom.runtime.arguments import declared, option
+from warploom.generator.families.gemm import GemmShape, Spans
+from warploom.runtime.arguments import declared, option, tensor
 from warploom.runtime.families._product.call import Checked
 from warploom.runtime.families._product.reference import apply, rounded
+from warploom.runtime.families.fp32_pieces.reference import pieces_hold
 from warploom.runtime.families.gemm.call import GemmCall
 
 
@@ -39,6 +40,30 @@ class PiecesCall(GemmCall):
         """D by plain torch operations: products of pieces in fp32, the smallest first."""
         x = sum_of_products(self.a, self.b, self.terms, torch.float32)
         return rounded(apply(x, self.listed), dtype, self.listed)
+
+
+@declared
+class SpannedPiecesCall(PiecesCall):
+    """A call that computes nothing if the other one of its pair does: see `pieces_hold`.
+
+    span_a, span_b   what the rows of A and B span, as the launches of their fp16 pieces found it
+    spans            narrow: it computes D if fp16 pieces hold these, wide: if they do not
+    """
+
+    span_a: torch.Tensor | None = tensor(default=None, schema="")
+    span_b: torch.Tensor | None = tensor(default=None, schema="")
+    spans: Spans = option(default="narrow", schema="")
+
+    def checked(self) -> Checked:
+        """Check the call, and have its kernel leave if it is not to compute D."""
+        checked = PiecesCall.checked(self)
+        return replace(checked, operation=replace(checked.operation, spans=self.spans))
+
+    def compute(self, details: Checked, results: torch.Tensor) -> None:
+        """Compute D by plain torch operations, if it is to."""
+        assert self.span_a is not None and self.span_b is not None  # noqa: S101 (types)
+        if pieces_hold(self.span_a, self.span_b) == (self.spans == "narrow"):
+            PiecesCall.compute(self, details, results)
 
 
 def products(terms: int) -> list[tuple[int, int]]:

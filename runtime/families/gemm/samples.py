@@ -20,6 +20,7 @@ from warploom.runtime.families.gemm import api, reference
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.block_sparse import BlockSparseCall
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
+from warploom.runtime.families.gemm.tf32 import Tf32Call, rounded_to_tf32
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.plan import run
 from warploom.runtime.trial import generator, sets_for, wrong
@@ -145,6 +146,12 @@ class GemmTrial(GemmData):
         """One call of `spec` for each set of operands."""
         if own_call(self.operation, self.sets[0]) is not None:
             return [partial(_run_own, self.operation, one, spec) for one in self.sets]
+        if self.operation.a == "tf32":
+            dtype = TORCH[self.operation.d]
+            return [
+                partial(run, Tf32Call(one.a, one.b, one.listed, one.out, dtype, spec=spec))
+                for one in self.sets
+            ]
         return [
             partial(
                 api.gemm,
@@ -184,9 +191,10 @@ class GemmTrial(GemmData):
         call = own_call(self.operation, one)
         if call is not None:
             return call.bound()
-        return reference.gemm_bound(
-            one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
-        )
+        a, b = one.a, one.b
+        if self.operation.a == "tf32":
+            a, b = rounded_to_tf32(a), rounded_to_tf32(b)
+        return reference.gemm_bound(a, b, one.listed, one.out.dtype, self.operation.accumulation)
 
 
 def sparse_call(sparse: Sparse, one: Operands, spec: KernelSpec | None = None) -> BlockSparseCall:

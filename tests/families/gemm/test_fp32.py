@@ -17,6 +17,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import parse_name
 from warploom.runtime import driver
+from warploom.runtime.families.gemm.tf32 import rounded_to_tf32
 
 __all__ = ["gpu"]  # a fixture
 
@@ -101,17 +102,18 @@ def test_zero_rows_are_zeros() -> None:
     assert not warploom.gemm(a, b.t(), precision="fp32")[4].any()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16x3", "bf16x6"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16x3", "bf16x6", "tf32"])
 def test_epilogues_batches_and_layouts(precision: str) -> None:
     torch.manual_seed(1)
     a, b = torch.randn(2, 3, 5, 70), torch.randn(3, 70, 9)
     bias, residual = torch.randn(9), torch.randn(2, 3, 5, 9)
+    bound = 0.05 if precision == "tf32" else 1e-3
     d = warploom.gemm(
         a, b, bias=bias, activation="relu", residual=residual, beta=0.5, precision=precision
     )
-    assert torch.allclose(d, torch.relu(a @ b + bias) + 0.5 * residual, atol=1e-3)
+    assert torch.allclose(d, torch.relu(a @ b + bias) + 0.5 * residual, atol=bound)
     left, right = torch.randn(70, 33).t(), torch.randn(70, 20)
-    assert torch.allclose(warploom.gemm(left, right, precision=precision), left @ right, atol=1e-3)
+    assert torch.allclose(warploom.gemm(left, right, precision=precision), left @ right, atol=bound)
     out = torch.empty(33, 20, dtype=torch.bfloat16)
     assert warploom.gemm(left, right, out=out, precision=precision) is out
     assert torch.allclose(out.float(), left @ right, atol=0.2)
@@ -123,6 +125,57 @@ def test_empty_products_are_what_epilogues_make_of_zeros(extents: tuple[int, int
     bias = torch.ones(n)
     d = warploom.gemm(torch.empty(m, k), torch.empty(k, n), bias=bias, precision="fp32")
     assert d.shape == (m, n) and torch.equal(d, bias.expand(m, n))
+
+
+@pytest.mark.parametrize("kind", ["columns", "columns and sizes", "denormal"])
+def test_rows_that_fp16_pieces_do_not_hold_are_split_otherwise(kind: str) -> None:
+    """Columns of A are graded and rows of B inversely, so that small values count as large ones."""
+    a, b = drawn("normal")
+    octaves = torch.exp2(torch.linspace(-60, 60, K).round())
+    if kind == "denormal":
+        octaves, a, b = octaves.sqrt(), a * 2.0**-100, b * 2.0**90
+    if kind == "columns and sizes":
+        a = graded(a)
+    a, b = a * octaves, b / octaves
+    found, own = (
+        errors(warploom.gemm(a, b.t(), precision="fp32"), a, b),
+        errors(in_turn(a, b), a, b),
+    )
+    assert found[0] <= own[0] and found[1] <= own[1]
+
+
+def test_tf32_rounds_operands_to_nearest() -> None:
+    a, b = drawn("normal")
+    exact = rounded_to_tf32(a).double() @ rounded_to_tf32(b).double().t()
+    d = warploom.gemm(a, b.t(), precision="tf32")
+    assert torch.allclose(d.double(), exact, atol=1e-4)
+    values = torch.tensor(
+        [1.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-10, torch.inf, torch.nan]
+    )
+    expected = torch.tensor([1.0, 1.0, 1 + 2.0**-9, -1 - 2.0**-10, torch.inf, torch.nan])
+    assert torch.equal(rounded_to_tf32(values).nan_to_num(7), expected.nan_to_num(7))
+    told = warploom.explain(
+        warploom.gemm, a.to("meta"), b.to("meta").t(), precision="tf32", gpu="h200"
+    )
+    assert "tf32" in told.kernel and not told.copies
+
+
+@pytest.mark.parametrize(
+    ("precision", "bound"), [("fp32", 3e-7), ("bf16x6", 3e-7), ("bf16x3", 2e-5), ("tf32", 1e-3)]
+)
+@pytest.mark.parametrize("batches", [(), (2, 3)], ids=str)
+def test_gradients_are_as_exact_as_results(
+    precision: str, bound: float, batches: tuple[int, ...]
+) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(*batches, 50, 40, requires_grad=True)
+    weight = torch.nn.Parameter(torch.randn(24, 40))
+    dy = torch.randn(*batches, 50, 24)
+    dx, dw = torch.autograd.grad(warploom.gemm(x, weight.t(), precision=precision), (x, weight), dy)
+    with torch.no_grad():
+        rows, of_x = dy.double().flatten(0, -2), x.double().flatten(0, -2)
+        for found, exact in ((dx, dy.double() @ weight.double()), (dw, rows.t() @ of_x)):
+            assert (found - exact).norm() <= bound * exact.norm()
 
 
 def test_gradients_are_those_of_fp32() -> None:
@@ -159,13 +212,13 @@ def test_pieces_of_a_parameter_are_kept_until_it_changes(monkeypatch: pytest.Mon
     from warploom.runtime.families.gemm import fp32
 
     split: list[int] = []
-    make = fp32.fp32_pieces
+    make = fp32.split
 
     def counted(x: torch.Tensor, *how: Any) -> Any:  # noqa: ANN401 (as it does)
         split.append(x.shape[0])
         return make(x, *how)
 
-    monkeypatch.setattr(fp32, "fp32_pieces", counted)
+    monkeypatch.setattr(fp32, "split", counted)
     x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
     with torch.no_grad():
         first = warploom.gemm(x, weight.t(), precision="fp32")
@@ -197,12 +250,13 @@ def test_explain_names_the_kernel_and_the_pieces() -> None:
     operation = parse_name(told.kernel).operation
     assert isinstance(operation, GemmOperation) and operation.terms == 3
     assert "3 products of 2 float16 pieces" in told.reason
+    assert "_terms6_wide_" in told.reason and "the device finds" in told.reason
 
 
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
-        ({"precision": "fp64"}, "precision 'fp64': must be one of fp32, bf16x3, bf16x6"),
+        ({"precision": "fp64"}, "precision 'fp64': must be one of fp32, bf16x3, bf16x6, tf32"),
         ({"algorithm": "strassen"}, "algorithm strassen with precision fp32"),
         ({"use_fast_accum": False}, "use_fast_accum False with precision 'fp32'"),
         ({"out_dtype": torch.int8}, "out_dtype torch.int8 with precision 'fp32'"),

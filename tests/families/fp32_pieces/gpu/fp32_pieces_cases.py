@@ -13,14 +13,17 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.fp32_pieces.call import Details, Fp32PiecesCall
-from warploom.runtime.families.fp32_pieces.trial import expected, share
+from warploom.runtime.families.fp32_pieces.reference import pieces
+from warploom.runtime.families.fp32_pieces.trial import WIDE, expected, share
 
 BESIDE = 256  # elements on both sides of what is guarded
 
 
-def spec(q: str = "fp16", count: int = 2, layout: str = "row", threads: int = 256) -> KernelSpec:
+def spec(
+    q: str = "fp16", count: int = 2, layout: str = "row", threads: int = 256, spans: str = "any"
+) -> KernelSpec:
     """A kernel."""
-    operation = Fp32PiecesOperation(q, count, layout)  # type: ignore[arg-type]
+    operation = Fp32PiecesOperation(q, count, layout, spans=spans)  # type: ignore[arg-type]
     return KernelSpec("sm_90a", operation, Fp32PiecesSchedule(threads))  # type: ignore[arg-type]
 
 
@@ -28,7 +31,11 @@ EVERY = [
     *(spec("fp16", threads=threads) for threads in (128, 256, 512)),
     *(spec("bf16", count, threads=threads) for count in (2, 3) for threads in (128, 512)),
     *(spec(q, count, "col") for q, count in (("fp16", 2), ("bf16", 2), ("bf16", 3))),
+    *(spec("bf16", 3, threads=threads, spans="wide") for threads in (128, 512)),
+    spec("bf16", 3, "col", spans="wide"),
 ]
+NARROW = torch.tensor([1, 1, 64, 0], dtype=torch.int32)
+"""What a matrix spans whose fp16 pieces hold it."""
 
 
 def short(kernel: KernelSpec) -> str:
@@ -48,7 +55,7 @@ class Made:
         for one in self.guarded:
             one.room.fill_(-1)
         plan.run(self.call)
-        results = (self.call.out, self.call.scale_out)
+        results = (self.call.out, self.call.scale_out, self.call.span_out)
         right = expected(self.call)
         assert share(results, right) == 0
         assert all(one.untouched_outside() for one in self.guarded)
@@ -66,7 +73,7 @@ def guard(like: torch.Tensor) -> Guarded:
 def made(
     kernel: KernelSpec, m: int, k: int, *, pad: int = 0, shift: int = 0, seed: int = 0
 ) -> Made:
-    """A call on rows of many sizes, some values of which are not finite."""
+    """A call on rows of many sizes, some of many octaves, with values that are not finite."""
     operation: Any = kernel.operation
     random = torch.Generator(device="cuda").manual_seed(seed + m + k)
     down, across = (m, k) if operation.layout == "row" else (k, m)
@@ -75,9 +82,14 @@ def made(
     x = x if operation.layout == "row" else x.t()
     sizes = torch.randint(-130, 120, (m, 1), generator=random, device="cuda")
     x.mul_(torch.exp2(sizes.float()))
+    x[m // 5].mul_(torch.exp2(torch.linspace(0, -24, k, device="cuda")))
+    x[m // 6] = 0
     x[m // 4, k - 1] = 16 * x[m // 4].abs().amax()  # what is read last decides that row's scale
     x[m // 2, k // 2], x[m // 3, k - 1] = torch.inf, torch.nan
     call = Fp32PiecesCall(x, TORCH[operation.q], operation.count, spec=kernel)
+    if operation.spans == "wide":
+        _, call.scale, _ = pieces(x, torch.float16, 2)
+        call.span_a = call.span_b = WIDE.cuda()
     guarded = [guard(one) for one in call.results(Details(())) if one is not None]
-    views = [one.view for one in guarded]
-    return Made(replace(call, out=views[0], scale_out=[*views, None][1]), guarded)
+    q, scale, span = [*(one.view for one in guarded), None, None][:3]
+    return Made(replace(call, out=q, scale_out=scale, span_out=span), guarded)

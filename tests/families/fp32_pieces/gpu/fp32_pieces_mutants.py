@@ -9,6 +9,8 @@ from warploom.generator.specification import KernelSpec
 
 ROW, COL = cases.spec("fp16"), cases.spec("fp16", layout="col")
 THREE = cases.spec("bf16", 3)
+WIDE = cases.spec("bf16", 3, threads=128, spans="wide")
+WIDE_COL = cases.spec("bf16", 3, "col", spans="wide")
 
 
 def mutant(
@@ -26,7 +28,47 @@ REDUCED = "  __syncthreads();\n  peak = __reduce_max_sync(0xffffffff, peaks["
 STAGED = "  __syncthreads();\n  constexpr int kVectors"
 BEHIND = "  if (threadIdx.x >= 32) " + PAUSE
 
+NEXT = "    __syncthreads();  // before the next tile takes its place\n"
+SLOW = "    if (threadIdx.x >= 32) " + PAUSE.lstrip()
+COUNTED = "  __syncthreads();\n  if (threadIdx.x == 0) raise_span"
+TALLIED = "  __syncthreads();\n  if (threadIdx.x >= 32) return;"
+
 MUTANTS = {
+    "zeros past k are small values": mutant(("small - (p.place - p.k)", "small"), ROW),
+    "values that are read again are never lost": mutant(
+        (
+            "write(p, more, row, column, factor, level, counts);",
+            "Counts others; write(p, more, row, column, factor, level, others);",
+        ),
+        ROW,
+        k=9000,
+    ),
+    "a warp's values are counted after the row was": mutant(
+        (COUNTED, COUNTED.removeprefix("  __syncthreads();\n")),
+        ROW,
+        pauses=(("  counts.small = ", BEHIND + "  counts.small = "),),
+    ),
+    "rows of a tile are counted before all warps were": mutant(
+        (TALLIED, TALLIED.removeprefix("  __syncthreads();\n")),
+        COL,
+        pauses=(("    Counts counts;\n", SLOW + "    Counts counts;\n"),),
+    ),
+    "half of a tile's rows have no say": mutant(
+        ("row < kTile; row += 32", "row < 32; row += 32"), COL, m=200
+    ),
+    "columns of the last tiles have no say": mutant(
+        ("& ((1ull << 34) - 1)) + most;", "& ((1ull << 34) - 1));"), COL
+    ),
+    "bf16 pieces of rows whose scale has two parts": mutant(
+        ("p.scale + 2 * int64_t(p.m) + row", "p.scale + row"), WIDE
+    ),
+    "a tile takes the place of one that is read": mutant(
+        (NEXT, ""),
+        WIDE_COL,
+        m=3000,
+        k=3000,
+        pauses=(("      Pieces pieces;\n", "  " + SLOW + "      Pieces pieces;\n"),),
+    ),
     "values that are read again have no say in the scale": mutant(
         ("peak = max(peak, magnitude(more[i]));", "peak = max(peak, magnitude(more[i]) & 0);"), ROW
     ),

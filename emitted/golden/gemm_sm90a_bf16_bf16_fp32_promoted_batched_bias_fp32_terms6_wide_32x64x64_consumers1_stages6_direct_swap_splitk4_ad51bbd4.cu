@@ -1,11 +1,12 @@
-// gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3
+// gemm_sm90a_bf16_bf16_fp32_promoted_batched_bias_fp32_terms6_wide_32x64x64_consumers1_stages6_direct_swap_splitk4_ad51bbd4
 //
-// D[m, n] = A[m, k] B[k, n]
-//   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
-//   tile 32x64x128, cluster 1x1, 1 consumer, 18 stages, along_m, group 8, store tma
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_fp32
+//   A bf16 row, B bf16 col, accumulated in fp32, D fp32 row
+//   A and B in 3 pieces side by side along k, of which 6 products are added up, smallest first
+//   tile 32x64x64, cluster 1x1, 1 consumer, 6 stages, along_m, group 8, store direct
 //   swapped: the rows of wgmma are columns of D, which is D' = B' A'
 //   k in 4 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
-// Digest 5d138ad3de04ceb29b23d5909ec10d33e42fa786e05a3843ccd8a1506c4fb1f5; `warploom show` prints this file.
+// Digest ad51bbd431994d240e88604aebec3fdebd9c370502dc74ce856eaa7edf3d770d; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,14 +28,14 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = float; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 32, kTileN = 64, kTileK = 128;
+constexpr int kTileM = 32, kTileN = 64, kTileK = 64;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
-constexpr int kStages = 18;
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
 constexpr int kRows = 64, kColumns = 32;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -51,40 +52,49 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
-  cute::TmaDescriptor d_map;  // D, in staging boxes
+  float* d;  // D[m][pitch]
+  float* bias_0;  // bias[n]
   float* partial_tiles;  // sums of each part of k, by tiles
-  const float* a_scales;  // a scale for each 1 m x 128 k of A
-  const float* b_scales;  // a scale for each 128 n x 128 k of B
-  int64_t a_scales_row;  // elements between those along m
-  int64_t a_scales_k;  // elements between those along k
-  int64_t b_scales_row;  // elements between those along n
-  int64_t b_scales_k;  // elements between those along k
+  const uint32_t* span_a;  // [4]: the most small or lost values of a row of A, the most lost, k
+  const uint32_t* span_b;  // [4]: the most small or lost values of a row of B, the most lost, k
+  int64_t d_pitch;  // elements between rows of D
+  int64_t d_batch;  // elements between batches of D
+  int64_t bias_0_batch;  // elements between batches of bias_0
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
   int32_t k_parts;  // parts of k
+  int32_t batches;  // of D
+  int32_t a_batches;  // of A
+  int32_t a_repeat;  // batches of D in a row that one of A serves
+  int32_t b_batches;  // of B
+  int32_t b_repeat;  // batches of D in a row that one of B serves
+  int32_t place;  // elements from a piece to the next
 };
-static_assert(sizeof(Parameters) == 640);
+static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, partial_tiles) == 512 && OFFSET(Parameters, a_scales) == 520);
-static_assert(OFFSET(Parameters, b_scales) == 528 && OFFSET(Parameters, a_scales_row) == 536);
-static_assert(OFFSET(Parameters, a_scales_k) == 544 && OFFSET(Parameters, b_scales_row) == 552);
-static_assert(OFFSET(Parameters, b_scales_k) == 560 && OFFSET(Parameters, a_tail_rows) == 568);
-static_assert(OFFSET(Parameters, m) == 572 && OFFSET(Parameters, n) == 576);
-static_assert(OFFSET(Parameters, k) == 580 && OFFSET(Parameters, k_parts) == 584);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
+static_assert(OFFSET(Parameters, bias_0) == 392 && OFFSET(Parameters, partial_tiles) == 400);
+static_assert(OFFSET(Parameters, span_a) == 408 && OFFSET(Parameters, span_b) == 416);
+static_assert(OFFSET(Parameters, d_pitch) == 424 && OFFSET(Parameters, d_batch) == 432);
+static_assert(OFFSET(Parameters, bias_0_batch) == 440 && OFFSET(Parameters, a_tail_rows) == 448);
+static_assert(OFFSET(Parameters, m) == 452 && OFFSET(Parameters, n) == 456);
+static_assert(OFFSET(Parameters, k) == 460 && OFFSET(Parameters, k_parts) == 464);
+static_assert(OFFSET(Parameters, batches) == 468 && OFFSET(Parameters, a_batches) == 472);
+static_assert(OFFSET(Parameters, a_repeat) == 476 && OFFSET(Parameters, b_batches) == 480);
+static_assert(OFFSET(Parameters, b_repeat) == 484 && OFFSET(Parameters, place) == 488);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 32] += A[64 x 32] * B[32 x 32]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
@@ -102,31 +112,40 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
+// Whether two fp16 pieces hold the values of A and B, as the launches that made them counted. Either no value
+// lost bits, or in each dot product more terms have two large values than there are with a lost one.
+__device__ __forceinline__ bool pieces_hold(const Parameters& p) {
+  // From L2: the launch that wrote them may have ended after this one began.
+  const uint4 a = __ldcg(reinterpret_cast<const uint4*>(p.span_a));
+  const uint4 b = __ldcg(reinterpret_cast<const uint4*>(p.span_b));
+  return (a.y | b.y) == 0 || uint64_t(a.x) + b.x <= a.z;
+}
+
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
+  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 4096;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int m, int k) {
+                                              int m, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_2D;
+  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k) {
+                                              int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
   }
 };
 
@@ -154,27 +173,30 @@ struct Order {
 
 // Where a tile of D starts.
 struct Place {
-  int m, n;
+  int m, n, batch;
 };
 
 // The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
 // the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
 struct Tiles {
   int along, across;  // extents in clusters
+  int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
+  __device__ __forceinline__ int count() const { return along * across * batches; }
 
   // Where this block's tile starts.
   __device__ __forceinline__ Place at(int index, int rank) const {
+    const int batch = index / (along * across);
+    index -= batch * along * across;
     const int band = index / (kGroup * across);
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN};
+            (j * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
@@ -230,14 +252,62 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {column, column + 1}, {row, row + 8} };
 }
 
-// No steps: the accumulators are D.
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
 struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+  struct Block {
+    Bias<float>::Operand step_0;
+  };
+  struct Operands {
+  };
+  int m, n;
+  Bias<float> step_0;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
+      : m(p.m),
+        n(p.n),
+        step_0{p.bias_0 + batch * p.bias_0_batch} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+  }
 };
 
 // Two neighbours in a row of D.
@@ -245,83 +315,42 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
-__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
-  uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
-  return reinterpret_cast<const Pair&>(bits);
-}
+// Two values of a row as D holds them.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
 
-// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
 struct Store {
-  static constexpr int kSpan = 128;  // bytes of a staging row
-  static constexpr int kBytes = 16 * kSpan;
-  uint8_t* buffers;
-  int barrier, thread;  // named barrier and thread number in the warpgroup
-  int first = 0;        // the buffer that the tile begins with
-
-  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
-      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
-
-  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
-  __device__ __forceinline__ static int swizzled(int row, int byte) {
-    const int offset = row * kSpan + byte;
-    return offset ^ ((offset >> 3) & (kSpan - 16));
-  }
+  __device__ __forceinline__ Store(uint8_t*, int) {}
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
-    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
-    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
-    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
-    cutlass::arch::NamedBarrier::sync(128, barrier);
-    stage(buffer, x);
-    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-    cutlass::arch::NamedBarrier::sync(128, barrier);
-    if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
-      cute::tma_store_arrive();
-    }
-  }
-
-  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
-  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
-  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; f += 2) {
-      const int row = f * 8 + lane / 16 * 8 + lane % 8;
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
-      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+    for (int f = 0; f < kFragments; ++f) {
+      const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+      for (int i = 0; i < 2; ++i) {
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + at.batch * p.d_batch + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
+        CUTE_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+      }
     }
   }
 
-  // Shared memory must outlive the stores that read it.
-  __device__ __forceinline__ void finish() const {
-    if (thread == 0) cute::tma_store_wait<0>();
-  }
+  __device__ __forceinline__ void finish() const {}
 };
-
-// The block scales of one stage that single rows have: of the tile's rows of A.
-struct Scales {
-  alignas(16) float columns[32];
-};
-static_assert(sizeof(Scales) == 128);
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
-  alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  Scales scales[kStages];
-  FullBarrier full[kStages];    // the producers' bytes and scales have arrived
+  // Of each piece a tile, whose swizzled rows start at 1024 bytes.
+  alignas(1024) uint8_t a[kStages][3 * OperandA::kBytes];
+  alignas(1024) uint8_t b[kStages][3 * OperandB::kBytes];
+  FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 224256);
+static_assert(sizeof(SharedStorage) <= 222208);
 
 // The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
 // side. What lies outside of D is neither written nor read.
@@ -368,94 +397,34 @@ struct PartialTile {
   }
 };
 
-// ---- Block scales: by TMA where it can, else by the other warps of the producer -------------------
-// Whether TMA can copy them: those of one k lie side by side, and begin at multiples of 16 bytes. Of the
-// last 16 bytes a part may be past the operand's end; they lie in the same page, and scale nothing stored.
-__device__ __forceinline__ bool side_by_side(const Parameters& p) {
-  if ((p.a_scales_row != 1 && p.m > 1) || p.a_scales_k % 4 != 0 ||
-      kTileM % 4 != 0 || reinterpret_cast<uint64_t>(p.a_scales) % 16 != 0)
-    return false;
-  return true;
-}
-
-__device__ __forceinline__ void copy_together(void* to, const void* from, uint32_t bytes, FullBarrier& full) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&full))
-               : "memory");
-}
-
-// Elsewhere a warp copies those of a stage one by one, and its lanes arrive at the full barrier.
-constexpr int kScaleWarps = 3, kScaleArrivals = 32;
-
-__device__ __forceinline__ void copy_scale(const float* from, float* to) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from)
-               : "memory");
-}
-
-// A lane's part in the scales of one stage is on its way or there.
-__device__ __forceinline__ void arrive_scales(FullBarrier& full) {
-  const uint32_t barrier = cute::cast_smem_ptr_to_uint(&full);
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& shared, int rank,
-                                            int cluster, int clusters) {
-  const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int lane = threadIdx.x % 32;
-  int turn = threadIdx.x / 32 - 1;  // k tiles until the warp's next: each has every third
-  Position position{0, 1};
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, rank);
-    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile, position.advance()) {
-      if (turn-- > 0) continue;
-      turn = kScaleWarps - 1;
-      shared.empty[position.stage].wait(position.phase);
-      Scales& to = shared.scales[position.stage];
-      const int k = k_tile;
-      // Past the end of an operand the last scales serve: what they multiply is not stored.
-      CUTE_NO_UNROLL
-      for (int i = lane; i < 32; i += 32) {
-        const int row = min(at.m + i, p.m - 1);
-        const int64_t from = row * p.a_scales_row + k * p.a_scales_k;
-        copy_scale(p.a_scales + from, &to.columns[i]);
-      }
-      arrive_scales(shared.full[position.stage]);
-    }
-  }
-}
-
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const bool together = side_by_side(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
   for (Unit unit; walk.next(unit);) {
     const Place at = tiles.at(unit.tile, rank);
+    // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
+    const int batch_a = at.batch / p.a_repeat % p.a_batches;
+    const int batch_b = at.batch / p.b_repeat % p.b_batches;
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
-    // Of rows past the end there are none but to fill 16 bytes: products of these are not stored.
-    const int a_scales_rows = together ? max(0, min(32, p.m - at.m)) : 0;
-    const int a_scales_bytes = (a_scales_rows + 3) / 4 * 16;
-    CUTE_NO_UNROLL  // the producer has few registers
     for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes +
-                                a_scales_bytes);
-      if (a_scales_bytes > 0)
-        copy_together(shared.scales[position.stage].columns,
-                      p.a_scales + at.m + k_tile * p.a_scales_k,
-                      a_scales_bytes, full);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      full.arrive_and_expect_tx(3 * (a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes));
+      CUTE_NO_UNROLL  // the producer has few registers
+      for (int piece = 0; piece < 3; ++piece) {
+        const int k = k_tile * kTileK + piece * p.place;
+        uint8_t* const a = shared.a[position.stage] + piece * OperandA::kBytes;
+        uint8_t* const b = shared.b[position.stage] + piece * OperandB::kBytes;
+        OperandA::load(a_map, full, a, at.m, k, batch_a);
+        OperandB::load(p.b_map, full, b, at.n, k, batch_b);
+      }
       position.advance();
     }
   }
@@ -464,14 +433,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
 using RowOperand = OperandB; using ColumnOperand = OperandA;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
-constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
-constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
-
-// A descriptor of what begins `offset` times 16 bytes later. Nothing is carried into its upper half, which the
-// compiler knows for this: the strides.
-__device__ __forceinline__ uint64_t moved(uint64_t descriptor, int offset) {
-  return descriptor >> 32 << 32 | (uint32_t(descriptor) + uint32_t(offset));
-}
+constexpr int kPieceRows = RowOperand::kBytes / 16, kPieceColumns = ColumnOperand::kBytes / 16;
+constexpr int kStageRows = 3 * kPieceRows, kStageColumns = 3 * kPieceColumns;
+constexpr int kBlockRows = kPieceRows * kWgmmaM / kRows;
 
 // Keeps the compiler from moving the sums of a block across asynchronous products.
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
@@ -481,92 +445,78 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
 
 // A stage is free once every block that its producer multicasts to has let go of it.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  __syncwarp();  // all lanes have read their scales
-  const uint32_t block = threadIdx.x % 32;
+  const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
 }
 
-// A block scale as fp32.
-__device__ __forceinline__ float as_float(float scale) { return scale; }
-
-// The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
-// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
-// There are two of the first level, so that the MMAs of a k tile run while the one before is scaled.
+// The sums of one tile's products. The tensor core truncates a sum at each of its steps along k, so it adds
+// up one tile k at a time; the rest is done, to nearest, in fp32 registers, under the other's products.
 struct Products {
-  static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
-  // Of blocks of 128 rows there are few: a thread reads those of the next k tile one k tile ahead.
-  const float* row_scales;  // of the first k tile
-  int k_tile = 0;  // that is read next
-  float next_rows[kBlocks];
-  int left;  // k tiles, with the next
+  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
+  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
 
-  // For the tile at `at`, the consumer's first row, and `left` k tiles from `begin` on.
-  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int begin, int left, int first)
-      : left(left) {
-    const float* start = p.b_scales + min(begin, (p.k + kTileK - 1) / kTileK - 1) * p.b_scales_k;
-    const int block = min(at.n, p.n - 1) / 128;
-    row_scales = start + block * p.b_scales_row;
-    read(p, at);
-    zero();
-  }
-
-  // Starts to read the scales of the next k tile.
-  __device__ __forceinline__ void read(const Parameters& p, const Place& at) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) {
-      const int start = min(at.n, p.n - 1) / 128;
-      const int block = min(at.n + i * kWgmmaM, p.n - 1) / 128;
-      next_rows[i] = row_scales[k_tile * p.b_scales_k + (block - start) * p.b_scales_row];
-    }
-  }
-
-  __device__ __forceinline__ void zero() {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
-  }
-
-  static_assert(kBlocks == 1);
-  Accumulator sums[kBlocks][kCount], partial[2][kCount];
-
-  // Issues the products of one stage.
-  template <int kBank>
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
-    fence(partial[kBank]);
-    cute::warpgroup_arrive();
+  // Issues the products of a piece of A and one of B; the first overwrites what the bank has.
+  __device__ __forceinline__ static void multiply(float (&bank)[kCount], uint64_t rows, uint64_t columns,
+                                                  bool first) {
     CUTE_UNROLL
     for (int step = 0; step < kTileK / Wgmma::kK; ++step)
-      Wgmma::fma(moved(rows, step * RowOperand::kStep), moved(columns, step * ColumnOperand::kStep),
-                 partial[kBank], step > 0);
+      Wgmma::fma(rows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, bank,
+                 step > 0 || !first);
+  }
+
+  // Issues the products of one stage and 64 rows, of small pieces first.
+  __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
+    fence(partial[block % kBanks]);
+    cute::warpgroup_arrive();
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 0 * kPieceRows,
+             columns + 2 * kPieceColumns, true);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 1 * kPieceRows,
+             columns + 1 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 2 * kPieceRows,
+             columns + 0 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 0 * kPieceRows,
+             columns + 1 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 1 * kPieceRows,
+             columns + 0 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 0 * kPieceRows,
+             columns + 0 * kPieceColumns, false);
     cute::warpgroup_commit_batch();
   }
 
-  // Issues the products of the next stage in the other bank, if there is one, and adds the scaled ones of the
-  // stage before, which each warp then releases.
-  template <int kBank, bool kIssues>
-  __device__ __forceinline__ void add(const Parameters& p, const Place& at, const Scales& scales,
-                                      EmptyBarrier& empty, uint64_t rows = 0,
-                                      uint64_t columns = 0) {
-    const int lane = threadIdx.x % 32;
-    float next_columns[kCount / 2];  // two of each eight
+  // Issues the first products of one stage, as many as there are banks.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
     CUTE_UNROLL
-    for (int i = 0; i < kCount / 2; ++i) next_columns[i] = scales.columns[i / 2 * 8 + lane % 4 * 2 + i % 2];
-    if constexpr (kIssues) issue<1 - kBank>(rows, columns);
-    float of_rows[kBlocks][kRowScales];
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kRowScales; ++i)
-      of_rows[i][0] = as_float(next_rows[i]);
-    k_tile += --left > 0;  // past the last it is read once more
-    read(p, at);
-    cute::warpgroup_wait<kIssues>();
-    fence(partial[kBank]);
-    CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      const float of_column = as_float(next_columns[i / 4 * 2 + i % 2]);
-      sums[0][i] += partial[kBank][i] * (of_column * of_rows[0][0]);
-    }
-    cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
-    release(empty);
+    for (int block = 0; block < kBanks; ++block) issue(block, rows, columns);
   }
+
+  // Waits for the products of one block after the other, and adds them to the sums.
+  __device__ __forceinline__ void promote(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block + 1 < kBlocks) cute::warpgroup_wait<kBanks - 1>();
+      else cute::warpgroup_wait<0>();
+      fence(partial[block % kBanks]);
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) sums[block][i] += partial[block % kBanks][i];
+      if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
+    }
+  }
+
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    issue(rows, columns);
+    promote(rows, columns);
+  }
+
+  // Adds the products of the next stage, and lets go of the stage before.
+  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
+    issue(rows, columns);
+    release(previous);
+    promote(rows, columns);
+  }
+
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) { release(previous); }
 };
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
@@ -574,7 +524,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer;
-  const uint64_t rows = moved(matrix(shared.b[0], 0, 1024, 1), part * kBlocks * kBlockRows);
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
@@ -582,43 +532,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, rank);
     at.n += part * kBlocks * kWgmmaM;
-    Products products(p, at, unit.begin,
-                      unit.k_tiles(), part * kBlocks);
+    Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
-    int k_tile = 1;                 // the next
     shared.full[position.stage].wait(position.phase);
-    products.issue<0>(moved(rows, position.stage * kStageRows), moved(columns, position.stage * kStageColumns));
+    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    order.multiplied(0, unit.k_tiles());
     position.advance();
     CUTE_NO_UNROLL
-    for (; k_tile < unit.k_tiles() - 1; k_tile += 2) {
+    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.add<0, true>(p, at, shared.scales[previous], shared.empty[previous],
-                            moved(rows, position.stage * kStageRows),
-                            moved(columns, position.stage * kStageColumns));
-      order.multiplied(k_tile - 1, unit.k_tiles());
-      previous = position.stage;
-      position.advance();
-      shared.full[position.stage].wait(position.phase);
-      products.add<1, true>(p, at, shared.scales[previous], shared.empty[previous],
-                            moved(rows, position.stage * kStageRows),
-                            moved(columns, position.stage * kStageColumns));
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
       order.multiplied(k_tile, unit.k_tiles());
       previous = position.stage;
       position.advance();
     }
-    const bool odd = k_tile < unit.k_tiles();  // the last is in the second bank
-    if (odd) {
-      shared.full[position.stage].wait(position.phase);
-      products.add<0, true>(p, at, shared.scales[previous], shared.empty[previous],
-                            moved(rows, position.stage * kStageRows),
-                            moved(columns, position.stage * kStageColumns));
-      previous = position.stage;
-      position.advance();
-    }
     order.pass(position);
-    if (odd) products.add<1, false>(p, at, shared.scales[previous], shared.empty[previous]);
-    else products.add<0, false>(p, at, shared.scales[previous], shared.empty[previous]);
+    products.finish(shared.empty[previous]);
     const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
@@ -627,7 +558,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bf16_fp32_promoted_batched_bias_fp32_terms6_wide_32x64x64_consumers1_stages6_direct_swap_splitk4_ad51bbd4(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -637,8 +568,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(side_by_side(p) ? 1 : 1 + kScaleArrivals);
-      shared.empty[stage].init(kSharing * kClusterSize * 4);
+      shared.full[stage].init(1);
+      shared.empty[stage].init(kSharing * kClusterSize);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -646,12 +577,9 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   cute::cluster_wait();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (pieces_hold(p) != false) return;  // another launch computes D
   if (warpgroup == 0) {
-    if (threadIdx.x >= 32) {
-      if (!side_by_side(p)) copy_scales(p, shared, rank, cluster, clusters);
-    } else if (threadIdx.x == 0) {
-      produce(p, shared, rank, cluster, clusters);
-    }
+    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
@@ -663,7 +591,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 
 // ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
 extern "C" __global__ void __launch_bounds__(128)
-    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3_reduction(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bf16_fp32_promoted_batched_bias_fp32_terms6_wide_32x64x64_consumers1_stages6_direct_swap_splitk4_ad51bbd4_reduction(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
   // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
@@ -674,11 +602,11 @@ extern "C" __global__ void __launch_bounds__(128)
   Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
   at.n += row_block * kWgmmaM;
   if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
-  if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
   // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Store store(dynamic_shared, 0);
-  Epilogue epilogue(p);
+  if (pieces_hold(p) != false) return;  // another launch computes D
+  Store store(nullptr, 0);
+  Epilogue epilogue(p, at.batch);
   const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
   Epilogue::Operands operands[kFragments];
   Accumulator sums[kFragments][4] = {};
