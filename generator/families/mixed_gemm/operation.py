@@ -25,6 +25,7 @@ Input = Literal["fp16", "bf16", "e4m3", "int8"]
 Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "mxfp8", "nvfp4", "int2", "ternary"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
 Scales = Literal["fp16", "bf16", "fp32", "e8m0", "e4m3"]
+Groups = Literal["none", "rows"]
 
 
 @frozen
@@ -53,7 +54,19 @@ class MixedGemmOperation(ProductOperation):
     epilogue: tuple[EpilogueStep, ...] = knob(
         default=(), doc="up to 8 steps between the accumulators and D, in order"
     )
+    groups: Groups = knob(
+        default="none",
+        name="groups_{}",
+        later=True,
+        doc="rows: grouped GEMM, as a mixture of experts has: A [S, K] and D [S, N] have groups of "
+        "rows, which end at offsets in device memory, and W [G, N, K] has a matrix for each",
+    )
     family: Literal["mixed_gemm"] = knob(default="mixed_gemm", doc="always written")
+
+    @property
+    def batched(self) -> bool:
+        """Groups have operands of their own, as batches have."""
+        return self.groups == "rows"
 
     @property
     def accumulator(self) -> Element:
