@@ -105,7 +105,9 @@ class PackedExperts:
         data = tensors.get("data")
         count = data.shape[0] if data is not None and data.dim() else 0
         for expert in range(min(count, 1)):  # one is as good as all: they share their strides
-            PackedWeight.from_tensors({name: one[expert] for name, one in tensors.items()}, metadata)
+            PackedWeight.from_tensors(
+                {name: one[expert] for name, one in tensors.items()}, metadata
+            )
         wrong = [
             name
             for name, one in tensors.items()
@@ -185,7 +187,7 @@ class PackedExperts:
         return self if same else PackedExperts(metadata=self.metadata, **moved)
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Return W [E, N, K] of type `dtype`: fp16, bf16, fp32, or float64, in which it is exact."""
+        """Return W [E, N, K] of fp16, bf16, fp32, or float64, in which it is exact."""
         return torch.stack([weight.dequantize(dtype) for weight in self])
 
 

@@ -31,9 +31,7 @@ AHEAD_REGISTERS = 44  # the same beside two banks that take turns
 # Columns of a chunk of a grouped GEMM: staging leaves room for a table beside the stages.
 GROUPED_WIDEST = 32
 # The ends of groups, and of rows the tiles before each, with one more of both in front.
-GROUP_BYTES = {
-    name: table_bytes(tables) for name, tables in (("none", 0), ("rows", 2), ("k", 1))
-}
+GROUP_BYTES = {name: table_bytes(tables) for name, tables in (("none", 0), ("rows", 2), ("k", 1))}
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 
 

@@ -37,7 +37,7 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),
             legal(operation.epilogue),
-            f"epilogue with {gate.token}: is for gemm, whose weights are not packed, and for groups "
+            f"epilogue with {gate.token}: is for gemm, whose weights are not packed, or for groups "
             "of rows whose gate and up are interleaved; multiply the halves of the result"
             if gate and (operation.groups == "none" or gate.layout != "interleaved")
             else None,
