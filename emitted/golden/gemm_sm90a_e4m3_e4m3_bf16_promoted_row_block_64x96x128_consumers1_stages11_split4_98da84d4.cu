@@ -1,11 +1,9 @@
-// gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3
+// gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_64x96x128_consumers1_stages11_split4_98da84d4
 //
 // D[m, n] = A[m, k] B[k, n]
 //   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
-//   tile 32x64x128, cluster 1x1, 1 consumer, 18 stages, along_m, group 8, store tma
-//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
-//   k in 4 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
-// Digest 5d138ad3de04ceb29b23d5909ec10d33e42fa786e05a3843ccd8a1506c4fb1f5; `warploom show` prints this file.
+//   tile 64x96x128, cluster 1x1, 1 consumer, k split over 4 blocks, 11 stages, along_m, group 8, store tma
+// Digest 98da84d423e618f9169efd85987155d03f1091d3938793a6aa6a5c6a85752e4a; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,18 +27,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 32, kTileN = 64, kTileK = 128;
+constexpr int kTileM = 64, kTileN = 96, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kSplit = 4;  // blocks that share a tile's k: a cluster
+constexpr int kClusterSize = kSplit;
 constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
-constexpr int kStages = 18;
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kStages = 11;
 constexpr int kGroup = 8;
-constexpr int kRows = 64, kColumns = 32;  // of wgmma in a tile
+constexpr int kRows = 64, kColumns = 96;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 16;  // a block is finished by chunks
-constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFinished = kColumns / kSplit;  // columns of the tile that one block finishes
+constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kChunks = kFinished / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -52,7 +53,6 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  float* partial_tiles;  // sums of each part of k, by tiles
   const float* a_scales;  // a scale for each 1 m x 128 k of A
   const float* b_scales;  // a scale for each 128 n x 128 k of B
   int64_t a_scales_row;  // elements between those along m
@@ -63,29 +63,29 @@ struct alignas(128) Parameters {
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
-  int32_t k_parts;  // parts of k
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, partial_tiles) == 512 && OFFSET(Parameters, a_scales) == 520);
-static_assert(OFFSET(Parameters, b_scales) == 528 && OFFSET(Parameters, a_scales_row) == 536);
-static_assert(OFFSET(Parameters, a_scales_k) == 544 && OFFSET(Parameters, b_scales_row) == 552);
-static_assert(OFFSET(Parameters, b_scales_k) == 560 && OFFSET(Parameters, a_tail_rows) == 568);
-static_assert(OFFSET(Parameters, m) == 572 && OFFSET(Parameters, n) == 576);
-static_assert(OFFSET(Parameters, k) == 580 && OFFSET(Parameters, k_parts) == 584);
+static_assert(OFFSET(Parameters, a_scales) == 512 && OFFSET(Parameters, b_scales) == 520);
+static_assert(OFFSET(Parameters, a_scales_row) == 528 && OFFSET(Parameters, a_scales_k) == 536);
+static_assert(OFFSET(Parameters, b_scales_row) == 544 && OFFSET(Parameters, b_scales_k) == 552);
+static_assert(OFFSET(Parameters, a_tail_rows) == 560 && OFFSET(Parameters, m) == 564);
+static_assert(OFFSET(Parameters, n) == 568 && OFFSET(Parameters, k) == 572);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 32] += A[64 x 32] * B[32 x 32]; A and B by descriptor, D in registers.
+// D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -105,7 +105,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 4096;  // of one stage
+  static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -119,7 +119,7 @@ struct OperandA {
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kBytes = 12288;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (n, k).
@@ -178,56 +178,26 @@ struct Tiles {
   }
 };
 
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
-struct Unit {
-  int tile, part, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
-};
-
-// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
-// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
-// rows of A and columns of B at the same k.
-struct Walk {
-  int tiles, k_tiles, parts, clusters;
-  int following;  // the next unit
-
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : tiles(tiles), k_tiles(k_tiles), parts(p.k_parts), clusters(clusters), following(cluster) {}
-
-  // The first k tile of a part.
-  __device__ __forceinline__ int start(int part) const {
-    return part * (k_tiles / parts) + min(part, k_tiles % parts);
-  }
-
-  __device__ __forceinline__ bool next(Unit& unit) {
-    if (following >= tiles * parts) return false;
-    const int part = following / tiles;
-    unit = {following - part * tiles, part, start(part), start(part + 1)};
-    following += clusters;
-    return true;
-  }
-};
-
 // A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
 // only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
-}
+// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk % kChunks * kChunkColumns;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+// columns 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {column, column + 1}, {row, row + 8} };
+  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {row, row + 8}, {column, column + 1} };
 }
 
 // No steps: the accumulators are D.
@@ -254,8 +224,8 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 128;  // bytes of a staging row
-  static constexpr int kBytes = 16 * kSpan;
+  static constexpr int kSpan = 16;  // bytes of a staging row
+  static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
   int first = 0;        // the buffer that the tile begins with
@@ -285,20 +255,16 @@ struct Store {
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
-  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
+  // Two neighbouring elements of a row at a time.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; f += 2) {
-      const int row = f * 8 + lane / 16 * 8 + lane % 8;
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
-      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+    for (int f = 0; f < kFragments; ++f) {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+      for (int i = 0; i < 2; ++i) {
+        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
+        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
+      }
     }
   }
 
@@ -310,62 +276,91 @@ struct Store {
 
 // The block scales of one stage that single rows have: of the tile's rows of A.
 struct Scales {
-  alignas(16) float columns[32];
+  alignas(16) float rows[64];
 };
-static_assert(sizeof(Scales) == 128);
+static_assert(sizeof(Scales) == 256);
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[2048];
   Scales scales[kStages];
   FullBarrier full[kStages];    // the producers' bytes and scales have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 224256);
+static_assert(sizeof(SharedStorage) <= 230400);
 
-// The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
-// side. What lies outside of D is neither written nor read.
-struct PartialTile {
+// The sums of one tile's products over all of k, of which each block of the cluster has a part. A block
+// leaves its sums in its own shared memory, where the stages were, and then adds up what all blocks have of
+// the columns that it finishes, always in the same order.
+struct SplitSums {
   struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
-  static constexpr int kThreads = 128;
-  Fragment* const fragments;
+  static constexpr int kFragmentsOfTile = kColumns / 8, kFragmentsFinished = kFinished / 8;
+  static_assert(sizeof(Fragment[kSharing * kBlocks * kFragmentsOfTile * 128])
+                <= kStages * (OperandA::kBytes + OperandB::kBytes));
+  Accumulator sums[kBlocks][kFinished / 2];
 
-  // Of a part of k, and of a block's tile among all `tiles` of D.
-  __device__ __forceinline__ PartialTile(const Parameters& p, int part, int tile, int tiles)
-      : fragments(reinterpret_cast<Fragment*>(p.partial_tiles) +
-                  (int64_t(part) * tiles + tile) * (kRows / kWgmmaM * kOfRows * kThreads)) {}
-
-  __device__ __forceinline__ Fragment* place(int row_block, int fragment) const {
-    return fragments + (row_block * kOfRows + fragment) * kThreads + threadIdx.x % kThreads;
+  // All threads of the cluster arrive and wait, the producers' too. What they wrote before they arrive is
+  // there for all that have waited.
+  __device__ __forceinline__ static void arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  }
+  __device__ __forceinline__ static void wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  }
+  __device__ __forceinline__ static void meet() {
+    arrive();
+    wait();
   }
 
-  // Whether a thread has an element of D in a fragment: the first of its four, if any.
-  __device__ __forceinline__ static bool inside(const Parameters& p, const Coordinates& at) {
-    return at.row[0] < p.m && at.column[0] < p.n;
+  // Where the thread's share of a fragment lies, in every block alike.
+  __device__ __forceinline__ static int place(int consumer, int block, int fragment) {
+    return ((consumer * kBlocks + block) * kFragmentsOfTile + fragment) * 128 + threadIdx.x % 128;
   }
 
-  // Leaves the sums of 64 rows, those of `block` of the consumer whose part of the tile starts at `at`.
-  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount], const Place& at,
-                                        int row_block, int block) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kOfRows; ++i) {
-      const Coordinates there = coordinates(at, block * kChunks + i / kFragments, i % kFragments);
-      const Accumulator* const sum = sums + i * 4;
-      if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
-    }
-  }
-
-  // From L2, where the first launch has left it; zeros where the thread has nothing `inside` of D.
-  __device__ __forceinline__ Fragment read(int row_block, int fragment, bool inside) const {
-    Fragment found{};
-    asm volatile("{\n.reg .pred inside;\nsetp.ne.b32 inside, %5, 0;\n"
-                 "@inside ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n}"
-                 : "+f"(found.value[0]), "+f"(found.value[1]), "+f"(found.value[2]), "+f"(found.value[3])
-                 : "l"(place(row_block, fragment)), "r"(int(inside))
-                 : "memory");
+  // Reads what lies at `address` in the shared memory of the block with that rank. Volatile keeps it between
+  // the barriers.
+  __device__ __forceinline__ static Fragment read(uint32_t address, int rank) {
+    Fragment found;
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [there];\n}"
+                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
+                 : "r"(address), "r"(rank));
     return found;
   }
+
+  __device__ __forceinline__ SplitSums(void* stages, const Accumulator (&parts)[kBlocks][kCount], int consumer,
+                                       int rank) {
+    Fragment* const fragments = static_cast<Fragment*>(stages);
+    cutlass::arch::NamedBarrier::sync(kConsumers * 128, 5);  // no product reads the stages any more
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kFragmentsOfTile; ++i) {
+      const int block = i / kFragmentsOfTile, fragment = i % kFragmentsOfTile;
+      const Accumulator* const part = parts[block] + fragment * 4;
+      fragments[place(consumer, block, fragment)] = {part[0], part[1], part[2], part[3]};
+    }
+    meet();
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kFragmentsFinished; ++i) {
+      const int block = i / kFragmentsFinished, fragment = i % kFragmentsFinished;
+      const uint32_t address =
+          cute::cast_smem_ptr_to_uint(fragments + place(consumer, block, rank * kFragmentsFinished + fragment));
+      Fragment found[kSplit];
+      CUTE_UNROLL
+      for (int other = 0; other < kSplit; ++other) found[other] = read(address, other);
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        Accumulator& sum = sums[block][fragment * 4 + j] = found[0].value[j];
+        CUTE_UNROLL
+        for (int other = 1; other < kSplit; ++other) sum += found[other].value[j];
+      }
+    }
+    cute::tma_store_fence();  // TMA writes to the stages next: its writes come after these
+    arrive();
+  }
+
+  // No block fills its stages again, or ends, before all have read from it.
+  __device__ __forceinline__ void finish() const { wait(); }
 };
 
 // ---- Block scales: by TMA where it can, else by the other warps of the producer -------------------
@@ -402,28 +397,39 @@ __device__ __forceinline__ void arrive_scales(FullBarrier& full) {
 __device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& shared, int rank,
                                             int cluster, int clusters) {
   const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
+  const int first = rank * k_tiles;
+  const int loads = side_by_side(p) ? 0 : k_tiles;  // or these warps only meet the cluster
   const int lane = threadIdx.x % 32;
   int turn = threadIdx.x / 32 - 1;  // k tiles until the warp's next: each has every third
   Position position{0, 1};
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, rank);
-    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile, position.advance()) {
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const Place at = tiles.at(tile, 0);
+    for (int k_tile = 0; k_tile < loads; ++k_tile, position.advance()) {
       if (turn-- > 0) continue;
       turn = kScaleWarps - 1;
       shared.empty[position.stage].wait(position.phase);
       Scales& to = shared.scales[position.stage];
-      const int k = k_tile;
+      const int k = first + k_tile;
+      if (k * kTileK >= p.k) {  // what they multiply is zeros
+        for (int i = lane; i < sizeof(Scales) / 4; i += 32) reinterpret_cast<uint32_t*>(&to)[i] = 0;
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+                     ::"r"(cute::cast_smem_ptr_to_uint(&shared.full[position.stage]))
+                     : "memory");
+        continue;
+      }
       // Past the end of an operand the last scales serve: what they multiply is not stored.
       CUTE_NO_UNROLL
-      for (int i = lane; i < 32; i += 32) {
+      for (int i = lane; i < 64; i += 32) {
         const int row = min(at.m + i, p.m - 1);
         const int64_t from = row * p.a_scales_row + k * p.a_scales_k;
-        copy_scale(p.a_scales + from, &to.columns[i]);
+        copy_scale(p.a_scales + from, &to.rows[i]);
       }
       arrive_scales(shared.full[position.stage]);
     }
+    __syncwarp();
+    SplitSums::meet();  // all sums lie where stages were
+    SplitSums::meet();  // and were read: stages may be filled again
   }
 }
 
@@ -431,38 +437,48 @@ __device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
+  const int first = rank * k_tiles;  // past the end of k, TMA fills stages with zeros
+  const int loads = threadIdx.x == 0 ? k_tiles : 0;  // the other threads only meet the cluster
   const bool together = side_by_side(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, rank);
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const Place at = tiles.at(tile, 0);
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
     // Of rows past the end there are none but to fill 16 bytes: products of these are not stored.
-    const int a_scales_rows = together ? max(0, min(32, p.m - at.m)) : 0;
+    const int a_scales_rows = together ? max(0, min(64, p.m - at.m)) : 0;
     const int a_scales_bytes = (a_scales_rows + 3) / 4 * 16;
     CUTE_NO_UNROLL  // the producer has few registers
-    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+    for (int k_tile = 0; k_tile < loads; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      const bool any = (first + k_tile) * kTileK < p.k;
+      if (together && !any) {  // what the scales multiply is zeros
+        uint32_t* const words = reinterpret_cast<uint32_t*>(&shared.scales[position.stage]);
+        for (int i = 0; i < sizeof(Scales) / 4; ++i) words[i] = 0;
+        cute::tma_store_fence();  // before TMA writes there again
+      }
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes +
-                                a_scales_bytes);
-      if (a_scales_bytes > 0)
-        copy_together(shared.scales[position.stage].columns,
-                      p.a_scales + at.m + k_tile * p.a_scales_k,
+                                (any ? a_scales_bytes : 0));
+      if (any && a_scales_bytes > 0)
+        copy_together(shared.scales[position.stage].rows,
+                      p.a_scales + at.m + (first + k_tile) * p.a_scales_k,
                       a_scales_bytes, full);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, (first + k_tile) * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, (first + k_tile) * kTileK);
       position.advance();
     }
+    __syncwarp();
+    SplitSums::meet();  // all sums lie where stages were
+    SplitSums::meet();  // and were read: stages may be filled again
   }
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-using RowOperand = OperandB; using ColumnOperand = OperandA;
+using RowOperand = OperandA; using ColumnOperand = OperandB;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -479,11 +495,10 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// A stage is free once every block that its producer multicasts to has let go of it.
+// A stage is free once every consumer that reads it has let go of it.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();  // all lanes have read their scales
-  const uint32_t block = threadIdx.x % 32;
-  empty.arrive(block, block < kClusterSize);
+  if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
 // A block scale as fp32.
@@ -493,31 +508,42 @@ __device__ __forceinline__ float as_float(float scale) { return scale; }
 // one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
 // There are two of the first level, so that the MMAs of a k tile run while the one before is scaled.
 struct Products {
-  static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
-  // Of blocks of 128 rows there are few: a thread reads those of the next k tile one k tile ahead.
-  const float* row_scales;  // of the first k tile
+  static constexpr int kRowScales = 2;  // of 64 rows: those of a thread
+  static constexpr int kColumnScales = 2;
+  static constexpr int kFactorColumns = 32;  // columns that surely share a block of scales
+  static constexpr int kFactors = 3;
+  const int row;  // the first of a thread's rows of the tile
+  // Of blocks of 128 columns there are few: a thread reads those of the next k tile one k tile ahead.
+  const float* column_scales;  // of the first k tile
   int k_tile = 0;  // that is read next
-  float next_rows[kBlocks];
-  int left;  // k tiles, with the next
+  float next_columns[kColumnScales];
+  int64_t apart;  // the scales of a tile's two blocks of columns
+  int left;  // k tiles, with the next; what may be multiplied behind them is zeros
+  int edge;  // the first column of the tile that lies in the second block
 
   // For the tile at `at`, the consumer's first row, and `left` k tiles from `begin` on.
   __device__ __forceinline__ Products(const Parameters& p, const Place& at, int begin, int left, int first)
-      : left(left) {
+      : row(row_of(first)), left(left) {
     const float* start = p.b_scales + min(begin, (p.k + kTileK - 1) / kTileK - 1) * p.b_scales_k;
     const int block = min(at.n, p.n - 1) / 128;
-    row_scales = start + block * p.b_scales_row;
+    column_scales = start + block * p.b_scales_row;
+    apart = block < (p.n - 1) / 128 ? p.b_scales_row : 0;  // past the end the last serves
+    edge = 128 - at.n % 128;
     read(p, at);
     zero();
   }
 
   // Starts to read the scales of the next k tile.
   __device__ __forceinline__ void read(const Parameters& p, const Place& at) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) {
-      const int start = min(at.n, p.n - 1) / 128;
-      const int block = min(at.n + i * kWgmmaM, p.n - 1) / 128;
-      next_rows[i] = row_scales[k_tile * p.b_scales_k + (block - start) * p.b_scales_row];
-    }
+    next_columns[0] = column_scales[k_tile * p.b_scales_k];
+    next_columns[1] = column_scales[k_tile * p.b_scales_k + apart];
+  }
+
+  // The first row of a thread where its consumer's blocks of 64 rows begin at `first`.
+  __device__ __forceinline__ static int row_of(int first) {
+    int row = first * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    asm volatile("" : "+r"(row));  // keeps the compiler from computing it anew for each k tile
+    return row;
   }
 
   __device__ __forceinline__ void zero() {
@@ -546,23 +572,34 @@ struct Products {
   __device__ __forceinline__ void add(const Parameters& p, const Place& at, const Scales& scales,
                                       EmptyBarrier& empty, uint64_t rows = 0,
                                       uint64_t columns = 0) {
-    const int lane = threadIdx.x % 32;
-    float next_columns[kCount / 2];  // two of each eight
+    // Read before MMAs are issued: what waits for shared memory between them would make the tensor core wait.
+    float next_rows[kBlocks][kRowScales];
     CUTE_UNROLL
-    for (int i = 0; i < kCount / 2; ++i) next_columns[i] = scales.columns[i / 2 * 8 + lane % 4 * 2 + i % 2];
+    for (int i = 0; i < kBlocks * kRowScales; ++i)
+      next_rows[i / kRowScales][i % kRowScales] = scales.rows[row + i / kRowScales * kWgmmaM + i % 2 * 8];
     if constexpr (kIssues) issue<1 - kBank>(rows, columns);
     float of_rows[kBlocks][kRowScales];
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kRowScales; ++i)
-      of_rows[i][0] = as_float(next_rows[i]);
+      of_rows[i / kRowScales][i % kRowScales] = as_float(next_rows[i / kRowScales][i % kRowScales]);
+    float factors[kBlocks][kRowScales][kFactors];
+    CUTE_UNROLL
+    for (int j = 0; j < kFactors; ++j) {
+      const float of_columns = as_float(j * kFactorColumns < edge ? next_columns[0] : next_columns[1]);
+      CUTE_UNROLL
+      for (int i = 0; i < kBlocks * kRowScales; ++i) {
+        const int block = i / kRowScales, row = i % kRowScales;
+        factors[block][row][j] = left <= 0 ? 0 : of_rows[block][row] * of_columns;
+      }
+    }
     k_tile += --left > 0;  // past the last it is read once more
     read(p, at);
     cute::warpgroup_wait<kIssues>();
     fence(partial[kBank]);
     CUTE_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      const float of_column = as_float(next_columns[i / 4 * 2 + i % 2]);
-      sums[0][i] += partial[kBank][i] * (of_column * of_rows[0][0]);
+      const int row = i / 2 % 2 % kRowScales;  // of the thread's, see `coordinates`
+      sums[0][i] += partial[kBank][i] * factors[0][row][i / 4 * 8 / kFactorColumns];
     }
     cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
     release(empty);
@@ -572,18 +609,22 @@ struct Products {
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
-  const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer;
-  const uint64_t rows = moved(matrix(shared.b[0], 0, 1024, 1), part * kBlocks * kBlockRows);
-  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
+  const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
+  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const uint64_t rows = moved(matrix(shared.a[0], 0, 1024, 1), part * kBlocks * kBlockRows);
+  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, rank);
-    at.n += part * kBlocks * kWgmmaM;
-    Products products(p, at, unit.begin,
-                      unit.k_tiles(), part * kBlocks);
+  Store store(shared.staging, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
+  Epilogue::Operands operands[kFragments];
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
+    Place at = tiles.at(tile, 0);
+    at.m += part * kBlocks * kWgmmaM;
+    Products products(p, at, rank * k_tiles,
+                      min(k_tiles, (p.k + kTileK - 1) / kTileK - (rank * k_tiles)), part * kBlocks);
+    at.n += rank * kFinished;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     int k_tile = 1;                 // the next
@@ -591,23 +632,23 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     products.issue<0>(moved(rows, position.stage * kStageRows), moved(columns, position.stage * kStageColumns));
     position.advance();
     CUTE_NO_UNROLL
-    for (; k_tile < unit.k_tiles() - 1; k_tile += 2) {
+    for (; k_tile < k_tiles - 1; k_tile += 2) {
       shared.full[position.stage].wait(position.phase);
       products.add<0, true>(p, at, shared.scales[previous], shared.empty[previous],
                             moved(rows, position.stage * kStageRows),
                             moved(columns, position.stage * kStageColumns));
-      order.multiplied(k_tile - 1, unit.k_tiles());
+      order.multiplied(k_tile - 1, k_tiles);
       previous = position.stage;
       position.advance();
       shared.full[position.stage].wait(position.phase);
       products.add<1, true>(p, at, shared.scales[previous], shared.empty[previous],
                             moved(rows, position.stage * kStageRows),
                             moved(columns, position.stage * kStageColumns));
-      order.multiplied(k_tile, unit.k_tiles());
+      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
-    const bool odd = k_tile < unit.k_tiles();  // the last is in the second bank
+    const bool odd = k_tile < k_tiles;  // the last is in the second bank
     if (odd) {
       shared.full[position.stage].wait(position.phase);
       products.add<0, true>(p, at, shared.scales[previous], shared.empty[previous],
@@ -617,17 +658,37 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     order.pass(position);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     if (odd) products.add<1, false>(p, at, shared.scales[previous], shared.empty[previous]);
     else products.add<0, false>(p, at, shared.scales[previous], shared.empty[previous]);
-    const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
+    SplitSums total(shared.a, products.sums, part, rank);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+      const int next = chunk + 1;
+      Value x[kFragments][2][2];
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i / 2][i % 2] = Value(total.sums[chunk / kChunks][sum]);
+        }
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+      }
+      store(p, x, at, chunk);
+    }
+    total.finish();
   }
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_64x96x128_consumers1_stages11_split4_98da84d4(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -638,7 +699,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(side_by_side(p) ? 1 : 1 + kScaleArrivals);
-      shared.empty[stage].init(kSharing * kClusterSize * 4);
+      shared.empty[stage].init(kSharing * 4);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -648,74 +709,11 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     if (threadIdx.x >= 32) {
-      if (!side_by_side(p)) copy_scales(p, shared, rank, cluster, clusters);
-    } else if (threadIdx.x == 0) {
+      copy_scales(p, shared, rank, cluster, clusters);
+    } else {
       produce(p, shared, rank, cluster, clusters);
     }
   } else {
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
-  if (kClusterSize > 1) {  // nor after it has gone
-    cute::cluster_arrive();
-    cute::cluster_wait();
-  }
-}
-
-// ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
-extern "C" __global__ void __launch_bounds__(128)
-    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3_reduction(const __grid_constant__ Parameters p) {
-  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
-  constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
-  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
-  constexpr int kParts = 4, kAtOnce = 8;
-  const Tiles tiles(p);
-  const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
-  const int row_block = piece / kChunks, chunk = piece % kChunks;
-  Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
-  at.n += row_block * kWgmmaM;
-  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
-  if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
-  // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Store store(dynamic_shared, 0);
-  Epilogue epilogue(p);
-  const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
-  Epilogue::Operands operands[kFragments];
-  Accumulator sums[kFragments][4] = {};
-  bool inside[kFragments];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    inside[f] = PartialTile::inside(p, coordinates(at, chunk, f));
-    operands[f] = epilogue.load(coordinates(at, chunk, f));
-  }
-  CUTE_UNROLL
-  for (int first = 0; first < kParts; first += kAtOnce) {
-    PartialTile::Fragment found[kAtOnce][kFragments];
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      const PartialTile partial(p, first + i, tile, tiles.count() * kClusterSize);
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f)
-        found[i][f] = partial.read(row_block, chunk * kFragments + f, inside[f]);
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
-        CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
-      }
-    }
-  }
-  Value x[kFragments][2][2];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(sums[f][i]);
-    epilogue.apply(x[f], block, operands[f]);
-  }
-  store(p, x, at, chunk);
-  store.finish();
 }

@@ -1,9 +1,9 @@
-// gemm_sm90a_bf16_swiglu_oai_gate_gradient_bf16_interleaved_64x64x64_consumers1_stages13_37140f68
+// gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): swiglu_oai_gate_gradient_bf16_interleaved
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+// D[m, n] = epilogue(A[m, k] B[k, n]): swiglu_oai_gate_gradient_fp16_interleaved
+//   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
 //   tile 64x64x64, cluster 1x1, 1 consumer, 13 stages, along_m, group 8, store tma
-// Digest 37140f68297e832133bf0f54d51fef7f810c45f0f2e085572dece8900dd7a815; `warploom show` prints this file.
+// Digest 4bc6fd9e88e39ad328ba2842b02d31152839ed68fe91461e72e067c30e42dcf1; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,7 +25,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 64, kTileN = 64, kTileK = 64;
 constexpr int kClusterM = 1, kClusterN = 1;
@@ -51,8 +51,8 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  cutlass::bfloat16_t* gate_gradient_0;  // z[m][pitch]
-  cutlass::bfloat16_t* gate_gradient_0_dz;  // dz[m][pitch]
+  cutlass::half_t* gate_gradient_0;  // z[m][pitch]
+  cutlass::half_t* gate_gradient_0_dz;  // dz[m][pitch]
   int64_t gate_gradient_0_pitch;  // elements between rows of both
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
@@ -75,7 +75,7 @@ struct Wgmma {
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
@@ -311,10 +311,10 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::bfloat16_t>::Operand step_0;
+    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t>::Operand step_0;
   };
   int m, n;
-  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::bfloat16_t> step_0;
+  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t> step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
@@ -348,7 +348,7 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
@@ -552,7 +552,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_swiglu_oai_gate_gradient_bf16_interleaved_64x64x64_consumers1_stages13_37140f68(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
