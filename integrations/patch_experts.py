@@ -88,6 +88,6 @@ def _by_torch(rules: Any, layer: Any) -> str:  # noqa: ANN401
     gate, _ = rules.gate_of(layer)
     if callable(gate):
         reasons.append(f"torch computes {'its gate' if layer.has_gate else 'its activation'}")
-    if getattr(layer, "has_post_expert_norm", False):
+    if rules.norm_of(layer) is not None:
         reasons.append("torch computes its norm")
     return "; ".join(reasons)
