@@ -14,6 +14,7 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations import quantized_experts
 from warploom.integrations.bit_linear import BitLinear, bit_linear_types, bit_refusal
 from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
 from warploom.integrations.float8_linear import refusal as float8_refusal
@@ -139,8 +140,8 @@ def patch(
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
                warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
                whose k is no multiple of the group, and those that train: adapters of peft, and
-               what requires a gradient where other weights are frozen. Weights of what is
-               quantised are dropped: this is not undone
+               what requires a gradient where other weights are frozen. So do those of experts
+               whose gate kernels have. Weights of what is quantised are dropped: this is not undone
 
     recipe     the layers train in fp8: a recipe of warploom.nn.Linear
     filter     called with each torch.nn.Linear and its name, says which of them train in fp8, or
@@ -168,22 +169,28 @@ def patch(
     _check_recipe(recipe, filter, linear=linear, weights=weights, sparse=sparse)
     asked = None if weights is None else Asked(weights)
     chosen, left = choose(model, asked) if asked else ({}, {})
+    routed, unrouted = quantized_experts.choose(model, asked) if asked and experts else ({}, {})
     training = _training(model, filter) if recipe else set()
     pruned = _sparse_layers(model, filter) if sparse else {}
     layers = _layers(model, {*chosen, *pruned}, training, recipe) if linear else {}
-    quantized: dict[torch.nn.Module, QuantizedLinear | SparseLinear] = {**pruned}
+    quantized: dict[torch.nn.Module, torch.nn.Module] = {**pruned}
     if asked:
         quantized |= _quantized(chosen, asked)
+        for layer, name in routed.items():
+            with _naming(name):
+                quantized[layer] = quantized_experts.quantized(layer, asked)
     if linear:
         quantized |= _bit_layers(model)
     told = asked.told() if asked else ""
     told_apart = set(layers_of(model)) if experts else set()
     rows = [*_linear_rows(model, layers, quantized, left, told, told_apart)] if linear else []
+    if asked:
+        rows += quantized_experts.rows(routed, unrouted, asked)
     calls: list[PatchedAttention | PatchedExperts] = []
     if attention:
         calls.append(PatchedAttention(model, attention))
     if experts:
-        calls.append(PatchedExperts(model))
+        calls.append(PatchedExperts(model, routed))
     journal = Journal()  # nothing has changed so far
     try:
         for one in calls:
@@ -439,7 +446,7 @@ def _naming(layer: str) -> Iterator[None]:
 def _linear_rows(
     model: torch.nn.Module,
     layers: Mapping[torch.nn.Linear, Linear | Float8Linear],
-    quantized: Mapping[torch.nn.Module, QuantizedLinear | SparseLinear],
+    quantized: Mapping[torch.nn.Module, torch.nn.Module],
     left: Mapping[torch.nn.Module, str],
     told: str,
     told_apart: Container[torch.nn.Module],

@@ -12,8 +12,9 @@ from typing import Any, cast
 import torch
 
 from warploom.errors import ProblemError
-from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
+from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
 from warploom.integrations.linear import Linear
+from warploom.integrations.quantized_experts import named_gate
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.printable import brief
 from warploom.quantization import Metadata, PackedWeight
@@ -123,24 +124,25 @@ def _empty_experts(
 ) -> QuantizedExperts:
     module: Any = model.get_submodule(name)
     first = next(iter(parts.values()))[1]
-    if type(module).__name__ != CLASS:
+    gate = named_gate(model, module)
+    if gate is None:
         raise _absent(model, first)
     made = []
     for part in PARTS:
-        values = getattr(module, part)  # [experts, K, N]
-        count, k, n = values.shape
+        values = getattr(module, part)
+        count, n, k = values.mT.shape if module.is_transposed else values.shape
         if missing := [one for one in range(count) if (part, one) not in parts]:
             raise ProblemError(f"layers without {name}.{part}.{missing[0]}", rule=_RULE)
         kinds = [parts[part, one][0] for one in range(count)]
         made.append([_empty(f"{name}.{part}", kind, (n, k), values.dtype) for kind in kinds])
     if len(parts) != sum(map(len, made)):
         raise ProblemError(f"layers with more experts than {name} has", rule=_RULE)
-    return QuantizedExperts.in_place_of(module, *made)
+    return QuantizedExperts.in_place_of(module, *made, gate=gate)
 
 
 def _absent(model: torch.nn.Module, name: str) -> ProblemError:
     return ProblemError(
         f"a quantized layer {brief(name)}",
-        rule=f"must be a torch.nn.Linear, or experts of GPT-OSS, in {type(model).__name__}",
+        rule=f"must be a torch.nn.Linear, or experts whose gate kernels have, in {type(model).__name__}",
         fix="load the checkpoint with the class of model that it was saved from",
     )

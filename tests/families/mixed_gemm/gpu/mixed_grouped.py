@@ -83,7 +83,7 @@ ROUTINGS = {
     "more tiles than multiprocessors": Routing(3001, 24, "even"),
     "whole tiles": Routing(2048, 1, "one", 0),
 }
-N, K = 328, 480  # no tile divides them; of groups of 32, and of 16 of gate and up
+N, K = 336, 480  # no tile divides them; of groups of 32, and of 16 of gate and up
 
 
 @dataclass
