@@ -58,16 +58,6 @@ def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
     return ""
 
 
-def named_gate(model: torch.nn.Module, layer: torch.nn.Module) -> str | None:
-    """The gate of a layer of experts, where it is one that kernels have."""
-    if layer not in set(layers_of(model)):
-        return None
-    from warploom.integrations import transformers_experts as rules  # imports transformers
-
-    gate = rules.gate_of(layer)[0] if getattr(layer, "has_gate", False) else None
-    return gate if isinstance(gate, str) else None
-
-
 def quantized(layer: Any, asked: Asked) -> QuantizedExperts:  # noqa: ANN401 (of transformers)
     """Experts with the weights of a layer, quantized; rows of gate and up alternate in them."""
     from warploom.integrations import transformers_experts as rules  # imports transformers

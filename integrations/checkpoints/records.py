@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 
 from warploom.errors import ProblemError
-from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
+from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
+from warploom.integrations.experts import SWIGLU_OAI
 from warploom.integrations.linear import Linear
-from warploom.integrations.quantized_experts import named_gate
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.printable import brief
 from warploom.quantization import Metadata, PackedWeight
@@ -28,10 +28,17 @@ def records(model: torch.nn.Module) -> list[Record]:
     """Return the records of all quantized layers in a model.
 
     Raises:
-        ProblemError: for a layer with an activation, which the model's class would make without.
+        ProblemError: for a layer with an activation, which the model's class would make without,
+            and for experts of other models than GPT-OSS, whose names transformers has for others.
     """
     found: dict[tuple[object, ...], Record] = {}
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantizedExperts) and module.gate != SWIGLU_OAI:
+            raise ProblemError(
+                f"{name}: quantized experts with gate {module.gate!r}",
+                rule="must be those of GPT-OSS to be saved",
+                fix="keep model.state_dict(), and load it into a model that was patched alike",
+            )
         if not isinstance(module, QuantizedLinear):
             continue
         if module.activation is not None:
@@ -124,25 +131,24 @@ def _empty_experts(
 ) -> QuantizedExperts:
     module: Any = model.get_submodule(name)
     first = next(iter(parts.values()))[1]
-    gate = named_gate(model, module)
-    if gate is None:
+    if type(module).__name__ != CLASS:
         raise _absent(model, first)
     made = []
     for part in PARTS:
-        values = getattr(module, part)
-        count, n, k = values.mT.shape if module.is_transposed else values.shape
+        values = getattr(module, part)  # [experts, K, N]
+        count, k, n = values.shape
         if missing := [one for one in range(count) if (part, one) not in parts]:
             raise ProblemError(f"layers without {name}.{part}.{missing[0]}", rule=_RULE)
         kinds = [parts[part, one][0] for one in range(count)]
         made.append([_empty(f"{name}.{part}", kind, (n, k), values.dtype) for kind in kinds])
     if len(parts) != sum(map(len, made)):
         raise ProblemError(f"layers with more experts than {name} has", rule=_RULE)
-    return QuantizedExperts.in_place_of(module, *made, gate=gate)
+    return QuantizedExperts.in_place_of(module, *made)
 
 
 def _absent(model: torch.nn.Module, name: str) -> ProblemError:
     return ProblemError(
         f"a quantized layer {brief(name)}",
-        rule=f"must be a torch.nn.Linear, or experts whose gate kernels have, in {type(model).__name__}",
+        rule=f"must be a torch.nn.Linear, or experts of GPT-OSS, in {type(model).__name__}",
         fix="load the checkpoint with the class of model that it was saved from",
     )
