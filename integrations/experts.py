@@ -17,8 +17,10 @@ from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateLayout
 from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations.linear_rules import PRODUCTS
+from warploom.quantization import PackedExperts
 from warploom.runtime.families.combine.api import combine, permute
 from warploom.runtime.families.gemm.grouped import grouped_gemm
+from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
 from warploom.runtime.families.route.api import route
 from warploom.runtime.tensors import lowered, require_one_device, require_tensors, shown
 
@@ -40,8 +42,8 @@ def experts(
     hidden: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | PackedExperts,
+    down: torch.Tensor | PackedExperts,
     *,
     gate: str | Function = "silu",
     gate_layout: GateLayout = "halves",
@@ -63,7 +65,8 @@ def experts(
         ids: The experts of each token, int64 or int32 [.., k]. Those outside of first_expert to
             first_expert + E - 1 are skipped: they add nothing, as other ranks' experts must.
         weights: Of these experts, fp16, bf16 or fp32 [.., k].
-        gate_up: [E, 2 I, H], at most 1,024 experts; [E, H, 2 I] where transposed.
+        gate_up: [E, 2 I, H], at most 1,024 experts; [E, H, 2 I] where transposed. Quantized weights
+            are PackedExperts, as must be those of down.
         down: [E, H, I]; [E, I, H] where transposed. H and I are multiples of 8.
         gate: f: silu, gelu, gelu_tanh, relu, or swiglu_oai (gpt-oss's, by alpha and limit). Or a
             function of the first product [rows, N] that returns [rows, I], for any N.
@@ -79,8 +82,10 @@ def experts(
     Returns:
         [.., H], of the type of hidden.
 
-    Weights of 16 bits are multiplied by kernels; fp32 ones by torch. Under autocast tensors are
-    converted, as torch converts those of linear layers.
+    Weights of 16 bits are multiplied by kernels; fp32 ones by torch. Quantized weights are
+    multiplied by tokens of 16 bits, without gradients; their gate runs in the first kernel where
+    gate and up are interleaved. Under autocast tensors are converted, as torch converts those of
+    linear layers.
 
     Raises:
         ProblemError: Before anything is launched, naming the value and the fix.
@@ -92,20 +97,32 @@ def experts(
         >>> warploom.experts(hidden, ids, chosen, gate_up, down).shape
         torch.Size([6, 64])
     """
-    given = {"hidden": hidden, "ids": ids, "weights": weights, "gate_up": gate_up, "down": down}
+    given: dict[str, torch.Tensor] = {"hidden": hidden, "ids": ids, "weights": weights}
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        given[name] = weight.slabs if isinstance(weight, PackedExperts) else weight
     _check_types(given, {"gate_up_bias": gate_up_bias, "down_bias": down_bias}, alpha, limit)
     kind, shape = hidden.dtype, hidden.shape
     hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
-    gate_up, down = lowered(gate_up), lowered(down)
-    hidden = hidden.to(gate_up.dtype)
-    first, second = (gate_up, down) if transposed else (gate_up.mT, down.mT)
+    gate_up, down = _lowered(gate_up), _lowered(down)
+    hidden = hidden.to(gate_up.dtype) if isinstance(gate_up, torch.Tensor) else lowered(hidden)
+    first, second = (_inputs_first(one, transposed) for one in (gate_up, down))
     _check(hidden, ids, weights, first, second, gate, gate_layout)
     _check_bias("gate_up_bias", gate_up_bias, first)
     _check_bias("down_bias", down_bias, second)
-    count = first.shape[0]
+    count = len(first)
     offsets, _, inverse = route(ids, count, first_expert=first_expert)
     rows = permute(hidden, inverse, offsets=offsets)
-    if _is_fused(gate, rows, (first, gate_up_bias), transposed, alpha, limit):
+    if isinstance(first, PackedExperts):
+        fused = gate_layout == "interleaved" and _has_kernel(gate, alpha, limit)
+        gated = grouped_mixed_gemm(
+            *(rows, first),
+            offs=offsets,
+            bias=gate_up_bias,
+            gate=gate if fused else None,  # type: ignore[arg-type]
+        )
+        if not fused:
+            gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
+    elif _is_fused(gate, rows, (first, gate_up_bias), transposed, alpha, limit):
         gated = grouped_gemm(
             *(rows, first),
             offs=offsets,
@@ -115,23 +132,55 @@ def experts(
         )
     else:
         both = grouped_linear(rows, first, offsets, gate_up_bias)
-        if callable(gate):  # whose parameters might have a gradient of rows that are no token's
-            gated = gate(_within(both, offsets))
-        else:
-            gated = gate_function(both, gate, gate_layout, alpha, limit)
-    result = grouped_linear(gated.to(second.dtype), second, offsets, down_bias)
+        gated = _gated(both, offsets, gate, gate_layout, alpha, limit)
+    result = grouped_linear(gated.to(rows.dtype), second, offsets, down_bias)
     if norm is not None:
         result = norm(_within(result, offsets))
     return combine(result, inverse, weights, offsets=offsets).to(kind).reshape(shape)
 
 
+def _lowered(weight: torch.Tensor | PackedExperts) -> Any:  # noqa: ANN401
+    """A weight as autocast converts it; quantized ones stay as they are."""
+    return lowered(weight) if isinstance(weight, torch.Tensor) else weight
+
+
+def _inputs_first(weight: torch.Tensor | PackedExperts, transposed: bool) -> Any:  # noqa: ANN401
+    """Matrices [E, K, N], or quantized weights of these."""
+    if transposed and isinstance(weight, PackedExperts):
+        _refuse(
+            f"transposed True with {weight!r}",
+            "must be False: quantized weights have their outputs first",
+            "leave it out",
+        )
+    return weight if transposed or isinstance(weight, PackedExperts) else weight.mT
+
+
+def _gated(
+    both: torch.Tensor,
+    offsets: torch.Tensor,
+    gate: str | Function,
+    layout: str,
+    alpha: float,
+    limit: float,
+) -> torch.Tensor:
+    """The gate's results, by torch, of the first product [rows, 2 I]."""
+    if callable(gate):  # whose parameters might have a gradient of rows that are no token's
+        return gate(_within(both, offsets))
+    return gate_function(both, gate, layout, alpha, limit)
+
+
 def grouped_linear(
-    rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+    rows: torch.Tensor,
+    weight: torch.Tensor | PackedExperts,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Multiply the rows of each expert by its matrix [E, K, N]: by kernels, fp32 by torch.
 
     Rows behind the last offset are undefined.
     """
+    if isinstance(weight, PackedExperts):
+        return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias)
     if rows.dtype in PRODUCTS:
         return grouped_gemm(rows, weight, offs=offsets, bias=bias)
     # torch leaves the gradient of what is behind the last offset undefined: here it is zeros.
@@ -163,13 +212,16 @@ def _is_fused(
     limit: float,
 ) -> bool:
     """Whether the first product's kernel has the gate: a gradient needs what comes before it."""
-    if callable(gate) or rows.dtype not in PRODUCTS or transposed:
-        return False
-    if gate == SWIGLU_OAI and (alpha, limit) != (ALPHA, LIMIT):
+    if rows.dtype not in PRODUCTS or transposed or not _has_kernel(gate, alpha, limit):
         return False
     tensors = (rows, *read)
     graded = any(one is not None and one.requires_grad for one in tensors)
     return not (torch.is_grad_enabled() and graded)
+
+
+def _has_kernel(gate: object, alpha: float, limit: float) -> bool:
+    """Whether an epilogue has a gate."""
+    return not callable(gate) and (gate != SWIGLU_OAI or (alpha, limit) == (ALPHA, LIMIT))
 
 
 def _are_within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -183,6 +235,14 @@ def _within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
 
 # ---- Checks --------------------------------------------------------------------------------------
+
+
+def _described(weight: torch.Tensor | PackedExperts) -> torch.Tensor:
+    """A tensor with the extents of a weight that has its inputs first."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    experts, outputs, inputs = weight.shape
+    return weight.slabs.new_empty((experts, inputs, outputs), device="meta")
 
 
 def _check_types(
@@ -208,9 +268,10 @@ def _check_types(
             )
 
 
-def _check_bias(name: str, bias: torch.Tensor | None, weight: torch.Tensor) -> None:
+def _check_bias(name: str, bias: torch.Tensor | None, weight: torch.Tensor | PackedExperts) -> None:
     """Raise ProblemError for a bias of another shape than its matrices [E, K, N] ask for."""
-    shape = (weight.shape[0], weight.shape[2])
+    experts, _, outputs = _described(weight).shape
+    shape = (experts, outputs)
     if bias is not None and (bias.shape != shape or bias.dtype not in _TYPES):
         _refuse(
             f"{name} {_extents(bias)} of {shown(bias.dtype)}",
@@ -223,12 +284,15 @@ def _check(
     hidden: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
+    gate_up: torch.Tensor | PackedExperts,
+    down: torch.Tensor | PackedExperts,
     gate: object,
     gate_layout: object,
 ) -> None:
     """Raise ProblemError for tensors that are no layer's. Matrices have their inputs first."""
+    if isinstance(gate_up, PackedExperts) or isinstance(down, PackedExperts):
+        _check_quantized(hidden, gate_up, down)
+    first, second = _described(gate_up), _described(down)
     if first.dim() != 3 or second.dim() != 3 or first.shape[1] != hidden.shape[1]:
         _refuse(
             f"gate_up {_extents(first)}, down {_extents(second)} with tokens of {hidden.shape[1]}",
@@ -272,7 +336,8 @@ def _check(
             f"must be 1 to {EXPERTS}",
             "call it for some of the experts at a time, with first_expert, and add the results",
         )
-    if first.dtype not in _TYPES or first.dtype != second.dtype:
+    plain = isinstance(gate_up, torch.Tensor)
+    if plain and (first.dtype not in _TYPES or first.dtype != second.dtype):
         _refuse(
             f"gate_up {shown(first.dtype)}, down {shown(second.dtype)}",
             "must be of one type: bfloat16, float16 or float32",
@@ -283,6 +348,22 @@ def _check(
             f"ids {_extents(ids)}, weights {_extents(weights)}, {hidden.shape[0]} tokens",
             "must both be [tokens, k]",
             "pass the indices and the values of one topk",
+        )
+
+
+def _check_quantized(hidden: torch.Tensor, gate_up: object, down: object) -> None:
+    """Raise ProblemError for quantized weights beside other ones, or tokens of other types."""
+    if not (isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts)):
+        _refuse(
+            f"gate_up of {type(gate_up).__name__}, down of {type(down).__name__}",
+            "must both be PackedExperts, or both tensors",
+            "quantize both with warploom.PackedExperts.quantize",
+        )
+    if hidden.dtype not in PRODUCTS:
+        _refuse(
+            f"tokens of {shown(hidden.dtype)} with quantized weights",
+            "must be bfloat16 or float16",
+            "convert them, or call it under torch.autocast",
         )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations import quantized_experts
 from warploom.integrations.bit_linear import BitLinear, bit_linear_types, bit_refusal
 from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
 from warploom.integrations.float8_linear import refusal as float8_refusal
@@ -135,9 +136,9 @@ def patch(
             "warploom_8bit": q, k and v are quantized to 8 bits where kernels support it.
         experts: Set `experts_implementation="warploom"` in mixtures of experts of transformers.
         weights: Quantize the weights of linear layers: a format such as "int4", or a dict of the
-            options of `warploom.quantize` and `skip`. The output head, layers whose K is not a
-            multiple of the group, and layers that train stay. The original weights are dropped, so
-            that this cannot be undone.
+            options of `warploom.quantize` and `skip`; and those of experts whose gate has kernels.
+            The output head, layers whose K is not a multiple of the group, and layers that train
+            stay. The original weights are dropped, so that this cannot be undone.
         recipe: Train the linear layers in fp8: a recipe of warploom.nn.Linear.
         filter: filter(layer, name) says which layers train in fp8, or become sparse; by default all
             but the output head.
@@ -175,22 +176,28 @@ def patch(
     _check_recipe(recipe, filter, linear=linear, weights=weights, sparse=sparse)
     asked = None if weights is None else Asked(weights)
     chosen, left = choose(model, asked) if asked else ({}, {})
+    routed, unrouted = quantized_experts.choose(model, asked) if asked and experts else ({}, {})
     training = _training(model, filter) if recipe else set()
     pruned = _sparse_layers(model, filter) if sparse else {}
     layers = _layers(model, {*chosen, *pruned}, training, recipe) if linear else {}
-    quantized: dict[torch.nn.Module, QuantizedLinear | SparseLinear] = {**pruned}
+    quantized: dict[torch.nn.Module, torch.nn.Module] = {**pruned}
     if asked:
         quantized |= _quantized(chosen, asked)
+        for layer, name in routed.items():
+            with _naming(name):
+                quantized[layer] = quantized_experts.quantized(layer, asked)
     if linear:
         quantized |= _bit_layers(model)
     told = asked.told() if asked else ""
     told_apart = set(layers_of(model)) if experts else set()
     rows = [*_linear_rows(model, layers, quantized, left, told, told_apart)] if linear else []
+    if asked:
+        rows += quantized_experts.rows(routed, unrouted, asked)
     calls: list[PatchedAttention | PatchedExperts] = []
     if attention:
         calls.append(PatchedAttention(model, attention))
     if experts:
-        calls.append(PatchedExperts(model))
+        calls.append(PatchedExperts(model, routed))
     journal = Journal()  # nothing has changed so far
     try:
         for one in calls:
@@ -446,7 +453,7 @@ def _naming(layer: str) -> Iterator[None]:
 def _linear_rows(
     model: torch.nn.Module,
     layers: Mapping[torch.nn.Linear, Linear | Float8Linear],
-    quantized: Mapping[torch.nn.Module, QuantizedLinear | SparseLinear],
+    quantized: Mapping[torch.nn.Module, torch.nn.Module],
     left: Mapping[torch.nn.Module, str],
     told: str,
     told_apart: Container[torch.nn.Module],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ NAME = "warploom"
 class PatchedExperts:
     """The models of transformers in a module, and what ran their experts before."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, quantized: Container[Any] = ()) -> None:
+        """`quantized` layers are replaced, and told of elsewhere."""
+        self._quantized = quantized
         self._models = [one for one in outermost(module) if any(layers_of(one))]
         self._implementations = [
             (config, config._experts_implementation)
@@ -37,7 +39,7 @@ class PatchedExperts:
         rows = list[Row]()
         for model in self._models:
             model.set_experts_implementation(NAME)
-            rows += _rows(model, before)
+            rows += _rows(model, before, self._quantized)
         return rows
 
     def undo(self) -> None:
@@ -57,12 +59,18 @@ def _is_fp8(layer: torch.nn.Module) -> bool:
     return any(parameter.dtype.itemsize == 1 for parameter in layer.parameters(recurse=False))
 
 
-def _rows(model: Any, before: dict[int, str | None]) -> Iterator[Row]:  # noqa: ANN401
+def _rows(
+    model: Any,  # noqa: ANN401
+    before: dict[int, str | None],
+    quantized: Container[Any],
+) -> Iterator[Row]:
     """What the layers of experts of a model are now."""
     from warploom.integrations import transformers_experts as rules  # imports transformers
 
     counted: Counter[tuple[str, str, str]] = Counter()
     for layer in layers_of(model):
+        if layer in quantized:
+            continue
         config, what = layer.config, f"experts of {type(layer).__name__}"
         was, now = before.get(id(config)), config._experts_implementation
         if now != NAME:
@@ -88,6 +96,6 @@ def _by_torch(rules: Any, layer: Any) -> str:  # noqa: ANN401
     gate, _ = rules.gate_of(layer)
     if callable(gate):
         reasons.append(f"torch computes {'its gate' if layer.has_gate else 'its activation'}")
-    if getattr(layer, "has_post_expert_norm", False):
+    if rules.norm_of(layer) is not None:
         reasons.append("torch computes its norm")
     return "; ".join(reasons)

@@ -13,8 +13,8 @@ from warploom.integrations.linear import Linear
 from warploom.integrations.patch_training import trained
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import INPUTS
-from warploom.quantization import Metadata
-from warploom.quantization.quantize import described
+from warploom.quantization import Metadata, PackedWeight
+from warploom.quantization.quantize import described, quantize
 from warploom.runtime.tensors import shown
 from warploom.suggestions import suggestion
 
@@ -85,13 +85,17 @@ class Asked:
         """The layer with its weight quantised."""
         return QuantizedLinear.from_linear(linear, **self._options)
 
+    def quantize(self, weight: torch.Tensor) -> PackedWeight:
+        """A weight [N, K], quantized."""
+        return quantize(weight, **self._options, activations=INPUTS)
+
     def told(self) -> str:
         """What layers become, for a report."""
         found = self.metadata((1 << 10, 1 << 10))
         groups = "rows" if found.group is None else f"groups of {found.group}"
         return f"warploom.nn.QuantizedLinear, {found.format} in {groups}"
 
-    def skipped(self, model: torch.nn.Module) -> Callable[[str, torch.nn.Linear], str]:
+    def skipped(self, model: torch.nn.Module) -> Callable[[str, torch.nn.Module], str]:
         """Why a layer of a model is left out as asked; "" where it is not.
 
         Raises ProblemError for a name that no module has.

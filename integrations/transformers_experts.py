@@ -66,8 +66,7 @@ def experts_forward(
         down_bias=module.down_proj_bias if module.has_bias else None,
         alpha=getattr(module, "alpha", ALPHA) if gate == SWIGLU_OAI else ALPHA,
         limit=getattr(module, "limit", LIMIT) if gate == SWIGLU_OAI else LIMIT,
-        # Layers of transformers before 5.23 have no such norm, and no word for it.
-        norm=module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None,
+        norm=norm_of(module),
     )
 
 
@@ -126,6 +125,12 @@ def gate_of(module: Any) -> tuple[str | Function, str]:  # noqa: ANN401
         return SWIGLU_OAI, "interleaved"
     applied: Function = module._apply_gate
     return applied, "halves"
+
+
+def norm_of(module: Any) -> Function | None:  # noqa: ANN401
+    """The norm behind a layer's second product; layers of transformers before 5.23 know none."""
+    has_norm = getattr(module, "has_post_expert_norm", False)
+    return module.post_expert_norm if has_norm else None
 
 
 def _is_gpt_oss(kind: type) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from warploom.quantization.error import ErrorReport
 from warploom.quantization.file import load, save
 from warploom.quantization.metadata import Metadata
+from warploom.quantization.packed_experts import PackedExperts
 from warploom.quantization.packed_weight import PackedWeight
 from warploom.quantization.quantize import quantize
 
-__all__ = ["ErrorReport", "Metadata", "PackedWeight", "load", "quantize", "save"]
+__all__ = ["ErrorReport", "Metadata", "PackedExperts", "PackedWeight", "load", "quantize", "save"]

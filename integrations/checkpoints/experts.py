@@ -1,23 +1,28 @@
-"""The experts of GPT-OSS with quantized weights: two `QuantizedLinear` for each expert."""
+"""Experts with quantized weights: two `QuantizedLinear` for each, in the memory of all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from warploom.integrations.experts import ALPHA, LIMIT, SWIGLU_OAI, experts, gate_function
 from warploom.integrations.quantized_linear import QuantizedLinear
+from warploom.integrations.quantized_rules import refusal
+from warploom.quantization import PackedExperts
 
 CLASS = "GptOssExperts"  # of transformers, which this takes the place of
 PARTS = ("gate_up_proj", "down_proj")
 
 
 class QuantizedExperts(torch.nn.Module):
-    """Experts of a GPT-OSS layer, each two quantized linear layers.
+    """Experts of a layer, each two quantized linear layers.
 
     The parameters of expert 3 are those of `gate_up_proj.3` and `down_proj.3`. Results are those of
-    transformers' `GptOssExperts` with the same weights. Each expert that a token was sent to is two
+    transformers' experts with the same weights. On tokens of 16 bits without a gradient all experts
+    are two grouped GEMMs, and nothing waits for the device: their weights are kept in one piece of
+    memory, of which each layer has a part. Else each expert that a token was sent to is two
     mixed-input GEMMs; which ones they are is read on the host, as transformers' own loop does.
     """
 
@@ -26,33 +31,45 @@ class QuantizedExperts(torch.nn.Module):
         gate_up_proj: Iterable[QuantizedLinear],
         down_proj: Iterable[QuantizedLinear],
         *,
-        alpha: float,
-        limit: float,
+        gate: str = SWIGLU_OAI,
+        alpha: float = ALPHA,
+        limit: float = LIMIT,
     ) -> None:
         """Take the layers of all experts, in order.
 
         Args:
-            gate_up_proj: For each expert [2 I, H] with a bias; rows of gate and up alternate.
-            down_proj: For each expert [H, I] with a bias.
-            alpha: Factor of gate in its sigmoid.
-            limit: Gate is clamped from above by it, up from both sides.
+            gate_up_proj: For each expert [2 I, H]; rows of gate and up alternate.
+            down_proj: For each expert [H, I].
+            gate: The function of gate, as `warploom.experts` takes it.
+            alpha: Of swiglu_oai: factor of gate in its sigmoid.
+            limit: Of swiglu_oai: gate is clamped from above by it, up from both sides.
         """
         super().__init__()
         self.gate_up_proj = torch.nn.ModuleList(gate_up_proj)
         self.down_proj = torch.nn.ModuleList(down_proj)
+        self.gate = gate
         self.alpha = alpha
         self.limit = limit
+        self._stacks = {part: _Stack() for part in PARTS}
+        kinds = [{layer.metadata for layer in getattr(self, part)} for part in PARTS]
+        self._alike = all(len(kind) == 1 for kind in kinds)
 
     @classmethod
     def in_place_of(
         cls,
-        experts: Any,  # noqa: ANN401 (GptOssExperts)
+        experts: Any,  # noqa: ANN401 (of transformers)
         gate_up_proj: Iterable[QuantizedLinear],
         down_proj: Iterable[QuantizedLinear],
+        *,
+        gate: str = SWIGLU_OAI,
     ) -> QuantizedExperts:
-        """Return experts with the constants of transformers' module, and these layers."""
-        made = cls(gate_up_proj, down_proj, alpha=experts.alpha, limit=experts.limit)
-        return made.train(experts.training)
+        """Return experts with the constants of a module of transformers, and these layers."""
+        constants = (
+            {name: getattr(experts, name) for name in ("alpha", "limit")}
+            if (gate == SWIGLU_OAI)
+            else {}
+        )
+        return cls(gate_up_proj, down_proj, gate=gate, **constants).train(experts.training)
 
     def forward(
         self,
@@ -64,22 +81,85 @@ class QuantizedExperts(torch.nn.Module):
 
         Args:
             hidden_states: [T, H].
-            router_indices: The experts of each token [T, top_k].
+            router_indices: The experts of each token [T, top_k]; others than there are are skipped.
             routing_weights: Their weights [T, top_k], or those of all experts [T, experts].
         """
-        total = torch.zeros_like(hidden_states)
+        first = cast("QuantizedLinear", self.gate_up_proj[0])
+        given = (hidden_states, routing_weights, first.bias)
+        graded = any(one is not None and one.requires_grad for one in given)
         listed = routing_weights.shape == router_indices.shape
-        hit: torch.Tensor = torch.unique(router_indices)
+        graded = graded and torch.is_grad_enabled()
+        if graded or not self._alike or refusal(hidden_states, first.weight):
+            return self._one_by_one(hidden_states, router_indices, routing_weights, listed)
+        if not listed:
+            routing_weights = routing_weights.gather(1, router_indices)
+        gate_up, down = (self._stacks[part].of(getattr(self, part)) for part in PARTS)
+        return experts(
+            *(hidden_states, router_indices, routing_weights, gate_up[0], down[0]),
+            gate=self.gate,
+            gate_layout="interleaved",
+            gate_up_bias=gate_up[1],
+            down_bias=down[1],
+            alpha=self.alpha,
+            limit=self.limit,
+        )
+
+    def _one_by_one(
+        self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, listed: bool
+    ) -> torch.Tensor:
+        """The same, by two products for each expert that has tokens."""
+        total = torch.zeros_like(hidden)
+        hit: torch.Tensor = torch.unique(ids)
         for expert in hit.tolist():
             if not 0 <= expert < len(self.down_proj):  # tokens of other ranks
                 continue
-            token, slot = torch.where(router_indices == expert)
-            gate, up = (
-                self.gate_up_proj[expert](hidden_states[token]).unflatten(-1, (-1, 2)).unbind(-1)
-            )
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-            inner = (up + 1) * gate * torch.sigmoid(self.alpha * gate)
-            share = routing_weights[token, slot if listed else expert]
+            token, slot = torch.where(ids == expert)
+            both = self.gate_up_proj[expert](hidden[token])
+            inner = gate_function(both, self.gate, "interleaved", self.alpha, self.limit)
+            share = weights[token, slot if listed else expert]
             result = self.down_proj[expert](inner) * share.unsqueeze(-1)
             total.index_add_(0, token, result.to(total.dtype))
         return total
+
+
+class _Stack:
+    """The weights and biases of several layers in one piece of memory each; a copy has none."""
+
+    _made: tuple[PackedExperts, torch.Tensor | None] | None = None
+
+    def __deepcopy__(self, memo: object) -> _Stack:
+        return _Stack()
+
+    def __getstate__(self) -> None:
+        return None
+
+    def of(self, layers: Any) -> tuple[PackedExperts, torch.Tensor | None]:  # noqa: ANN401
+        """Those of the layers, which are moved there if they are elsewhere."""
+        if self._made is None or not _is_of(layers, *self._made):
+            self._made = stacked(layers)
+        return self._made
+
+
+def _is_of(layers: Any, packed: PackedExperts, bias: torch.Tensor | None) -> bool:  # noqa: ANN401
+    """Whether the tensors of layers are in this memory: the first and the last tell."""
+    if torch.compiler.is_dynamo_compiling():  # which sees no addresses
+        return True
+    return all(
+        layers[at].weight.slabs.data_ptr() == packed[at].slabs.data_ptr()
+        and (bias is None or layers[at].bias.data_ptr() == bias[at].data_ptr())
+        for at in (0, len(packed) - 1)
+    )
+
+
+def stacked(layers: Any) -> tuple[PackedExperts, torch.Tensor | None]:  # noqa: ANN401
+    """Weights and biases of layers, in memory of which the layers then have a part each."""
+    with torch.no_grad():
+        packed = PackedExperts.stack(layer.weight for layer in layers)
+        biases = [layer.bias for layer in layers]
+        bias = None if biases[0] is None else torch.stack(biases)
+        for expert, layer in enumerate(layers):
+            for name, tensor in packed[expert].tensors().items():
+                layer._parameters[name].data = tensor
+            if bias is not None:
+                layer.bias.data = bias[expert]
+    return packed, bias

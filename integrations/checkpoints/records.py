@@ -13,6 +13,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
+from warploom.integrations.experts import SWIGLU_OAI
 from warploom.integrations.linear import Linear
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.printable import brief
@@ -27,10 +28,17 @@ def records(model: torch.nn.Module) -> list[Record]:
     """Return the records of all quantized layers in a model.
 
     Raises:
-        ProblemError: for a layer with an activation, which the model's class would make without.
+        ProblemError: for a layer with an activation, which the model's class would make without,
+            and for experts of other models than GPT-OSS, whose names transformers has for others.
     """
     found: dict[tuple[object, ...], Record] = {}
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantizedExperts) and module.gate != SWIGLU_OAI:
+            raise ProblemError(
+                f"{name}: quantized experts with gate {module.gate!r}",
+                rule="must be those of GPT-OSS to be saved",
+                fix="keep model.state_dict(), and load it into a model that was patched alike",
+            )
         if not isinstance(module, QuantizedLinear):
             continue
         if module.activation is not None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
+    from warploom.quantization.packed_experts import PackedExperts
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
     from warploom.quantization.sparse_weight import SparseWeight, sparsify
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
     from warploom.runtime.families.gemm.grouped import grouped_gemm
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
+    from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
     from warploom.runtime.families.route.api import route
     from warploom.runtime.families.sparse_gemm.api import sparse_gemm
     from warploom.tuning.autotune.api import autotune
@@ -77,6 +79,7 @@ __all__ = [
     "Explanation",
     "KernelMissingError",
     "KernelSpec",
+    "PackedExperts",
     "PackedWeight",
     "ProblemError",
     "QuantizedAttention",
@@ -110,6 +113,7 @@ __all__ = [
     "functional",
     "gemm",
     "grouped_gemm",
+    "grouped_mixed_gemm",
     "grouped_mm",
     "kernel_report",
     "load",
@@ -139,6 +143,7 @@ _LAZY = {
     "BlockMask": "warploom.runtime.families._attention.block_mask",
     "Explanation": "warploom.runtime.api",
     "KernelSpec": "warploom.generator.specification",
+    "PackedExperts": "warploom.quantization.packed_experts",
     "PackedWeight": "warploom.quantization.packed_weight",
     "QuantizedAttention": "warploom.runtime.families.attention_quantize.api",
     "SparseWeight": "warploom.quantization.sparse_weight",
@@ -164,6 +169,7 @@ _LAZY = {
     "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
     "grouped_gemm": "warploom.runtime.families.gemm.grouped",
+    "grouped_mixed_gemm": "warploom.runtime.families.mixed_gemm.grouped",
     "grouped_mm": "warploom.integrations.grouped_mm",
     "kernel_report": "warploom.reports.report",
     "load": "warploom.runtime.api",

@@ -61,6 +61,8 @@ def context(
         "listed": False,
         "varied": False,
         "groups": "none",
+        "exchanged": False,
+        "most_parts": launch.MOST_PARTS,
         "reduction_threads": WARPGROUP,
         "parts_at_once": launch.parts_at_once(layout),
     }

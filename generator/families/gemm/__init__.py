@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.generator.epilogue import Bias
+from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families.family import Family
 from warploom.generator.families.gemm.launch import GemmProblem, ScaleStrides
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
-    MOST_GROUPS,
     SCALE_BLOCK,
     SPARSE_BLOCK,
     Accumulation,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from warploom.errors import ProblemError
 from warploom.generator import limits
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
+from warploom.generator.families._product.groups import most_tiles, refuse_groups
 from warploom.generator.families._product.launch import (
     Cut,
     counted,
@@ -26,7 +26,6 @@ from warploom.generator.families._product.launch import (
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
 from warploom.generator.families.gemm.schedule import (
-    MOST_GROUPS,
     SPARSE_BLOCK,
     GemmOperation,
     GemmSchedule,
@@ -150,18 +149,11 @@ class GroupedAtLaunch(AtLaunch):
         return launch.cut(self.schedule, self.most(), self.device)
 
     def most(self) -> GemmProblem:
-        """The GEMM of as many tiles as groups of rows may have, whatever their offsets are.
-
-        Each has whole tiles of its own, of which all groups but one may fill one with a single row.
-        """
+        """The GEMM of as many tiles as groups may have, whatever their offsets or lengths are."""
         problem = self.problem
-        if self.operation.groups == "k":
-            return problem
-        rows = self.schedule.tile[0] * self.schedule.cluster[0]
         if self.operation.groups == "masked":
             return replace(problem, m=problem.m // problem.batches)
-        groups = min(problem.batches, problem.m)
-        return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
+        return problem if self.operation.groups == "k" else most_tiles(self.schedule, problem)
 
     def d_map(self) -> TensorMap:
         """Of the staging boxes of D, which stop at the end of a group of rows."""
@@ -348,12 +340,8 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     at = at_launch(spec, problem, device)
     clusters = at.cut.clusters
     limits.refuse_beyond(counted(schedule, at.most(), clusters))
-    if spec.operation.groups != "none" and problem.batches > MOST_GROUPS:
-        raise ProblemError(
-            f"{problem.batches} groups",
-            rule=f"must be at most {MOST_GROUPS}, whose ends a CTA keeps in shared memory",
-            fix="call it for some of the groups at a time",
-        )
+    if spec.operation.groups != "none":
+        refuse_groups(problem.batches)
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
         limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})

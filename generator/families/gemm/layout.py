@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
+from warploom.generator.families._product.groups import table_bytes
 from warploom.generator.families._product.layout import (
     WIDEST,
     ProductLayout,
@@ -18,7 +19,6 @@ from warploom.generator.families._product.layout import (
 )
 from warploom.generator.families.gemm.scales import column_scales, scale_bytes, scale_registers
 from warploom.generator.families.gemm.schedule import (
-    MOST_GROUPS,
     GemmOperation,
     GemmSchedule,
 )
@@ -32,7 +32,7 @@ AHEAD_REGISTERS = 44  # the same beside two banks that take turns
 GROUPED_WIDEST = 32
 # The ends of groups, and of rows the tiles before each, with one more of both in front.
 GROUP_BYTES = {
-    name: -(-4 * tables * (MOST_GROUPS + 1) // 16) * 16
+    name: table_bytes(tables)
     for name, tables in (("none", 0), ("rows", 2), ("masked", 2), ("k", 1))
 }
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank

@@ -36,9 +36,6 @@ SCALE_BLOCK = 128
 SPARSE_BLOCK = 128
 """Rows and columns of a block of a matrix that is sparse by blocks."""
 
-MOST_GROUPS = 1024
-"""Groups of a grouped GEMM: a CTA has their ends in shared memory."""
-
 
 @frozen
 class GemmOperation(ProductOperation):

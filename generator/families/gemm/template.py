@@ -6,11 +6,11 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
+from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families.gemm.launch import LIST_THREADS, ROWS_END
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
 from warploom.generator.families.gemm.schedule import (
-    MOST_GROUPS,
     SPARSE_BLOCK,
     GemmOperation,
     GemmSchedule,

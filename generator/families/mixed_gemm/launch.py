@@ -11,6 +11,7 @@ from warploom.generator import configurations, limits
 from warploom.generator.elements import element
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.cells import layers
+from warploom.generator.families._product.groups import most_tiles, refuse_groups
 from warploom.generator.families._product.launch import (
     MOST_BLOCKS,
     MOST_PARTS,
@@ -30,36 +31,45 @@ from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, pointer
-from warploom.generator.shapes import Shape
+from warploom.generator.shapes import Shape, extents_of
 from warploom.generator.slabs import DEPTH, ROWS
+from warploom.generator.tensor_maps import OperandTile, TensorMap
 
 _LARGEST_PRODUCT = 1 << 14  # of two int8 numbers: -128 by -128
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MixedGemmShape(Shape):
-    """A [m, k] by W [n, k]; batches of A are rows of it."""
+    """A [m, k] by W [n, k]; batches of A are rows of it.
+
+    Of a grouped GEMM batches are its groups, of m rows each on average.
+    """
 
     calls: ClassVar[frozenset[str]] = frozenset({"m"})
 
     m: int
     n: int
     k: int
+    batches: int = 1
 
     def __str__(self) -> str:
-        """4096x6144x4096."""
-        return f"{self.m}x{self.n}x{self.k}"
+        """4096x6144x4096, and how many of them."""
+        product = f"{self.m}x{self.n}x{self.k}"
+        return product if self.batches == 1 else f"{self.batches} of {product}"
 
-    @property
-    def batches(self) -> int:
-        """There is one product."""
-        return 1
+
+def parse_shape(operation: MixedGemmOperation, text: str) -> MixedGemmShape:
+    """The shape that `4096x6144x4096` is, of groups `128x2x5760x2880`."""
+    names = ["batches", "m", "n", "k"] if operation.batched else ["m", "n", "k"]
+    return MixedGemmShape(**extents_of(text, [names], "this product"))
 
 
 def cells(
     operation: MixedGemmOperation, model: str | None, rows: Sequence[int]
 ) -> list[MixedGemmShape]:
     """The weights of a model, or those that are measured, where they are of whole groups."""
+    if operation.batched:
+        return []
     listed = configurations.cells()["mixed_gemm"]
     weights = layers(model) if model else listed["weights"]
     whole = [(n, k) for n, k in weights if k % (operation.group or 1) == 0]
@@ -71,7 +81,8 @@ class MixedGemmProblem:
     """The extents of one call, and the pitch of each matrix: elements from row to row of the memory
     it lies in. `pitch_c` has one entry for each matrix that a step reads or stores.
 
-    W lies in slabs that are full, whatever n and k are: see generator/slabs.py.
+    W lies in slabs that are full, whatever n and k are: see generator/slabs.py. Of a grouped GEMM
+    batches are its groups, m is the rows of all of them, and steps' operands are groups apart.
     """
 
     m: int
@@ -80,11 +91,8 @@ class MixedGemmProblem:
     pitch_a: int
     pitch_d: int
     pitch_c: tuple[int, ...] = ()
-
-    @property
-    def batches(self) -> int:
-        """There is one product."""
-        return 1
+    batches: int = 1
+    batch_pitch_steps: tuple[int, ...] = ()
 
     @property
     def batches_a(self) -> Batches:
@@ -95,11 +103,6 @@ class MixedGemmProblem:
     def batch_pitch_d(self) -> int:
         """D is one matrix."""
         return 0
-
-    @property
-    def batch_pitch_steps(self) -> tuple[int, ...]:
-        """What steps read has no batches of its own."""
-        return ()
 
 
 FEW_WAVES = 4  # of tiles: all of them are cut
@@ -153,24 +156,51 @@ class AtLaunch(launch.AtLaunch[MixedGemmOperation, MixedGemmSchedule, MixedGemmP
 
     @cached_property
     def cut(self) -> Cut:
-        """How tiles go to clusters."""
-        return cut(self.schedule, self.problem, self.device)
+        """How tiles go to clusters: of groups as many as there may be."""
+        problem = self.problem
+        if self.operation.groups == "rows":
+            problem = most_tiles(self.schedule, problem)
+        return cut(self.schedule, problem, self.device)
+
+    def operand_map(
+        self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
+    ) -> TensorMap:
+        """The map of A, whose groups of rows are no batches."""
+        k, bytes_ = self.problem.k, tile.element.bytes
+        options = {"span": tile.span, "promotion": self.schedule.l2_promotion}
+        return TensorMap(tensor, tile.element, (k, extent), (pitch * bytes_,), tile.box, **options)
 
 
 @lru_cache(maxsize=1024)  # each is wanted by launches, and where these are bound
 def parameters(spec: MixedGemmSpec) -> ParameterBlock[AtLaunch]:
     """The kernel's parameter block."""
     operation, schedule = spec.operation, spec.schedule
+    trimmed = mixed_gemm_layout(operation, schedule).trims_a
     fields: list[Field[AtLaunch]] = [
-        *operand_a(trimmed=True),
+        *operand_a(trimmed=trimmed),
         pointer("b", "const uint8_t", "W, in slabs"),
         *_channels(operation),
         *finished(operation, schedule),
-        *extents(operation, schedule, trimmed=True),
+        *(
+            field
+            for field in extents(operation, schedule, trimmed=trimmed)
+            if operation.groups == "none" or field.name != "cut"  # which the device finds
+        ),
+        *(_groups(operation) if operation.groups == "rows" else ()),
         int32("row_blocks", "of 64 rows of W", lambda at: -(-at.problem.n // ROWS)),
         int32("slabs", "of k, in each of them", lambda at: -(-at.problem.k // DEPTH)),
     ]
+    if operation.groups == "rows" and schedule.stream_k:
+        fields.append(int32("few_tiles", "of fewer all are cut; 0: none is", _few_tiles))
     return block(fields)
+
+
+def _few_tiles(at: AtLaunch) -> int:
+    """Below how many tiles all of them are cut, where only the device knows how many there are."""
+    clusters = at.cut.clusters
+    few = FEW_WAVES * clusters
+    counted = few * at.cut.k_tiles * clusters <= limits.LARGEST  # as the kernel does
+    return few if counted else 0
 
 
 def _channels(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:
@@ -185,10 +215,21 @@ def _channels(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:
     return fields
 
 
+def _groups(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:
+    """Where groups end, and how far apart the operands of steps are."""
+    steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
+    return [
+        *(field for field in steps if field is not None),
+        pointer("offsets", "const int", "where each group of rows ends"),
+        int32("batches", "groups", lambda at: at.problem.batches),
+    ]
+
+
 def workspaces(spec: MixedGemmSpec, problem: MixedGemmProblem) -> list[Workspace]:
     """Partial sums of columns, and of tiles that are cut."""
     sums = mixed_gemm_layout(spec.operation, spec.schedule).sums_bytes
-    parts = part_workspaces(spec.schedule, problem, sums)
+    most = most_tiles(spec.schedule, problem) if spec.operation.groups == "rows" else problem
+    parts = part_workspaces(spec.schedule, most, sums)
     every = [replace(one, bytes=one.bytes * spec.schedule.ctas_per_sm) for one in parts]
     return partial_workspaces(spec, problem) + every
 
@@ -203,7 +244,13 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
     schedule = spec.schedule
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
-    limits.refuse_beyond(counted(schedule, problem, clusters))
+    most = problem
+    if spec.operation.groups == "rows":
+        most = most_tiles(schedule, problem)
+        refuse_groups(problem.batches)
+        rows = problem.batches * -(-problem.n // ROWS) * ROWS
+        limits.refuse_beyond({f"{problem.batches} groups of n {problem.n}: rows of W": rows})
+    limits.refuse_beyond(counted(schedule, most, clusters))
     if spec.operation.a == "int8" and not spec.operation.group:
         limits.refuse_beyond(
             {f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.generator.elements import element
+from warploom.generator.families._product.groups import table_bytes
 from warploom.generator.families._product.layout import (
     ProductLayout,
     chunk,
@@ -46,11 +47,18 @@ class MixedGemmLayout(ProductLayout):
     fragments: int  # of 64 rows by 8 columns, that a consumer has sums of
     group_steps: int  # wgmma of 64 rows that are issued together
     exchange_bytes: int  # of sums that sources leave for each other
+    group_bytes: int  # of the table of groups of rows
+
+    @property
+    def trims_a(self) -> bool:
+        """Whether tiles load no row of A past the last; those of groups load rows of the next."""
+        return not self.group_bytes
 
     @property
     def fixed_bytes(self) -> int:
         """Everything but the stages."""
-        return self.store_bytes + self.exchange_bytes + self.factor_bytes + BARRIER_BYTES
+        more = self.factor_bytes + self.group_bytes + BARRIER_BYTES
+        return self.store_bytes + self.exchange_bytes + more
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -96,6 +104,7 @@ def mixed_gemm_layout(
         group_steps=steps,
         exchange_bytes=_exchanged(schedule, 16 * WARPGROUP * fragments),
         factor_bytes=factor_bytes(operation, schedule),
+        group_bytes=table_bytes(2) if operation.groups == "rows" else 0,
     )
 
 

@@ -25,6 +25,7 @@ Input = Literal["fp16", "bf16", "e4m3", "int8"]
 Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "mxfp8", "nvfp4", "int2", "ternary"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
 Scales = Literal["fp16", "bf16", "fp32", "e8m0", "e4m3"]
+Groups = Literal["none", "rows"]
 
 
 @frozen
@@ -58,7 +59,20 @@ class MixedGemmOperation(ProductOperation):
         default=(),
         doc="up to 8 steps that are applied to the accumulators, in order, before D is stored",
     )
+    groups: Groups = knob(
+        default="none",
+        name="groups_{}",
+        later=True,
+        doc="rows: grouped GEMM, as in a mixture of experts: the rows of A [S, K] and of D [S, N] "
+        "are divided into groups, which end at offsets in device memory, each with its own "
+        "matrix of W [G, N, K]",
+    )
     family: Literal["mixed_gemm"] = knob(default="mixed_gemm", doc="the kernel family")
+
+    @property
+    def batched(self) -> bool:
+        """Groups have operands of their own, as batches have."""
+        return self.groups == "rows"
 
     @property
     def accumulator(self) -> Element:

@@ -9,7 +9,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import gate_of, legal, quantizes
+from warploom.generator.epilogue import gate_of, legal, quantizes, rounds_stochastically
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.mixed_gemm.layout import (
     BARRIER_BYTES,
@@ -37,10 +37,22 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),
             legal(operation.epilogue),
-            f"epilogue with {gate.token}: is for gemm, whose weights are not packed; multiply the "
-            "halves of the result"
-            if gate
+            f"epilogue with {gate.token}: is for gemm, whose weights are not packed, or for groups "
+            "of rows whose gate and up are interleaved; multiply the halves of the result"
+            if gate and (operation.groups == "none" or gate.layout != "interleaved")
             else None,
+            *(
+                f"epilogue with {step.token} with groups rows: must be without outputs beside D, "
+                "norms and random numbers"
+                for step in operation.epilogue
+                if operation.groups == "rows"
+                and (
+                    step.auxiliary
+                    or step.partial
+                    or step.prepared
+                    or rounds_stochastically((step,))
+                )
+            ),
             *(
                 f"epilogue with {step.token}: is for gemm; multiply by plain torch operations"
                 for step in operation.epilogue
@@ -93,6 +105,11 @@ def schedule_reasons(
             else f"cluster_split_k {schedule.cluster_split_k} with stream_k: must be 1; ranges "
             "share k by themselves",
             _ahead(operation, schedule) if schedule.lookahead else None,
+            f"cluster_split_k {schedule.cluster_split_k}, store {schedule.store} with groups rows: "
+            "must be 1 and direct, as groups begin and end at any row"
+            if operation.groups == "rows"
+            and (schedule.cluster_split_k, schedule.store) != (1, "direct")
+            else None,
         ]
     )
     if first:  # what follows would divide by them

@@ -25,7 +25,7 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
     def features(self, operation: MixedGemmOperation, shape: MixedGemmShape) -> dict[str, Feature]:
         """The bits of activations, the format of weights, rows, columns and depth."""
         of = {"bits": element(operation.a).bits, "b": operation.b}
-        return {**of, "m": shape.m, "n": shape.n, "k": shape.k}
+        return {**of, "groups": operation.groups, "m": shape.m, "n": shape.n, "k": shape.k}
 
     def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
         """Scales where a row has them, or may be; stored as it says, or as tensors allow."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import template
+from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families.mixed_gemm.layout import (
     LOADING_REGISTERS,
     mixed_gemm_layout,
@@ -31,4 +33,7 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
         "reallocates_registers": schedule.reallocates,
         "loading_registers": LOADING_REGISTERS,
         "shared_sums": schedule.sources > 1,
+        "groups": operation.groups,
+        "most_groups": MOST_GROUPS,
+        "exchanged": gate_of(operation.epilogue) is not None,
     }

@@ -19,4 +19,4 @@ def work(operation: MixedGemmOperation, shape: MixedGemmShape) -> Work:
     moved = n * k * operation.weight.bits / 8 + scales * SCALE_TYPES[operation.scale].bytes
     moved += m * k * a.bytes + m * stored * d.bytes
     moved += sum(step.moved(m, n, d) for step in operation.epilogue)
-    return Work(2.0 * m * n * k, moved, a.bits)
+    return Work(2.0 * m * n * k * shape.batches, moved * shape.batches, a.bits)

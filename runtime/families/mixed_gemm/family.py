@@ -15,6 +15,7 @@ from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families.mixed_gemm import api, reference, samples
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.families.mixed_gemm.grouped_call import GroupedMixedCall
 from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
 from warploom.runtime.trial import generator
 
@@ -78,11 +79,12 @@ class MixedGemmRuntime(SampledFamily[MixedGemmOperation, MixedGemmShape]):
         shape: MixedGemmShape,
         device: str,
         random: torch.Generator | None,
-    ) -> MixedGemmCall:
+    ) -> MixedGemmCall | GroupedMixedCall:
         """A call with random operands: see samples.py."""
-        return samples.draw(operation, shape, device, random)
+        draw = samples.draw if operation.groups == "none" else samples.draw_grouped
+        return draw(operation, shape, device, random)
 
-    def bound(self, call: MixedGemmCall) -> Bound:
+    def bound(self, call: MixedGemmCall | GroupedMixedCall) -> Bound:
         """What is right of a kernel that scales sums, and how far off it may be."""
         return bounds(call)[0]
 
@@ -94,12 +96,14 @@ class MixedGemmRuntime(SampledFamily[MixedGemmOperation, MixedGemmShape]):
         return MixedGemmTrial(drawn, self.bound, device)
 
     def baselines(self, operation: MixedGemmOperation, trial: MixedGemmTrial) -> list[Baseline]:
-        """torch.mm by the dequantized weight."""
-        return baselines(trial.sets)
+        """torch.mm by the dequantized weight; of groups there is none."""
+        return baselines(trial.sets) if operation.groups == "none" else []
 
 
-def bounds(call: MixedGemmCall) -> list[Bound]:
+def bounds(call: MixedGemmCall | GroupedMixedCall) -> list[Bound]:
     """What is right in each of the ways, and how far off a kernel may be."""
+    if isinstance(call, GroupedMixedCall):
+        return [call.bound(way) for way in reference.ways(call.a.dtype, call.weight[0])]
     weight: PackedWeight = call.weight
     dtype = call.out.dtype if call.out is not None else call.a.dtype
     return [

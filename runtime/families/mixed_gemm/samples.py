@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from warploom.generator.epilogue import columns
 from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemmShape
-from warploom.quantization import Metadata, PackedWeight
+from warploom.quantization import Metadata, PackedExperts, PackedWeight
 from warploom.quantization.codes import numbers
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product import steps
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.families.mixed_gemm.grouped_call import GroupedMixedCall
 from warploom.runtime.trial import wrong
 
 _BIAS = 127  # of e8m0's exponents
+_FEW = 4  # weights of groups that differ: their numbers do not decide a time
 
 
 def draw(
@@ -41,6 +44,45 @@ def draw(
         weight(operation, shape, draws),
         tuple(steps.samples(operation.epilogue, draws, at)),
         wrong(out),
+    )
+
+
+def draw_grouped(
+    operation: MixedGemmOperation,
+    shape: MixedGemmShape,
+    device: str,
+    random: torch.Generator | None,
+) -> GroupedMixedCall:
+    """A call of groups of as many rows on average as the shape says: each row draws its own."""
+    draws = Draws(device, random)
+    total, groups = shape.m * shape.batches, shape.batches
+    few = [weight(operation, shape, draws) for _ in range(min(groups, _FEW))]
+    experts = PackedExperts.empty(groups, few[0].metadata, device)
+    for group in range(groups):
+        experts.put(group, few[group % len(few)])
+    chosen = (draws.scales(total) - 0.5) * groups  # of [0, groups)
+    at = torch.arange(groups, device=device)
+    extents = Extents((groups,), total, shape.n, shape.k)
+    listed = [*steps.samples(operation.epilogue, draws, extents)]
+    values: dict[str, Any] = {item[0]: item[1] for item in listed}
+    scaled_first = bool(listed) and listed[0][0] == "scale_row"
+    out = torch.empty(
+        (total, columns(operation.epilogue, shape.n)), dtype=TORCH[operation.d], device=device
+    )
+    return GroupedMixedCall(
+        draws.values(operation.a, (total, shape.k)),
+        experts.slabs,
+        (chosen.to(torch.int64)[:, None] <= at).sum(0, dtype=torch.int32),
+        experts.metadata,
+        experts.channel_scales,
+        experts.channel_zeros,
+        bias=values.get("bias"),
+        scale_a=values.get("scale_row") if scaled_first else None,
+        row_scale=None if scaled_first else values.get("scale_row"),
+        activation=values.get("activation"),
+        gate=values.get("gate_interleaved"),
+        out=wrong(out),
+        out_dtype=out.dtype,
     )
 
 

@@ -1,11 +1,11 @@
-// mixed_gemm_sm90a_fp16_mxfp4_fp16_g32_e8m0_8x128x128_mma_weights_stages10_blocks2_stream_k_4cdcd2cd
+// mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_bias_bf16_gate_swiglu_oai_interleaved_scale_row_groups_rows_8x64x256_mma_weights_stages8_shares2_blocks2_34e4da92
 //
-// D[m, n] = A[m, k] W[n, k]
-//   A fp16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D fp16 row
-//   tile 8x128x128 by mma, 2 consumers, 10 stages, along_n, group 8, store direct
+// D[m, n] = epilogue(A[m, k] W[n, k]): bias_bf16, gate_swiglu_oai_interleaved, scale_row
+//   A bf16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D bf16 row
+//   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-//   stream-K: blocks share the k of tiles that do not fill a wave
-// Digest 4cdcd2cd774e66a3adefc84ea93f25354db3eb8c57102750c8a97a05c666c429; `warploom show` prints this file.
+//   rows of A and D in groups that end at offsets in device memory, and a W for each group
+// Digest 34e4da926f8a12ef376881e383fa87b70c2ed549addf33b04c2782bd9bed82ec; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,16 +27,16 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::half_t; using Accumulator = float;
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 8, kTileN = 128, kTileK = 128;
+constexpr int kTileM = 8, kTileN = 64, kTileK = 256;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
 constexpr int kConsumers = 2;  // warpgroups
-constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
+constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
 constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
-constexpr int kStages = 10;
+constexpr int kStages = 8;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -53,28 +53,31 @@ using Sums = Accumulator[kBlocks][kCount];
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
-  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
-  cutlass::half_t* d;  // D[m][pitch]
-  float* parts;  // sums of parts of tiles, by blocks
-  int* raised;  // a flag for each warp of each block that leaves a part
+  cutlass::bfloat16_t* d;  // D[m][pitch]
+  cutlass::bfloat16_t* bias_0;  // bias[n]
+  float* scale_2;  // scale[m]
+  const int* offsets;  // where each group of rows ends
   int64_t d_pitch;  // elements between rows of D
-  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int64_t d_batch;  // elements between batches of D
+  int64_t bias_0_batch;  // elements between batches of bias_0
+  int64_t scale_2_batch;  // elements between batches of scale_2
   int32_t m;  // rows of D
-  int32_t n;  // columns of D
+  int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
-  int32_t cut;  // tiles that are cut: the first
+  int32_t batches;  // groups
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
 };
-static_assert(sizeof(Parameters) == 384);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, parts) == 272 && OFFSET(Parameters, raised) == 280);
-static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
-static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
-static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, cut) == 312);
-static_assert(OFFSET(Parameters, row_blocks) == 316 && OFFSET(Parameters, slabs) == 320);
+static_assert(sizeof(Parameters) == 256);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b) == 128);
+static_assert(OFFSET(Parameters, d) == 136 && OFFSET(Parameters, bias_0) == 144);
+static_assert(OFFSET(Parameters, scale_2) == 152 && OFFSET(Parameters, offsets) == 160);
+static_assert(OFFSET(Parameters, d_pitch) == 168 && OFFSET(Parameters, d_batch) == 176);
+static_assert(OFFSET(Parameters, bias_0_batch) == 184 && OFFSET(Parameters, scale_2_batch) == 192);
+static_assert(OFFSET(Parameters, m) == 200 && OFFSET(Parameters, n) == 204);
+static_assert(OFFSET(Parameters, k) == 208 && OFFSET(Parameters, batches) == 212);
+static_assert(OFFSET(Parameters, row_blocks) == 216 && OFFSET(Parameters, slabs) == 220);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
@@ -113,7 +116,7 @@ struct Slab {
 };
 
 // A stage has A in panels, each of as much k as one box of TMA's.
-constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -131,28 +134,7 @@ using Position = Ring<kStages>;
 
 // Where a tile of D starts.
 struct Place {
-  int m, n;
-};
-
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
-struct Tiles {
-  int along, across;  // extents in clusters
-
-  __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
-
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN};
-  }
+  int m, n, batch, end;
 };
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
@@ -160,47 +142,99 @@ __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTil
 // What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
-// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
-// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
-// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
-// only, which began before it. Then it takes whole tiles, in turn with the others.
+// Blocks take whole tiles, in turn.
 struct Walk {
-  int k_tiles, tiles, clusters;
-  int shared;     // k tiles of all ranges
-  int low, high;  // of the range, what is left
-  int whole;      // the next whole tile
+  int tile, tiles, clusters, k_tiles;
 
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : k_tiles(k_tiles),
-        tiles(tiles),
-        clusters(clusters),
-        shared(p.cut * k_tiles),
-        low(start(cluster)),
-        high(start(cluster + 1)),
-        whole(p.cut + cluster) {}
-
-  // The first k tile of a cluster's range.
-  __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
-
-  // The cluster whose range has the first k tile of a tile that is cut.
-  __device__ __forceinline__ int first(int tile) const {
-    return ((tile * k_tiles + 1) * clusters - 1) / shared;
-  }
+  __device__ __forceinline__ Walk(const Parameters&, int tiles, int k_tiles, int cluster, int clusters)
+      : tile(cluster), tiles(tiles), clusters(clusters), k_tiles(k_tiles) {}
 
   __device__ __forceinline__ bool next(Unit& unit) {
-    if (low < high) {
-      const int tile = (high - 1) / k_tiles, start = tile * k_tiles;
-      unit = {tile, max(low - start, 0), high - start};
-      high = start + unit.begin;
-      return true;
-    }
-    unit = {whole, 0, k_tiles};
-    whole += clusters;
+    unit = {tile, 0, k_tiles};
+    tile += clusters;
     return unit.tile < tiles;
+  }
+};
+
+// Where each group of rows ends, and how many tiles come before that. Shared memory has it for a whole launch.
+struct GroupTable {
+  static constexpr int kMost = 1024, kRowsOfTile = kTileM * kClusterM;
+  int ends[kMost + 1], tiles[kMost + 1];  // of group g at g + 1; tiles along m, counted in clusters
+
+  // All threads copy the offsets, then one warp adds up. An offset below the one before it counts as that, and
+  // one past the last row as the last row: no tile has a row outside of D.
+  __device__ __forceinline__ void fill(const Parameters& p) {
+    for (int group = threadIdx.x; group < p.batches; group += blockDim.x)
+      ends[group + 1] = max(0, min(p.offsets[group], p.m));
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    // A lane has some groups in a row. Where they begin, and what it adds to, the lanes before it say.
+    const int lane = threadIdx.x, each = (p.batches + 31) / 32;
+    const int first = min(lane * each, p.batches), last = min(first + each, p.batches);
+    int largest = 0;
+    for (int group = first; group < last; ++group) largest = max(largest, ends[group + 1]);
+    CUTE_UNROLL
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int other = __shfl_up_sync(~0u, largest, apart);
+      if (lane >= apart) largest = max(largest, other);
+    }
+    int start = __shfl_up_sync(~0u, largest, 1);
+    if (lane == 0) start = 0;
+    int count = 0;
+    for (int group = first, begin = start; group < last; ++group) {
+      const int end = max(begin, ends[group + 1]);
+      count += tiles_of(end - begin);
+      begin = end;
+    }
+    const int own = count;
+    CUTE_UNROLL
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int other = __shfl_up_sync(~0u, count, apart);
+      if (lane >= apart) count += other;
+    }
+    count -= own;
+    for (int group = first; group < last; ++group) {
+      const int end = max(start, ends[group + 1]);
+      count += tiles_of(end - start);
+      ends[group + 1] = start = end;
+      tiles[group + 1] = count;
+    }
+    if (lane == 0) ends[0] = tiles[0] = 0;
+  }
+
+  __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
+};
+
+// The tiles of all groups, one group after the other: in a group bands of kGroup tiles along_n, so that
+// the operands of tiles in flight stay in L2. Groups without rows have no tile.
+struct GroupedTiles {
+  const GroupTable& table;
+  const int groups, columns;  // of tiles, in clusters
+
+  __device__ __forceinline__ GroupedTiles(const Parameters& p, const GroupTable& table)
+      : table(table), groups(p.batches), columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+
+  __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
+
+  // Where this block's tile starts, whose group it is of, and where the group ends.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int row = index / columns;
+    int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
+    while (past - group > 1) {
+      const int middle = (group + past) / 2;
+      if (table.tiles[middle] <= row) group = middle;
+      else past = middle;
+    }
+    const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
+    index -= before * columns;
+    const int band = index / (kGroup * rows);
+    const int height = min(columns - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * rows;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {table.ends[group] + (j * kClusterM + rank % kClusterM) * kTileM,
+            (i * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
 };
 
@@ -210,9 +244,11 @@ struct Coordinates {
   int row[2], column[2];
 };
 
+// Rows of gate and up take turns in wgmma's 16 rows of a warp, rows r and r + 8 of a thread being of the same kind.
+// `exchange` gives it both for one column of D. Places in a tile count both; coordinates in D do not.
 // The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
+  return (at.n + chunk / kChunks * kWgmmaM) / 2;
 }
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
@@ -221,19 +257,147 @@ __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 8 + lane / 4 % 2 * 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {column, column + 1}, {row, row + 8} };
+  return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
 }
 
-// No steps: the accumulators are D.
+// Turns sums of rows r and r + 8 into gate and up of one column of D, for two rows of D: lanes with an even r keep
+// gate of r and get up of r + 1; those with an odd one get gate of r + 7, and keep up of r + 8.
+__device__ __forceinline__ void exchange(float (&x)[2][2]) {
+  const bool odd = threadIdx.x / 4 % 2 != 0;
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const float other = __shfl_xor_sync(~0u, odd ? x[i][0] : x[i][1], 4);
+    if (odd) x[i][0] = other;
+    else x[i][1] = other;
+  }
+}
+
+// The columns of the product, of n, that a fragment of D is made of: of gate and of up.
+// Past the end where D is.
+__device__ __forceinline__ Coordinates product_columns(const Coordinates& at, int n) {
+  return { {at.row[0], at.row[1]}, {2 * at.column[0], 2 * at.column[0] + 1} };
+}
+
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+struct SwigluOai {
+  __device__ __forceinline__ static float function(float x) {
+    const float gate = x > 7.f ? 7.f : x;
+    return gate * logistic2(1.702f * 1.44269504f * gate);
+  }
+};
+struct SwigluOaiUp {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+};
+
+// The other factor of most gates.
+struct Up {
+  __device__ __forceinline__ static float function(float x) { return x; }
+};
+
+// Multiplies a function of the gate by up, which a thread has for the same columns of D.
+template <class Function, class Factor> struct Gate {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      x[i][0] = Function::function(x[i][0]) * Factor::function(x[i][1]);
+      x[i][1] = 0.f;
+    }
+  }
+};
+
+// Multiplies each row of D by its entry of a vector.
+struct ScaleRow {
+  const float* scale;
+  struct Operand {
+    float row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
+    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
+  }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
 struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+  struct Block {
+    Bias<cutlass::bfloat16_t>::Operand step_0;
+  };
+  struct Operands {
+    ScaleRow::Operand step_2;
+  };
+  int m, n;
+  Bias<cutlass::bfloat16_t> step_0;
+  Gate<SwigluOai, SwigluOaiUp> step_1;
+  ScaleRow step_2;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch, int end)
+      : m(end),
+        n(p.n),
+        step_0{p.bias_0 + batch * p.bias_0_batch},
+        step_1{},
+        step_2{p.scale_2 + batch * p.scale_2_batch} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(product_columns(at, n), m, n)};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_2.load(at, m, n / 2)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+    step_1.apply(x);
+    step_2.apply(x, operands.step_2);
+  }
 };
 
 // Two neighbours in a row of D.
@@ -244,7 +408,7 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
@@ -260,12 +424,12 @@ struct Store {
       const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= p.m) continue;
+        if (place.row[i] >= at.end) continue;
         ElementD* row = p.d + place.row[i] * p.d_pitch;
         const Pair pair = converted(x[f][i]);
         CUTE_UNROLL
         for (int j = 0; j < 2; ++j)
-          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+          if (place.column[j] < p.n / 2) row[place.column[j]] = pair.value[j];
       }
     }
   }
@@ -276,90 +440,67 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
+  alignas(16) uint8_t exchange[2048];
+  GroupTable groups;
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 108544);
+static_assert(sizeof(SharedStorage) <= 113664);
 
-// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
-// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
-// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
-// clusters leave, and for nothing else.
-struct Parts {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
-  static constexpr int kThreads = kConsumers * 128;
-  static constexpr int kInFlight = 4;  // fragments that a thread reads at a time
-  static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
-  static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
-  using Sums = Accumulator[kBlocks][kOfRows * 4];
-  Fragment* const parts;
-  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
-  int rank, thread;
+constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
-  __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
-      : parts(reinterpret_cast<Fragment*>(p.parts)),
-        raised(p.raised),
-        rank(rank),
-        thread(consumer * 128 + threadIdx.x % 128) {}
+// The sums of one tile, of which several consumers have a part each: those that share its k in a block, and
+// those of the blocks of a cluster. Each finishes an equal share of the fragments of 16 rows by 8 columns that
+// a warp has; the others leave theirs in its block's shared memory, and it adds them up in one order.
+struct SharedSums {
+  static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
+  struct alignas(16) Fragment { Accumulator value[4]; };
+  static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
+  static_assert(kBytes <= sizeof(SharedStorage::exchange));
+  int rank, rows, share, warp = threadIdx.x / 32 % 4;
 
-  __device__ __forceinline__ Fragment* place(int cluster, int fragment) const {
-    return parts + ((cluster * kClusterSize + rank) * kOfBlock + fragment) * kThreads + thread;
+  __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
+
+  __device__ __forceinline__ int mine() const { return rank * kShares + share; }
+
+  // Who finishes a fragment: they go round, so that all finish as many.
+  __device__ __forceinline__ int owner(int fragment) const {
+    return kAll >= kSources ? (fragment + warp) % kSources : (fragment * 4 + warp) % kSources;
   }
-  __device__ __forceinline__ int* flag(int cluster) const {
-    return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
+  __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
+
+  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
+  // what the owner has itself).
+  __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
+    const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
+    const int other = min(source - (source > owner), kSources - 2);
+    return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
 
-  // Leaves the part of this block, which is of `cluster`.
-  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
+  // Adds to the fragments that this one finishes what the others have of them.
+  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read those of the tile before
     CUTE_UNROLL
-    for (int i = 0; i < kOfBlock; ++i) {
-      const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
-      *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
+    for (int i = 0; i < kAll; ++i) {
+      if (finishes(i)) continue;
+      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
     }
-    __syncwarp();  // what all lanes have written is there for who sees the flag
-    if (threadIdx.x % 32 == 0)
-      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
-  }
-
-  // From L2, where other multiprocessors have left it.
-  __device__ __forceinline__ static Fragment read(const Fragment* from) {
-    Fragment found;
-    asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
-                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
-                 : "l"(from)
-                 : "memory");
-    return found;
-  }
-
-  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
-  __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
-    for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
-      int up;
-      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
-      while (up == 0);
-      *flag(other) = 0;  // as the next launch must find it
-    }
-    __syncwarp();
-    CUTE_NO_UNROLL
-    for (int other = first; other < last; other += kAtOnce) {
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!finishes(i)) continue;
+      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator total[4] = {0, 0, 0, 0};
       CUTE_UNROLL
-      for (int begin = 0; begin < kOfBlock; begin += kRead) {
-        Fragment found[kAtOnce][kRead];
+      for (int source = 0; source < kSources; ++source) {
+        const Fragment found = *place(buffer, mine(), source, i);
         CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i)
-          if (other + i / kRead < last && begin + i % kRead < kOfBlock)
-            found[i / kRead][i % kRead] = read(place(other + i / kRead, begin + i % kRead));
-        CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i) {
-          const int fragment = begin + i % kRead;
-          if (other + i / kRead < last && fragment < kOfBlock) {
-            Accumulator* const sum = sums[fragment / kOfRows] + fragment % kOfRows * 4;
-            CUTE_UNROLL
-            for (int j = 0; j < 4; ++j) sum[j] += found[i / kRead][i % kRead].value[j];
-          }
-        }
+        for (int j = 0; j < 4; ++j) total[j] += source == mine() ? sum[j] : found.value[j];
       }
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) sum[j] = total[j];
     }
   }
 };
@@ -372,14 +513,14 @@ __device__ __forceinline__ void wait_for_launch_before() {
 // ---- Producer: two threads keep the ring of stages full ------------------------------------------
 // What a block loads: the k tiles of one unit after the other.
 struct Loads {
-  const Tiles tiles;
+  const GroupedTiles tiles;
   Walk walk;
   Unit unit{0, 0, 0};
   Place at;    // of the unit in D
   int k_tile;  // the one to load
 
-  __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
-      : tiles(p), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at(tiles.at(0, 0)) {}
+  __device__ __forceinline__ Loads(const Parameters& p, const SharedStorage& shared, int cluster, int clusters)
+      : tiles(p, shared.groups), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at{} {}
 
   __device__ __forceinline__ bool next() {
     if (unit.begin >= unit.end) {
@@ -391,45 +532,42 @@ struct Loads {
   }
 };
 
-// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
-// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
-// zero: there any slab will do.
+// Loads slabs of the groups' matrices. What lies past the last block of rows is not stored, and past the end of k
+// A is zero: there any slab will do.
 __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
   CUTE_NO_UNROLL
-  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+  for (Loads loads(p, shared, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
     const int first = loads.k_tile * Slab::kOfStage;
     const int there = min(p.slabs - first, Slab::kOfStage);
     const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
-    const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
+    const uint8_t* from = p.b + (int64_t(loads.at.batch) * p.row_blocks + row_block) * pitch + first * Slab::kBytes;
     uint8_t* to = shared.b[position.stage];
     shared.empty[position.stage].wait(position.phase);
     full.arrive_and_expect_tx(Slab::kStageBytes);
     CUTE_UNROLL
     for (int i = 0; i < kRows / kWgmmaM; ++i) {
       Slab::load(full, to, from, there * Slab::kBytes);
+      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
       to += Slab::kOfStage * Slab::kBytes;
       if (i < last) from += pitch;
     }
   }
 }
 
-// Loads A, once the launch before is done.
+// Loads A. Rows of a tile past the end of its group are of the next one, and are multiplied for nothing.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  wait_for_launch_before();
   Position position{0, 1};
   CUTE_NO_UNROLL
-  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+  for (Loads loads(p, shared, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
-    const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
     shared.empty[position.stage].wait(position.phase);
-    full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
+    full.arrive_and_expect_tx(kPanels * OperandA::kBytes);
     CUTE_UNROLL
     for (int panel = 0; panel < kPanels; ++panel)
-      OperandA::load(map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
+      OperandA::load(p.a_map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
                      loads.k_tile * kTileK + panel * kPanelK);
   }
 }
@@ -442,14 +580,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
-__device__ __forceinline__ uint32_t multiply_fp16(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
 
-// mxfp4 by fp16: exact for 104 <= e <= 128 (codes of 0 with any e). The word is in the order that bf16 likes
-// (mxfp4_bf16.cuh); here sign, exponent and mantissa belong at bits 15, 11, 10 and 9.
+// mxfp4 by bf16: exact, with the power of two of its group. Sign, exponent and mantissa at bits 15, 8, 7 and
+// 6 mean w 2^-126, subnormal or not, and one multiplication applies that and the scale, 2^(e - 127), e <=
+// 128. Three registers lie in the word as they are, turned; the fourth has what is left.
 struct Decode {
   static constexpr int kWords = 1;
   static constexpr float kUnit = 1;
@@ -458,17 +597,15 @@ struct Decode {
   __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row)
-      factor[row] = (max(scales >> 8 * row & 0xff, 98u) - 98) * 0x04000400;  // 2^(e - 113), or 0
+      factor[row] = (scales >> 8 * row & 0xff) * 0x00800080 + 0x3f003f00;  // 2^(e - 1)
   }
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
-    constexpr uint32_t kSign = 0x80008000, kRest = 0x0e000e00;
-    const uint32_t word = words[0], turned = __funnelshift_r(word, word, 6);
-    registers[0] = multiply_fp16((word & kSign) | ((word << 3) & kRest), factor[0]);
-    registers[1] = multiply_fp16((turned & kSign) | ((turned << 3) & kRest), factor[1]);
-    registers[2] = multiply_fp16(((word << 4) & kSign) | ((word << 7) & kRest), factor[0]);
-    const uint32_t rest = ((word << 9) & 0x06000600) | ((word << 1) & 0x08000800);
-    registers[3] = multiply_fp16(((word << 6) & kSign) | rest, factor[1]);
+    const uint32_t word = words[0], left = word << 6;
+    registers[0] = multiply_bf16(word & 0x81c081c0, factor[0]);
+    registers[1] = multiply_bf16(__funnelshift_r(word, word, 6) & 0x81c081c0, factor[1]);
+    registers[2] = multiply_bf16((word << 4) & 0x81c081c0, factor[0]);
+    registers[3] = multiply_bf16((left & 0x80c080c0) | ((word >> 2) & 0x01000100), factor[1]);
   }
 };
 
@@ -535,7 +672,7 @@ struct Products {
   }
 
   __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
         "{ %0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
@@ -599,52 +736,40 @@ struct Products {
 // ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
-  wait_for_launch_before();
-  const Tiles tiles(p);
+  const GroupedTiles tiles(p, shared.groups);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
   Products products(shared.a[0]);
   Store store(nullptr, consumer);
-  Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
-  const Parts parts(p, rank, consumer);
+  SharedSums total(rank, rows, share);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
+    Epilogue epilogue(p, at.batch, at.end);
     products.run(shared, position, unit.end - unit.begin, rows, share);
-    if (unit.end < walk.k_tiles) {
-      parts.leave(products.sums, cluster);
-      continue;
-    }
-    if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
+    total.add(shared, products.sums);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
-      Value x[kFragments][2][2];
+    for (int i = 0; i < kAll; ++i) {
+      if (!total.finishes(i)) continue;
+      operands[0] = epilogue.load(coordinates(at, i, 0));
+      Value x[1][2][2];
       CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
-        }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
-      }
-      store(p, x, at, chunk);
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      exchange(x[0]);
+      epilogue.apply(x[0], block[i / kAcross], operands[0]);
+      store(p, x, at, i);
     }
   }
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    mixed_gemm_sm90a_fp16_mxfp4_fp16_g32_e8m0_8x128x128_mma_weights_stages10_blocks2_stream_k_4cdcd2cd(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_bias_bf16_gate_swiglu_oai_interleaved_scale_row_groups_rows_8x64x256_mma_weights_stages8_shares2_blocks2_34e4da92(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
@@ -652,13 +777,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
-    for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
+    cute::prefetch_tma_descriptor(&p.a_map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(2);  // who loads slabs, and who loads A
       shared.empty[stage].init(kWarps);
     }
     cutlass::arch::fence_barrier_init();
   }
+  wait_for_launch_before();  // which may have written the offsets
+  shared.groups.fill(p);
   __syncthreads();
   if (warp >= kWarps) {
     produce(p, shared, cluster, clusters);

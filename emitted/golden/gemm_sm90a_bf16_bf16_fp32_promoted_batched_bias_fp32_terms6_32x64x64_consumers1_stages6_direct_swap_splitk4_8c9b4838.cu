@@ -1,0 +1,635 @@
+// gemm_sm90a_bf16_bf16_fp32_promoted_batched_bias_fp32_terms6_32x64x64_consumers1_stages6_direct_swap_splitk4_8c9b4838
+//
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_fp32
+//   A bf16 row, B bf16 col, accumulated in fp32, D fp32 row
+//   A and B in 3 pieces side by side along k, of which 6 products are added up, smallest first
+//   tile 32x64x64, cluster 1x1, 1 consumer, 6 stages, along_m, group 8, store direct
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+//   k in 4 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
+// Digest 8c9b483828f72a9d235a4749b241f7988e45b783f2b731478a9d13967529560a; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = float; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 32, kTileN = 64, kTileK = 64;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kStages = 6;
+constexpr int kGroup = 8;
+constexpr int kRows = 64, kColumns = 32;  // of wgmma in a tile
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
+constexpr int kChunkColumns = 16;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  cute::TmaDescriptor b_map;  // B, in operand boxes
+  float* d;  // D[m][pitch]
+  float* bias_0;  // bias[n]
+  float* partial_tiles;  // sums of each part of k, by tiles
+  int64_t d_pitch;  // elements between rows of D
+  int64_t d_batch;  // elements between batches of D
+  int64_t bias_0_batch;  // elements between batches of bias_0
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+  int32_t k_parts;  // parts of k
+  int32_t batches;  // of D
+  int32_t a_batches;  // of A
+  int32_t a_repeat;  // batches of D in a row that one of A serves
+  int32_t b_batches;  // of B
+  int32_t b_repeat;  // batches of D in a row that one of B serves
+  int32_t place;  // elements from a piece to the next
+};
+static_assert(sizeof(Parameters) == 512);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
+static_assert(OFFSET(Parameters, bias_0) == 392 && OFFSET(Parameters, partial_tiles) == 400);
+static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, d_batch) == 416);
+static_assert(OFFSET(Parameters, bias_0_batch) == 424 && OFFSET(Parameters, a_tail_rows) == 432);
+static_assert(OFFSET(Parameters, m) == 436 && OFFSET(Parameters, n) == 440);
+static_assert(OFFSET(Parameters, k) == 444 && OFFSET(Parameters, k_parts) == 448);
+static_assert(OFFSET(Parameters, batches) == 452 && OFFSET(Parameters, a_batches) == 456);
+static_assert(OFFSET(Parameters, a_repeat) == 460 && OFFSET(Parameters, b_batches) == 464);
+static_assert(OFFSET(Parameters, b_repeat) == 468 && OFFSET(Parameters, place) == 472);
+
+// ---- Parts ----------------------------------------------------------------------------------
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A is K-major: a row of 128 bytes is tile k of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_3D;
+  static constexpr int kBytes = 4096;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k, int batch) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
+  }
+};
+
+// B is K-major: a row of 128 bytes is tile k of one n.
+struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_3D;
+  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (n, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k, int batch) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
+  }
+};
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The consumers share each tile: there are no turns to take.
+struct Order {
+  __device__ __forceinline__ Order(int, int, Position&) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
+  __device__ __forceinline__ void pass(Position&) const {}
+  __device__ __forceinline__ void finish(int) const {}
+};
+
+// Where a tile of D starts.
+struct Place {
+  int m, n, batch;
+};
+
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
+// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+struct Tiles {
+  int along, across;  // extents in clusters
+  int batches;
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
+  __device__ __forceinline__ int count() const { return along * across * batches; }
+
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int batch = index / (along * across);
+    index -= batch * along * across;
+    const int band = index / (kGroup * across);
+    const int height = min(along - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * across;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM,
+            (j * kClusterN + rank / kClusterM) * kTileN, batch};
+  }
+};
+
+// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
+struct Unit {
+  int tile, part, begin, end;
+  __device__ __forceinline__ int k_tiles() const { return end - begin; }
+};
+
+// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
+// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
+// rows of A and columns of B at the same k.
+struct Walk {
+  int tiles, k_tiles, parts, clusters;
+  int following;  // the next unit
+
+  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
+      : tiles(tiles), k_tiles(k_tiles), parts(p.k_parts), clusters(clusters), following(cluster) {}
+
+  // The first k tile of a part.
+  __device__ __forceinline__ int start(int part) const {
+    return part * (k_tiles / parts) + min(part, k_tiles % parts);
+  }
+
+  __device__ __forceinline__ bool next(Unit& unit) {
+    if (following >= tiles * parts) return false;
+    const int part = following / tiles;
+    unit = {following - part * tiles, part, start(part), start(part + 1)};
+    following += clusters;
+    return true;
+  }
+};
+
+// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
+// only through its logical coordinates in D, never through wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
+}
+
+// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
+}
+
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
+struct Epilogue {
+  struct Block {
+    Bias<float>::Operand step_0;
+  };
+  struct Operands {
+  };
+  int m, n;
+  Bias<float> step_0;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
+      : m(p.m),
+        n(p.n),
+        step_0{p.bias_0 + batch * p.bias_0_batch} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+  }
+};
+
+// Two neighbours in a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Two values of a row as D holds them.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
+
+// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+struct Store {
+  __device__ __forceinline__ Store(uint8_t*, int) {}
+
+  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      const Coordinates place = coordinates(at, chunk, f);
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + at.batch * p.d_batch + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
+        CUTE_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
+
+struct SharedStorage {
+  // Of each piece a tile, whose swizzled rows start at 1024 bytes.
+  alignas(1024) uint8_t a[kStages][3 * OperandA::kBytes];
+  alignas(1024) uint8_t b[kStages][3 * OperandB::kBytes];
+  FullBarrier full[kStages];    // the producers' bytes have arrived
+  EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
+};
+static_assert(sizeof(SharedStorage) <= 222208);
+
+// The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
+// side. What lies outside of D is neither written nor read.
+struct PartialTile {
+  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
+  static constexpr int kThreads = 128;
+  Fragment* const fragments;
+
+  // Of a part of k, and of a block's tile among all `tiles` of D.
+  __device__ __forceinline__ PartialTile(const Parameters& p, int part, int tile, int tiles)
+      : fragments(reinterpret_cast<Fragment*>(p.partial_tiles) +
+                  (int64_t(part) * tiles + tile) * (kRows / kWgmmaM * kOfRows * kThreads)) {}
+
+  __device__ __forceinline__ Fragment* place(int row_block, int fragment) const {
+    return fragments + (row_block * kOfRows + fragment) * kThreads + threadIdx.x % kThreads;
+  }
+
+  // Whether a thread has an element of D in a fragment: the first of its four, if any.
+  __device__ __forceinline__ static bool inside(const Parameters& p, const Coordinates& at) {
+    return at.row[0] < p.m && at.column[0] < p.n;
+  }
+
+  // Leaves the sums of 64 rows, those of `block` of the consumer whose part of the tile starts at `at`.
+  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount], const Place& at,
+                                        int row_block, int block) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kOfRows; ++i) {
+      const Coordinates there = coordinates(at, block * kChunks + i / kFragments, i % kFragments);
+      const Accumulator* const sum = sums + i * 4;
+      if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+  }
+
+  // From L2, where the first launch has left it; zeros where the thread has nothing `inside` of D.
+  __device__ __forceinline__ Fragment read(int row_block, int fragment, bool inside) const {
+    Fragment found{};
+    asm volatile("{\n.reg .pred inside;\nsetp.ne.b32 inside, %5, 0;\n"
+                 "@inside ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n}"
+                 : "+f"(found.value[0]), "+f"(found.value[1]), "+f"(found.value[2]), "+f"(found.value[3])
+                 : "l"(place(row_block, fragment)), "r"(int(inside))
+                 : "memory");
+    return found;
+  }
+};
+
+// ---- Producer: one thread keeps the ring of stages full ----------------------------------------
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    const Place at = tiles.at(unit.tile, rank);
+    // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
+    const int batch_a = at.batch / p.a_repeat % p.a_batches;
+    const int batch_b = at.batch / p.b_repeat % p.b_batches;
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
+    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+      FullBarrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.phase);
+      // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      full.arrive_and_expect_tx(3 * (a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes));
+      CUTE_NO_UNROLL  // the producer has few registers
+      for (int piece = 0; piece < 3; ++piece) {
+        const int k = k_tile * kTileK + piece * p.place;
+        uint8_t* const a = shared.a[position.stage] + piece * OperandA::kBytes;
+        uint8_t* const b = shared.b[position.stage] + piece * OperandB::kBytes;
+        OperandA::load(a_map, full, a, at.m, k, batch_a);
+        OperandB::load(p.b_map, full, b, at.n, k, batch_b);
+      }
+      position.advance();
+    }
+  }
+}
+
+// ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
+using RowOperand = OperandB; using ColumnOperand = OperandA;
+// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+constexpr int kPieceRows = RowOperand::kBytes / 16, kPieceColumns = ColumnOperand::kBytes / 16;
+constexpr int kStageRows = 3 * kPieceRows, kStageColumns = 3 * kPieceColumns;
+constexpr int kBlockRows = kPieceRows * kWgmmaM / kRows;
+
+// Keeps the compiler from moving the sums of a block across asynchronous products.
+__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// A stage is free once every block that its producer multicasts to has let go of it.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  const uint32_t block = threadIdx.x % 128;
+  empty.arrive(block, block < kClusterSize);
+}
+
+// The sums of one tile's products. The tensor core truncates a sum at each of its steps along k, so it adds
+// up one tile k at a time; the rest is done, to nearest, in fp32 registers, under the other's products.
+struct Products {
+  static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
+  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
+
+  // Issues the products of a piece of A and one of B; the first overwrites what the bank has.
+  __device__ __forceinline__ static void multiply(float (&bank)[kCount], uint64_t rows, uint64_t columns,
+                                                  bool first) {
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+      Wgmma::fma(rows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, bank,
+                 step > 0 || !first);
+  }
+
+  // Issues the products of one stage and 64 rows, of small pieces first.
+  __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
+    fence(partial[block % kBanks]);
+    cute::warpgroup_arrive();
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 0 * kPieceRows,
+             columns + 2 * kPieceColumns, true);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 1 * kPieceRows,
+             columns + 1 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 2 * kPieceRows,
+             columns + 0 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 0 * kPieceRows,
+             columns + 1 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 1 * kPieceRows,
+             columns + 0 * kPieceColumns, false);
+    multiply(partial[block % kBanks], rows + block * kBlockRows + 0 * kPieceRows,
+             columns + 0 * kPieceColumns, false);
+    cute::warpgroup_commit_batch();
+  }
+
+  // Issues the first products of one stage, as many as there are banks.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBanks; ++block) issue(block, rows, columns);
+  }
+
+  // Waits for the products of one block after the other, and adds them to the sums.
+  __device__ __forceinline__ void promote(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block + 1 < kBlocks) cute::warpgroup_wait<kBanks - 1>();
+      else cute::warpgroup_wait<0>();
+      fence(partial[block % kBanks]);
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) sums[block][i] += partial[block % kBanks][i];
+      if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
+    }
+  }
+
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    issue(rows, columns);
+    promote(rows, columns);
+  }
+
+  // Adds the products of the next stage, and lets go of the stage before.
+  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
+    issue(rows, columns);
+    release(previous);
+    promote(rows, columns);
+  }
+
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) { release(previous); }
+};
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int part = consumer;
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
+  Position position{0, 0};
+  const Order order(consumer, k_tiles, position);
+  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    Place at = tiles.at(unit.tile, rank);
+    at.n += part * kBlocks * kWgmmaM;
+    Products products;
+    order.begin();
+    int previous = position.stage;  // the stage whose products may still be running
+    shared.full[position.stage].wait(position.phase);
+    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    order.multiplied(0, unit.k_tiles());
+    position.advance();
+    CUTE_NO_UNROLL
+    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
+      shared.full[position.stage].wait(position.phase);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
+      order.multiplied(k_tile, unit.k_tiles());
+      previous = position.stage;
+      position.advance();
+    }
+    order.pass(position);
+    products.finish(shared.empty[previous]);
+    const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+  }
+  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    gemm_sm90a_bf16_bf16_fp32_promoted_batched_bias_fp32_terms6_32x64x64_consumers1_stages6_direct_swap_splitk4_8c9b4838(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int rank = cute::block_rank_in_cluster();
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(1);
+      shared.empty[stage].init(kSharing * kClusterSize);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
+  cute::cluster_wait();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+  } else {
+    consume(p, shared, warpgroup - 1, rank, cluster, clusters);
+  }
+  if (kClusterSize > 1) {  // nor after it has gone
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  }
+}
+
+// ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
+extern "C" __global__ void __launch_bounds__(128)
+    gemm_sm90a_bf16_bf16_fp32_promoted_batched_bias_fp32_terms6_32x64x64_consumers1_stages6_direct_swap_splitk4_8c9b4838_reduction(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
+  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
+  constexpr int kParts = 4, kAtOnce = 8;
+  const Tiles tiles(p);
+  const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
+  const int row_block = piece / kChunks, chunk = piece % kChunks;
+  Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
+  at.n += row_block * kWgmmaM;
+  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
+  // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  Store store(nullptr, 0);
+  Epilogue epilogue(p, at.batch);
+  const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
+  Epilogue::Operands operands[kFragments];
+  Accumulator sums[kFragments][4] = {};
+  bool inside[kFragments];
+  CUTE_UNROLL
+  for (int f = 0; f < kFragments; ++f) {
+    inside[f] = PartialTile::inside(p, coordinates(at, chunk, f));
+    operands[f] = epilogue.load(coordinates(at, chunk, f));
+  }
+  CUTE_UNROLL
+  for (int first = 0; first < kParts; first += kAtOnce) {
+    PartialTile::Fragment found[kAtOnce][kFragments];
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= kParts || first + i >= p.k_parts) break;
+      const PartialTile partial(p, first + i, tile, tiles.count() * kClusterSize);
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f)
+        found[i][f] = partial.read(row_block, chunk * kFragments + f, inside[f]);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= kParts || first + i >= p.k_parts) break;
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
+      }
+    }
+  }
+  Value x[kFragments][2][2];
+  CUTE_UNROLL
+  for (int f = 0; f < kFragments; ++f) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(sums[f][i]);
+    epilogue.apply(x[f], block, operands[f]);
+  }
+  store(p, x, at, chunk);
+  store.finish();
+}

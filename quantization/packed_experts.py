@@ -1,0 +1,210 @@
+"""PackedExperts: the quantized weights of several experts, side by side as kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
+from warploom.quantization.metadata import Metadata
+from warploom.quantization.packed_weight import NAMES, PackedWeight
+from warploom.quantization.quantize import described, quantize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class PackedExperts:
+    """W [E, N, K] in 2, 4 or 8 bits: a `PackedWeight` [N, K] for each expert, all of one kind.
+
+    `slabs`, also `data`, are uint8 [E, row blocks, slabs of k, bytes]; `channel_scales` and
+    `channel_zeros` [E, N padded to 64] are there where one of a `PackedWeight` would have them.
+    `metadata` says what one expert is. Made by `quantize`, `stack`, `empty` or `from_tensors`: the
+    constructor takes its arguments as they are. It is a node of torch's trees, is never changed in
+    place, and has no gradient.
+
+    Example:
+        >>> weight = torch.randn(4, 96, 64).bfloat16()  # [E, N, K]
+        >>> packed = warploom.PackedExperts.quantize(weight, "mxfp4")
+        >>> packed.shape, packed[1].shape
+        ((4, 96, 64), (96, 64))
+    """
+
+    __slots__ = ("channel_scales", "channel_zeros", "metadata", "slabs")
+
+    def __init__(
+        self,
+        data: Tensor,
+        metadata: Metadata,
+        channel_scales: Tensor | None = None,
+        channel_zeros: Tensor | None = None,
+    ) -> None:
+        self.slabs = data
+        self.metadata = metadata
+        self.channel_scales = channel_scales
+        self.channel_zeros = channel_zeros
+
+    @classmethod
+    def empty(
+        cls, count: int, metadata: Metadata, device: torch.device | str | None = None
+    ) -> PackedExperts:
+        """Return experts whose bytes are whatever was in memory: `put` fills them."""
+        made = {
+            name: torch.empty((count, *shape), dtype=dtype, device=device)
+            for name, (shape, dtype) in metadata.tensors().items()
+        }
+        return cls(metadata=metadata, **made)
+
+    @classmethod
+    def stack(cls, weights: Iterable[PackedWeight]) -> PackedExperts:
+        """Return the weights of one expert each as those of all.
+
+        Raises ProblemError for no weight at all, and for weights that differ in kind or device.
+        """
+        listed = [*weights]
+        if not listed:
+            raise ProblemError("no weight", rule="must be those of one expert at least")
+        first = listed[0]
+        packed = cls.empty(len(listed), first.metadata, first.device)
+        for expert, weight in enumerate(listed):
+            packed.put(expert, weight)
+        return packed
+
+    @classmethod
+    def quantize(
+        cls,
+        weight: Tensor,
+        format: str = "int4",
+        group: int | Literal["auto"] | None = "auto",
+        symmetric: bool | None = None,
+        scale_dtype: torch.dtype | None = None,
+        activations: Activations = "16-bit",
+    ) -> PackedExperts:
+        """Quantize the weights [E, N, K] of all experts, each as `warploom.quantize` does."""
+        if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.shape[0]:
+            told = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+            raise ProblemError(f"weight {told}", rule="must be a tensor [E, N, K] of some experts")
+        metadata = described(weight.shape[1:], format, group, symmetric, scale_dtype, activations)
+        packed = cls.empty(weight.shape[0], metadata, weight.device)
+        how = (format, group, symmetric, scale_dtype, activations)
+        for expert in range(weight.shape[0]):
+            packed.put(expert, quantize(weight[expert], *how))
+        return packed
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: Metadata) -> PackedExperts:
+        """Take the tensors that `tensors()` gave, as they are.
+
+        Raises ProblemError for one that is missing, unknown, or of another shape or type.
+        """
+        data = tensors.get("data")
+        count = data.shape[0] if data is not None and data.dim() else 0
+        for expert in range(min(count, 1)):  # one is as good as all: they share their strides
+            PackedWeight.from_tensors(
+                {name: one[expert] for name, one in tensors.items()}, metadata
+            )
+        wrong = [
+            name
+            for name, one in tensors.items()
+            if not count or not one.is_contiguous() or one.shape[0] != count
+        ]
+        if wrong or data is None:
+            raise ProblemError(
+                f"tensors {', '.join(tensors) or 'none'} of experts",
+                rule="must be contiguous, with an entry of each for every expert",
+            )
+        return cls(metadata=metadata, **tensors)
+
+    def put(self, expert: int, weight: PackedWeight) -> None:
+        """Write the weight of one expert, while all are being made.
+
+        Raises ProblemError for a weight of another kind, or on another device.
+        """
+        if weight.metadata != self.metadata or weight.device != self.device:
+            raise ProblemError(
+                f"expert {expert}: {weight!r}",
+                rule=f"must be of the kind of all, {self!r}",
+                fix="quantize all experts of a layer alike, on one device",
+            )
+        for name, tensor in weight.tensors().items():
+            getattr(self, name)[expert] = tensor
+
+    # ---- What it is ------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K), without padding."""
+        return len(self), self.metadata.n, self.metadata.k
+
+    @property
+    def data(self) -> Tensor:
+        """The slabs, by the name that they have among `tensors()`."""
+        return self.slabs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.slabs.device
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors there are, by name: with `metadata`, all that is to be kept."""
+        values = (self.slabs, self.channel_scales, self.channel_zeros)
+        found = dict(zip(NAMES, values, strict=True))
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def __len__(self) -> int:
+        return self.slabs.shape[0]
+
+    def __getitem__(self, expert: int) -> PackedWeight:
+        """The weight of one expert, in the memory of all."""
+        parts = {name: tensor[expert] for name, tensor in self.tensors().items()}
+        return PackedWeight(metadata=self.metadata, **parts)
+
+    def __iter__(self) -> Iterator[PackedWeight]:
+        return (self[expert] for expert in range(len(self)))
+
+    def __repr__(self) -> str:
+        m = self.metadata
+        return (
+            f"PackedExperts(shape={self.shape}, format={m.format!r}, group={m.group}, "
+            f"scale={m.scale!r}, activations={m.activations!r}, device={str(self.device)!r})"
+        )
+
+    # ---- What can be done with it ----------------------------------------------------------------
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PackedExperts:
+        """Return it on `device`; itself where it is there already."""
+        moved = {
+            name: tensor.to(torch.device(device), non_blocking=non_blocking)
+            for name, tensor in self.tensors().items()
+        }
+        same = all(moved[name] is tensor for name, tensor in self.tensors().items())
+        return self if same else PackedExperts(metadata=self.metadata, **moved)
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Return W [E, N, K] of fp16, bf16, fp32, or float64, in which it is exact."""
+        return torch.stack([weight.dequantize(dtype) for weight in self])
+
+
+def _flatten(experts: PackedExperts) -> tuple[list[Any], Metadata]:
+    return [experts.slabs, experts.channel_scales, experts.channel_zeros], experts.metadata
+
+
+def _unflatten(values: Iterable[Any], metadata: Metadata) -> PackedExperts:
+    data, channel_scales, channel_zeros = values
+    return PackedExperts(data, metadata, channel_scales, channel_zeros)
+
+
+_pytree.register_pytree_node(
+    PackedExperts,
+    _flatten,
+    _unflatten,
+    serialized_type_name="warploom.quantization.PackedExperts",
+    to_dumpable_context=Metadata.as_dict,
+    from_dumpable_context=Metadata.from_dict,
+)

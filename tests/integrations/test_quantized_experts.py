@@ -1,0 +1,155 @@
+"""Experts with quantized weights: as grouped GEMMs, one by one, in patched models, and saved."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import moe_models
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.integrations import transformers_experts as rules
+from warploom.integrations.checkpoints import experts as module
+from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
+from warploom.integrations.patch_report import AS_IT_WAS
+from warploom.integrations.patch_weights import Weights
+from warploom.quantization import PackedExperts
+
+BF16 = torch.bfloat16
+IDS = torch.arange(14).reshape(2, 7)
+NAMES = ("mixtral", "gpt_oss", "qwen3_moe")
+INNER = {"gpt_oss": "intermediate_size", "qwen3_moe": "moe_intermediate_size"}
+
+
+def model(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """One whose experts have whole groups."""
+    if name in INNER:
+        sizes = {**moe_models.MODELS[name], INNER[name]: 64}
+        monkeypatch.setitem(moe_models.MODELS, name, sizes)
+    return moe_models.model(name).to(BF16).eval()
+
+
+def layers(made: torch.nn.Module) -> list[QuantizedExperts]:
+    return [one for one in made.modules() if isinstance(one, QuantizedExperts)]
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on a GPU that has kernels runs here too."""
+    monkeypatch.setattr(module, "refusal", lambda *given: None)
+
+
+@pytest.mark.usefixtures("grouped")
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["mxfp4", {"format": "int4", "group": 32}], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_patched_models_compute_as_their_experts_with_these_weights(
+    name: str, weights: Weights | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of gate and up that are taken for each other would be another layer."""
+    made = model(name, monkeypatch)
+    before = [one for one in made.modules() if hasattr(one, "_is_expert_parallel")]
+    given = [copy.deepcopy(one) for one in before]
+    patch = warploom.patch(made, weights=weights, attention=False)
+    (row,) = [row for row in patch.rows if row.what.startswith("experts of")]
+    assert row.count == len(before) == len(layers(made)) and "quantized experts" in row.now
+    assert made(IDS).logits.isfinite().all()
+    hidden = torch.randn(9, before[0].config.hidden_size).to(BF16)
+    chosen, ids = torch.randn(9, 4).softmax(-1).topk(2)
+    for own, layer in zip(layers(made), given, strict=True):
+        _, layout = rules.gate_of(layer)
+        for part in PARTS:
+            values = torch.stack([one.weight.dequantize(BF16) for one in getattr(own, part)])
+            if part == PARTS[0] and layout == "halves":
+                values = torch.cat((values[:, ::2], values[:, 1::2]), 1)
+            parameter = getattr(layer, part)
+            parameter.copy_(values.mT if layer.is_transposed else values)
+        wanted = type(layer).forward.__wrapped__(layer, hidden, ids, chosen.to(BF16)).float()
+        for found in (
+            own(hidden, ids, chosen.to(BF16)),
+            own._one_by_one(hidden, ids, chosen, True),
+        ):
+            assert (found.float() - wanted).norm() <= 2**-6 * wanted.norm()
+
+
+@pytest.mark.usefixtures("grouped")
+@torch.no_grad()
+def test_layers_share_one_memory_whatever_moves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack that is not renewed computes with the weights that there were."""
+    made = model("gpt_oss", monkeypatch)
+    other = model("gpt_oss", monkeypatch)
+    for parameter in other.parameters():
+        parameter.mul_(-0.5)
+    for one in (made, other):
+        warploom.patch(one, weights="mxfp4", attention=False)
+    own, another = layers(made)[0], layers(other)[0]
+    hidden, ids = (
+        torch.randn(5, 64).to(BF16),
+        torch.tensor([[0, 1], [2, 3], [1, 0], [3, 0], [2, 1]]),
+    )
+    chosen = torch.rand(5, 2).to(BF16)
+    first, wanted = own(hidden, ids, chosen), another(hidden, ids, chosen)
+    assert not torch.equal(first, wanted)
+    (stack,) = {one.weight.slabs.untyped_storage().data_ptr() for one in own.down_proj}
+    assert stack == own._stacks["down_proj"].of(own.down_proj)[0].slabs.data_ptr()
+    copied = copy.deepcopy(own)
+    own.load_state_dict(another.state_dict())
+    assert torch.equal(own(hidden, ids, chosen), wanted)
+    assert torch.equal(copied(hidden, ids, chosen), first)
+    copied.load_state_dict(another.state_dict(), assign=True)
+    assert torch.equal(copied(hidden, ids, chosen), wanted)
+    every = torch.zeros(5, 4, dtype=BF16).scatter(1, ids, chosen)
+    assert torch.equal(own(hidden, ids, every), wanted)
+
+
+@torch.no_grad()
+def test_what_is_not_quantized_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = moe_models.model("qwen3_moe")  # whose inner extent is 48
+    rows = warploom.patch(made, weights="mxfp4", attention=False).rows
+    (row,) = [row for row in rows if row.what == "weights of Qwen3MoeExperts"]
+    assert row.now == AS_IT_WAS and "must divide k, which is 48" in row.because
+    made = model("mixtral", monkeypatch)
+    warploom.patch(made, weights={"format": "mxfp4", "skip": ["experts"]}, attention=False)
+    assert not layers(made)
+    rows = warploom.patch(moe_models.model("nemotron_h"), weights="int4").rows
+    assert any("without a gate" in row.because for row in rows)
+
+
+@torch.no_grad()
+def test_a_patched_gpt_oss_is_saved_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = model("gpt_oss", monkeypatch)
+    warploom.patch(made, weights="mxfp4", attention=False)
+    made.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert len(layers(again)) == len(layers(made))
+    state = again.state_dict()
+    for key, one in made.state_dict().items():
+        assert torch.equal(state[key].view(torch.uint8), one.view(torch.uint8)), key
+    other = model("mixtral", monkeypatch)
+    warploom.patch(other, weights="mxfp4", attention=False)
+    with pytest.raises(ProblemError, match="must be those of GPT-OSS to be saved"):
+        other.save_pretrained(tmp_path)
+
+
+def test_quantized_experts_are_refused_beside_others() -> None:
+    hidden, ids = torch.randn(6, 64).to(BF16), torch.zeros(6, 2, dtype=torch.int64)
+    weights = torch.ones(6, 2)
+    gate_up, down = torch.randn(4, 128, 64).to(BF16), torch.randn(4, 64, 64).to(BF16)
+    packed = PackedExperts.quantize(gate_up, "mxfp4"), PackedExperts.quantize(down, "mxfp4")
+    for change, told in (
+        ({"down": down}, "must both be PackedExperts"),
+        ({"hidden": hidden.float()}, "must be bfloat16 or float16"),
+        ({"transposed": True}, "outputs first"),
+        ({"hidden": hidden.clone().requires_grad_()}, "have no gradient"),
+    ):
+        call: dict[str, Any] = {"hidden": hidden, "gate_up": packed[0], "down": packed[1]}
+        call |= {"ids": ids, "weights": weights, **change}
+        with pytest.raises(ProblemError, match=told):
+            warploom.experts(**call)
