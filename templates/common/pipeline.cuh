@@ -1,5 +1,4 @@
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
 template <int kCount> struct Ring {
   int stage;
   uint32_t phase;

@@ -6,6 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
+from warploom.generator.families.gemm.header import described
 from warploom.generator.families.gemm.launch import LIST_THREADS, ROWS_END
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
@@ -50,6 +51,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
             b_k_major=majors[column_side],
         ),
         "order": _order(operation, schedule),
+        "header": described(spec, layout, _order(operation, schedule)),
     }
 
 

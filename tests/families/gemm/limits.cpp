@@ -4,7 +4,7 @@
 
 static int blocks_last(const Parameters& p, int clusters) {
   const Tiles tiles(p);
-  const int count = tiles.count(), step = kTurns * clusters, loaded = k_tiles(p);
+  const int count = tiles.count(), step = kConsumers / kSharing * clusters, loaded = k_tiles(p);
   int sum = (kSplit * loaded - 1) * kTileK;  // where the last k tile begins
   for (int first = 0; first < step && first < count; first += step > 1 ? step - 1 : 1) {
     const int last = first + (count - 1 - first) / step * step;
