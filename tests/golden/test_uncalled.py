@@ -8,7 +8,6 @@ from goldens import SPECS, texts
 
 # What these families' kernels still define where they do not call it: take out what you mend.
 KNOWN = {
-    "activation_backward": {"Values::store"},
     "attention_backward": {
         *("Score::finish", "Sequence::diagonal", "Staged::read_bytes", "Staged::read_eight"),
         *("gradient_part", "left", "right"),

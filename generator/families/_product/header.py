@@ -53,12 +53,7 @@ def header(
         *sentences,
         f"Shared memory: {used} bytes; the launch asks for {shared_bytes} of {limit}",
     ]
-    name = max(len(row.name) for row in memory)
-    lines += [f"  {row.name:{name}}  {row.factors} = {row.bytes}" for row in memory]
+    lines += [f"  {row.name:11}  {row.factors} = {row.bytes}" for row in memory]
     rows = [Barrier("Barriers", "a phase completes after", "waited for by", "guards"), *barriers]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines += [f"{row.name:12}{row.completes:44}  {row.waits:13}  {row.guards}" for row in rows]
     return TemplateText("".join(f"// {line}\n" for line in lines))

@@ -34,8 +34,8 @@ def _roles(operation: GemmOperation, schedule: GemmSchedule) -> Iterator[str]:
     two, own = schedule.consumers == 2, schedule.consumers > schedule.sharing
     who = "Warpgroups 1 and 2, the consumers" if two else "Warpgroup 1, the consumer"
     rows = schedule.rows // schedule.sharing
-    tile = "a tile of its own (ping-pong)" if own else "the CTA's tile"
-    yield f"{who}: wgmma on {rows} rows of {tile}{' each' * two}, then the epilogue."
+    tile = "a tile each (ping-pong)" if own else "the CTA's tile" + " each" * two
+    yield f"{who}: wgmma on {rows} rows of {tile}, then the epilogue."
 
 
 def _registers(
@@ -45,15 +45,15 @@ def _registers(
     producer = schedule.producer_registers
     if schedule.consumers == 2:
         total = f"{producer} + 2 * {budget} = 3 * {launched}"
-        moved = f"setmaxnreg: {producer} for the producer, {budget} for consumers ({total})"
-        yield f"Registers per thread: {launched} at launch; {moved}."
+        moved = f"setmaxnreg: producer {producer}, consumers {budget} ({total})"
+        yield f"Registers per thread: {launched} at launch; {moved}"
     else:
         yield f"Registers per thread: at most {launched}, without setmaxnreg."
     count = schedule.rows * schedule.columns // (128 * schedule.sharing)
     banked = layout.banks * (schedule.columns // 2) * (2 if layout.ahead else 1)
-    banks = f" and {banked} for one k tile (two-level accumulation)" * bool(banked)
-    chunk = f"{layout.chunk_columns} columns"
-    yield f"  A consumer thread has {count} accumulators{banks}; the epilogue takes {chunk} at once"
+    banks = f" and {banked} for one k tile" * bool(banked)
+    yield f"  A consumer thread has {count} accumulators{banks}."
+    yield f"  Its epilogue takes {layout.chunk_columns} columns at a time, to need few more."
 
 
 def _memory(operation: GemmOperation, layout: GemmLayout) -> Iterator[Memory]:
@@ -84,7 +84,7 @@ def _barriers(
     scaled, split = operation.block_scales != "none", schedule.cluster_split_k > 1
     copied = ", and scale copies" * scaled
     yield Barrier(
-        f"full[{schedule.stages}]",
+        "full",
         f"1 arrival and the stage's bytes{copied}",
         "consumers",
         "a stage until it is filled",
@@ -99,7 +99,7 @@ def _barriers(
     where = f" of {ctas} CTAs" * (ctas > 1)
     count = schedule.sharing * ctas * (4 if scaled else 1)
     yield Barrier(
-        f"empty[{schedule.stages}]",
+        "empty",
         f"{count} arrivals: {who}{where}",
         "the producer",
         "a stage while wgmma reads it",
@@ -129,7 +129,7 @@ def _barriers(
         yield Barrier("named 6 on", "threads that share factors", "the same", "factors of rows")
     size = schedule.cluster_size
     whole = f"all threads of {counted(size, 'CTA')}"
-    guards = "barriers before use, and at exit" if size > 1 else "barriers before use"
+    guards = "barriers, at start and exit" if size > 1 else "barriers before use"
     if split:
         guards = "accumulators kept in stages"
     yield Barrier("cluster", whole, "the same", guards)

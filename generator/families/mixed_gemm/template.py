@@ -6,6 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
+from warploom.generator.families.mixed_gemm.header import described
 from warploom.generator.families.mixed_gemm.layout import (
     LOADING_REGISTERS,
     mixed_gemm_layout,
@@ -31,4 +32,5 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
         "reallocates_registers": schedule.reallocates,
         "loading_registers": LOADING_REGISTERS,
         "shared_sums": schedule.sources > 1,
+        "header": described(spec, mixed_gemm_layout(operation, schedule)),
     }

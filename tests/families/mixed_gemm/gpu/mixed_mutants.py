@@ -81,8 +81,8 @@ CONSUME = "  wait_for_launch_before();\n  const Tiles tiles(p);\n"
 LOAD_A = "  Position position{0, 1};\n  CUTE_NO_UNROLL\n"
 WAIT = "  wait_for_launch_before();\n"
 MEET = "    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);\n"
-READ = MEET.replace("\n", "  // all have read those of the tile before\n")
-BEGUN = "    cute::cluster_wait();  // all blocks of the cluster have begun\n"
+READ = MEET.replace("\n", "  // all have read the partial sums of the tile before\n")
+BEGUN = "    cute::cluster_wait();  // all CTAs of the cluster have started\n"
 EXCHANGED = "    shared.exchanged.wait(0);  // a cluster has one tile\n"
 ADDED = "      for (int j = 0; j < 4; ++j) sum[j] = total[j];\n    }\n"
 SUMMED = "      CUTE_UNROLL\n      for (int j = 0; j < kAtOnce; ++j) {\n        CUTE_UNROLL\n"
