@@ -31,7 +31,7 @@ constexpr int kThreads = 128, kDim = 96;
 // A thread has kValues numbers from each half of a row, or of what is turned of it, or of the rest.
 constexpr int kValues = 8, kParts = kDim / (2 * kValues), kLanes = 8;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cutlass::float_e4m3_t* k_cache;  // [pages][kv_heads][page][dim]
   cutlass::float_e4m3_t* v_cache;  // [pages][kv_heads][page][dim]

@@ -30,7 +30,7 @@ constexpr int kThreads = 512, kDim = 256;
 // A thread has kValues numbers from each half of a row, or of what is turned of it, or of the rest.
 constexpr int kValues = 8, kParts = kDim / (2 * kValues), kLanes = 16;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   int8_t* k_cache;  // [pages][kv_heads][page][dim]
   int8_t* v_cache;  // [pages][kv_heads][page][dim]

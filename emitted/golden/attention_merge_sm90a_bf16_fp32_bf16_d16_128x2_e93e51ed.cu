@@ -32,7 +32,7 @@ constexpr int kThreads = 128, kDim = 16;
 // Threads that share a row; elements that each moves at once, and how often, at most.
 constexpr int kLanes = 2, kValues = 8, kVectors = 1;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const cutlass::bfloat16_t* a;  // [rows][dim]
   const float* b;  // [rows][dim]

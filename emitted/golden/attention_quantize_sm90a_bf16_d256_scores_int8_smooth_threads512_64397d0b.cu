@@ -34,7 +34,7 @@ constexpr int kTile = 128, kValues = 16, kLanes = 16, kParts = kDim / kValues;
 constexpr int kRows = kThreads / kLanes, kVectors = kTile / kRows;
 static_assert(kVectors * kRows == kTile && kDim % kValues == 0);
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const cutlass::bfloat16_t* v;  // [batch][kv_heads][seq_k][dim]
   uint8_t* v_out;  // [batch][kv_heads][dim][tiles_k * 128]: v in e4m3, transposed

@@ -2,10 +2,22 @@
 //
 // D[m, n] = A[m, k] W[n, k]
 //   A fp16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D fp16 row
-//   tile 8x128x128 by mma, 2 consumers, 10 stages, along_n, group 8, store direct
-//   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-//   stream-K: blocks share the k of tiles that do not fill a wave
+//   tile 8x128x128 by mma, 2 consumers, 10 stages, along_n, swizzle 8, store direct
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   stream-K: CTAs split the k of tiles that do not fill a wave
 // Digest 4cdcd2cd774e66a3adefc84ea93f25354db3eb8c57102750c8a97a05c666c429; `warploom show` prints this file.
+//
+// Warps 0 to 7, 2 consumers of 4 warps: mma on 64 dequantized rows of W, then the epilogue.
+// Warps 8 and 9, the producer: one thread copies slabs of W, one loads A.
+// Registers per thread: at most 96, for 2 CTAs of 320 threads per SM.
+//   A consumer thread has 4 accumulators; the epilogue takes 8 columns at once.
+// Shared memory: 107680 bytes; the launch asks for 108544 of 232448
+//   a            10 stages * 2 panels * 1024 = 20480
+//   b            10 stages * 2 slabs * 4352 = 87040
+//   full, empty  10 stages * 2 * 8 = 160
+// Barriers    a phase completes after                       waited for by  guards
+// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
+// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -31,17 +43,17 @@ using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 8, kTileN = 128, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
-constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
+constexpr int kSplit = 1, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
+constexpr int kConsumers = 2;  // consumer warpgroups
+constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
+constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
+constexpr int kWarps = kConsumers * 4, kThreads = 320;  // consumer warps; then the producer's
 constexpr int kStages = 10;
-constexpr int kGroup = 8;
-constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as mma sees it: its rows are n
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 8;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -50,7 +62,7 @@ using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
@@ -76,12 +88,12 @@ static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
 static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, cut) == 312);
 static_assert(OFFSET(Parameters, row_blocks) == 316 && OFFSET(Parameters, slabs) == 320);
 
-// ---- Parts ----------------------------------------------------------------------------------
-// A is K-major: a row of 128 bytes is tile k of one m.
+// ---- Device functions ----------------------------------------------------------------------------------
+// A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 1024;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -91,18 +103,18 @@ struct OperandA {
   }
 };
 
-// W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
-// 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
+// W is stored in slabs of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A
+// operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
 struct Slab {
   static constexpr int kBytes = 4352, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
+  static constexpr int kSteps = kDepth / 16;  // of k, one for each mma
   static constexpr int kWords = 1;  // of a thread, in one step
   static constexpr int kScales = 4096, kGroups = 4;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 2 * kBytes;
 
-  // Starts the load of one block's slabs from `from` on.
+  // Bulk copy of the slabs of 64 rows; weights are read once, so L2 evicts them first.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
@@ -112,66 +124,65 @@ struct Slab {
   }
 };
 
-// A stage has A in panels, each of as much k as one box of TMA's.
+// A stage has A in panels of as much k as one TMA box.
 constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Where a tile of D starts.
+// The first element of a tile of D.
 struct Place {
   int m, n;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+// The tile scheduler: clusters take tiles in bands of kGroup along_n, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // extents in clusters
+  int along, across;  // tiles along a band's height, and along its length
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
         across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
-  // Where this block's tile starts.
+  // The tile of the CTA with this rank.
   __device__ __forceinline__ Place at(int index, int rank) const {
     const int band = index / (kGroup * across);
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN};
+    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
 
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
+// A unit of work: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
   __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
-// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
-// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
-// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
-// only, which began before it. Then it takes whole tiles, in turn with the others.
+// The stream-K scheduler. The k tiles of the first p.cut tiles, one tile after another, are split into a range
+// for each cluster, equal but for one k tile; then clusters take every clusters-th of the other tiles whole.
+// 3 tiles of 8 k tiles on 4 clusters: ranges 0-5, 6-11, 12-17, 18-23. Cluster 1 has the end of tile 0 and the
+// first half of tile 1: it adds cluster 0's partial sums to tile 0, and writes its own of tile 1 for cluster 2.
+// A range is walked from its last tile to its first, so that partial sums for others come first: a cluster
+// waits for clusters of lower index only, whose CTAs start before its own.
 struct Walk {
   int k_tiles, tiles, clusters;
   int shared;     // k tiles of all ranges
-  int low, high;  // of the range, what is left
+  int low, high;  // the rest of this cluster's range
   int whole;      // the next whole tile
 
   __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
@@ -186,7 +197,7 @@ struct Walk {
   // The first k tile of a cluster's range.
   __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
 
-  // The cluster whose range has the first k tile of a tile that is cut.
+  // The cluster whose range has the first k tile of a split tile.
   __device__ __forceinline__ int first(int tile) const {
     return ((tile * k_tiles + 1) * clusters - 1) / shared;
   }
@@ -204,13 +215,13 @@ struct Walk {
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
+// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
   return at.n + chunk / kChunks * kWgmmaM;
 }
@@ -218,41 +229,29 @@ __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
 }
 
-// No steps: the accumulators are D.
-struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
-};
-
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// Stores D from registers, predicated: for row strides and addresses that TMA cannot write.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
-
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
     CUTE_UNROLL
@@ -269,32 +268,29 @@ struct Store {
       }
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
-  EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
+  EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 108544);
 
-// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
-// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
-// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
-// clusters leave, and for nothing else.
+// Partial sums of tiles whose k clusters split (stream-K). A cluster without a tile's last k tile writes its
+// accumulators to memory, in its own slot: it has at most one such tile. The cluster with the last k tile adds
+// them to its own, in the order of k. A warp waits only for the same warp of those clusters.
 struct Parts {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  struct alignas(16) Fragment { Accumulator value[4]; };  // of a thread, in 64 rows by 8 columns
   static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
   static constexpr int kThreads = kConsumers * 128;
-  static constexpr int kInFlight = 4;  // fragments that a thread reads at a time
+  static constexpr int kInFlight = 4;  // fragments that a thread has in flight
   static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
   static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
   using Sums = Accumulator[kBlocks][kOfRows * 4];
   Fragment* const parts;
-  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
+  int* const raised;  // a flag for each warp: set once its partial sums are written, cleared by their reader
   int rank, thread;
 
   __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
@@ -310,19 +306,20 @@ struct Parts {
     return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
   }
 
-  // Leaves the part of this block, which is of `cluster`.
+  // Writes this CTA's partial sums. After __syncwarp, st.release orders the writes of all lanes before the
+  // flag; ld.acquire in add() orders reads after it.
   __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
     CUTE_UNROLL
     for (int i = 0; i < kOfBlock; ++i) {
       const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
       *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
     }
-    __syncwarp();  // what all lanes have written is there for who sees the flag
+    __syncwarp();
     if (threadIdx.x % 32 == 0)
       asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
   }
 
-  // From L2, where other multiprocessors have left it.
+  // ld.cg: other SMs wrote it, and L1 is not coherent.
   __device__ __forceinline__ static Fragment read(const Fragment* from) {
     Fragment found;
     asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
@@ -332,13 +329,13 @@ struct Parts {
     return found;
   }
 
-  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
+  // Adds the partial sums that the clusters from `first` up to `last` write.
   __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
     for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
       int up;
       do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
       while (up == 0);
-      *flag(other) = 0;  // as the next launch must find it
+      *flag(other) = 0;  // the next launch must find it cleared
     }
     __syncwarp();
     CUTE_NO_UNROLL
@@ -364,13 +361,13 @@ struct Parts {
   }
 };
 
-// What comes before this may run under the kernel before, and the next kernel's under this one.
+// Programmatic dependent launch: wait for the grid before, and let the next one start.
 __device__ __forceinline__ void wait_for_launch_before() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- Producer: two threads keep the ring of stages full ------------------------------------------
-// What a block loads: the k tiles of one unit after the other.
+// ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
+// The k tiles that a CTA loads, in order.
 struct Loads {
   const Tiles tiles;
   Walk walk;
@@ -391,12 +388,11 @@ struct Loads {
   }
 };
 
-// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
-// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
-// zero: there any slab will do.
+// Loads slabs of weights, and does not wait for the previous grid: no kernel launched just before writes weights,
+// while its D may be A. Rows past the last are not stored, and A is zero past the end of k: any slab serves there.
 __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
+  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // between blocks of 64 rows
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
@@ -416,14 +412,14 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
   }
 }
 
-// Loads A, once the launch before is done.
+// Loads A, once the previous grid is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   wait_for_launch_before();
   Position position{0, 1};
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const bool tail = p.m - loads.at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
     shared.empty[position.stage].wait(position.phase);
     full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
@@ -434,13 +430,13 @@ __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& share
   }
 }
 
-// Each is of a warp of its own, so that neither waits for the other.
+// Two warps, so that neither load waits for the other.
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   if (threadIdx.x == kWarps * 32) load_slabs(p, shared, cluster, clusters);
   if (threadIdx.x == kWarps * 32 + 32) load_a(p, shared, cluster, clusters);
 }
 
-// ---- Decoding and products ------------------------------------------------------------------------
+// ---- Dequantization and MMAs ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 __device__ __forceinline__ uint32_t multiply_fp16(uint32_t a, uint32_t b) {
   uint32_t d;
@@ -472,11 +468,11 @@ struct Decode {
   }
 };
 
-// What a thread has of a group: the scales of its rows r and r + 8.
+// A group's scales of a thread's rows r and r + 8.
 struct Group {
   uint32_t scales;
 
-  // Of the slab at `slab`, which has both rows' side by side.
+  // Reads them from the slab at `slab`, where those of both rows are adjacent.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     const uint32_t address = slab + Slab::kScales + place * 1;
@@ -488,7 +484,7 @@ struct Group {
   }
 };
 
-// What a thread has of a slab's codes, step by step.
+// A thread's codes of a slab, by steps of k.
 struct Codes {
   uint32_t words[Slab::kSteps][Slab::kWords];
 
@@ -501,9 +497,8 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
-// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
-// seen to overwrite the end of a stage that was still being read.
+// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
+// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   cutlass::arch::fence_view_async_shared();
   __syncwarp();
@@ -515,22 +510,22 @@ __device__ __forceinline__ void clear(Sums& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Weights are decoded in units of a power of two.
+// Multiplies the accumulators by the unit in which weights were dequantized, a power of two.
 __device__ __forceinline__ void to_units(Sums& sums) {
   CUTE_UNROLL
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] *= Decode::kUnit;
 }
 
-// The sums of one unit's products, by instructions of a warp each: it has 16 of every 64 rows, and reads A for
-// itself, which pays for few rows of A only.
+// The main loop by mma.sync: a warp has 16 of every 64 rows of W, and loads A for itself by ldmatrix, which pays off
+// where A has few rows.
 struct Products {
   static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
   Sums sums;
-  uint32_t columns[2];  // where the lane's row of 8 of A begins in a panel, for its first and last 32 bytes of 64
+  uint32_t columns[2];  // offsets of a lane's ldmatrix row in a panel: of the first and the second 32 bytes of 64
 
   __device__ __forceinline__ explicit Products(const uint8_t*) {
     const int lane = threadIdx.x % 32;
-    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: 16-byte column XOR row
+    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: the 16-byte chunk XOR the row
     columns[1] = columns[0] ^ 64;
   }
 
@@ -541,13 +536,13 @@ struct Products {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
   }
 
-  // Adds the products of a slab of each block of rows, the first at `slabs`, by A's panels of its k.
+  // The MMAs of a slab of each block of rows, the first at `slabs`, with A's panels of the same k.
   __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
     Codes codes[kBlocks];
     Group group[kBlocks];
     constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
     CUTE_UNROLL
-    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // of steps: 64 bytes of A's rows
+    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // two steps: 64 bytes of A's rows
       uint32_t rows[kOfRows][4];
       CUTE_UNROLL
       for (int f = 0; f < kOfRows; ++f)
@@ -574,13 +569,13 @@ struct Products {
     }
   }
 
-  // Multiplies `count` stages and lets go of them. The consumer has these rows of the tile, and this share of k.
+  // Runs the main loop over `count` stages, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
     clear(sums);
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       shared.full[position.stage].wait(position.phase);
-      const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
+      const int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
       const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
       const uint32_t slabs =
           cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
@@ -596,7 +591,7 @@ struct Products {
   }
 };
 
-// ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
+// ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
   wait_for_launch_before();
@@ -604,10 +599,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
   Products products(shared.a[0]);
-  Store store(nullptr, consumer);
-  Epilogue epilogue(p);
-  Epilogue::Block block[kBlocks];
-  Epilogue::Operands operands[kFragments];
+  Store store;
   const Parts parts(p, rank, consumer);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
@@ -620,12 +612,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     }
     if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
-    CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
@@ -634,27 +621,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
           x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
   }
-  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     mixed_gemm_sm90a_fp16_mxfp4_fp16_g32_e8m0_8x128x128_mma_weights_stages10_blocks2_stream_k_4cdcd2cd(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
   const int rank = 0;
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(2);  // who loads slabs, and who loads A
+      shared.full[stage].init(2);  // one producer thread for slabs, and one for A
       shared.empty[stage].init(kWarps);
     }
     cutlass::arch::fence_barrier_init();
