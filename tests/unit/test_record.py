@@ -115,6 +115,16 @@ STALE: dict[str, str] = {
         "calls of declared functions know results that a caller gives, and runtime/family.py "
         "imports less; kernels and launches are what they were",
     ),
+    **dict.fromkeys(
+        (
+            *("families/activation_backward/gpu", "families/cast/gpu", "families/combine/gpu"),
+            *(f"families/attention_{name}/gpu" for name in ("backward", "decode", "forward")),
+            *("families/fp32_pieces/gpu", "families/mixed_gemm/gpu", "families/route/gpu"),
+            "families/sparse_gemm/gpu",
+        ),
+        "kernels have no empty functions, other names and another line for each eight operands of "
+        "wgmma; machine code and launches are what they were",
+    ),
     "families/gemm/gpu": "calls on pieces of fp32 matrices are known to `explain`, and one "
     "more kernel of them is kept; other kernels are those that passed",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "
