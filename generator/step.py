@@ -103,5 +103,5 @@ class Step:
         if self.reads == "nothing":
             return None
         name = self.fields(index)[0].name
-        meaning = f"elements between batches of {name}"
+        meaning = f"elements between batches, or groups, of {name}"
         return int64(f"{name}_batch", meaning, lambda at: at.batch_pitch(index))

@@ -10,7 +10,7 @@ static int blocks_last(const Parameters& p, int clusters) {
     const int last = first + (count - 1 - first) / step * step;
     for (int tile : {first, last})
       for (int rank = 0; rank < kClusterM * kClusterN; ++rank) {
-        const Place at = tiles.at(tile, rank);
+        const TileCoord at = tiles.at(tile, rank);
         if (at.m < 0 || at.n < 0) return 1;
         sum ^= at.m + kTileM ^ at.n + kTileN;
       }
