@@ -49,7 +49,7 @@ constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
-constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -191,11 +191,11 @@ struct Order {
 };
 
 // The first element of a tile of D.
-struct Place {
+struct TileCoord {
   int m, n;
 };
 
-// The tile scheduler: clusters take tiles in bands of kGroup along_m, so that the operands of tiles in
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
 // flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
   int along, across;  // tiles along a band's height, and along its length
@@ -206,11 +206,11 @@ struct Tiles {
   __device__ __forceinline__ int count() const { return along * across; }
 
   // The tile of the CTA with this rank.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
   }
 };
@@ -222,16 +222,16 @@ struct Coordinates {
 };
 
 // The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
 // Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
@@ -368,7 +368,7 @@ struct Store {
 
   // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
@@ -417,7 +417,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // 0: all of its rows are past the last
@@ -502,7 +502,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Epilogue epilogue(p);
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
-    Place at = tiles.at(tile, rank);
+    TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     Products products;
     order.begin();

@@ -50,7 +50,7 @@ constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
-constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -202,11 +202,11 @@ struct Order {
 };
 
 // The first element of a tile of D.
-struct Place {
+struct TileCoord {
   int m, n, first, k_tiles;
 };
 
-// The tile scheduler: clusters take tiles in bands of kGroup along_n, so that the operands of tiles in
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
 // flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
   int along, across;  // tiles along a band's height, and along its length
@@ -217,11 +217,11 @@ struct Tiles {
   __device__ __forceinline__ int count() const { return along * across; }
 
   // The tile of the CTA with this rank.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
   }
 };
@@ -239,13 +239,13 @@ struct ListedTiles : Tiles {
 
   // Where a tile starts, and its k tiles: see KTiles. Lists are in the order of their lengths, so that
   // clusters that take tiles in turn, one round forward and the next backward, have as much to multiply.
-  __device__ __forceinline__ Place at(int index, int rank) const {
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int clusters = gridDim.x / kClusterSize, round = index / clusters;
     if (round % 2 == 1) {
       const int start = round * clusters;
       index = start + min(start + clusters, Tiles::count()) - 1 - index;
     }
-    Place place = Tiles::at(index, rank);
+    TileCoord place = Tiles::at(index, rank);
     const int* const list = lists + place.n / kBlock * 2;
     const int block = list[0], entries = list[1];
     place.n = block * kBlock;
@@ -267,7 +267,7 @@ struct KTiles {
   int place;             // of the next entry
   int block, following;  // along k; the latter is read early
 
-  __device__ __forceinline__ KTiles(const Parameters& p, const Place& at)
+  __device__ __forceinline__ KTiles(const Parameters& p, const TileCoord& at)
       : entries(p.entries),
         place(at.first),
         block(0),
@@ -284,10 +284,10 @@ struct KTiles {
 };
 
 // The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
@@ -364,7 +364,7 @@ struct Store {
 
   // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
@@ -413,7 +413,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const ListedTiles tiles(p);
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this CTA multicasts
     KTiles k_tiles(p, at);
     for (int k_tile = 0; k_tile < at.k_tiles; ++k_tile) {
@@ -496,7 +496,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Store store(shared.staging, consumer);
   Epilogue epilogue(p);
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
-    Place at = tiles.at(tile, rank);
+    TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     const int skipped = tiles.k_tiles(tile + clusters, rank);  // of the other consumer's tile
     Products products;

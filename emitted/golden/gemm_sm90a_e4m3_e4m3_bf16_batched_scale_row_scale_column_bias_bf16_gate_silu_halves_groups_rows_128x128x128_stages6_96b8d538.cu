@@ -50,7 +50,7 @@ constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
-constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -70,9 +70,9 @@ struct alignas(128) Parameters {
   float* scale_1;  // scale[n]
   cutlass::bfloat16_t* bias_2;  // bias[n]
   const int* offsets;  // where each group of rows ends
-  int64_t scale_0_batch;  // elements between batches of scale_0
-  int64_t scale_1_batch;  // elements between batches of scale_1
-  int64_t bias_2_batch;  // elements between batches of bias_2
+  int64_t scale_0_batch;  // elements between batches, or groups, of scale_0
+  int64_t scale_1_batch;  // elements between batches, or groups, of scale_1
+  int64_t bias_2_batch;  // elements between batches, or groups, of bias_2
   int32_t m;  // rows of D
   int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
@@ -171,7 +171,7 @@ template <int kLength> struct Ring {
 using Position = Ring<kStages>;
 
 // The first element of a tile of D.
-struct Place {
+struct TileCoord {
   int m, n, batch, end;
 };
 
@@ -224,7 +224,7 @@ struct GroupTable {
   __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
 };
 
-// The tiles of all groups, one group after the other: in a group bands of kGroup tiles along_m, so that
+// The tiles of all groups, one group after the other: in a group bands of kSwizzle tiles along_m, so that
 // the operands of tiles in flight stay in L2. Groups without rows have no tile.
 struct GroupedTiles {
   const GroupTable& table;
@@ -236,7 +236,7 @@ struct GroupedTiles {
   __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
 
   // Where this block's tile starts, whose group it is of, and where the group ends.
-  __device__ __forceinline__ Place at(int index, int rank) const {
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int row = index / columns;
     int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
     while (past - group > 1) {
@@ -246,10 +246,10 @@ struct GroupedTiles {
     }
     const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
     index -= before * columns;
-    const int band = index / (kGroup * columns);
-    const int height = min(rows - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * columns;
-    const int i = band * kGroup + offset % height, j = offset / height;
+    const int band = index / (kSwizzle * columns);
+    const int height = min(rows - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * columns;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {table.ends[group] + (i * kClusterM + rank % kClusterM) * kTileM,
             (j * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
@@ -264,16 +264,16 @@ struct Coordinates {
 // 8 columns of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
 // what it multiplies. Places in a tile count both; coordinates in D do not.
 // The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return (at.n + chunk % kChunks * kChunkColumns) / 2;
 }
 
 // Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
@@ -461,7 +461,7 @@ struct Store {
 
   // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
@@ -515,7 +515,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
@@ -595,7 +595,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
-    Place at = tiles.at(tile, rank);
+    TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     Epilogue epilogue(p, at.batch, at.end);
     Products products;

@@ -46,7 +46,7 @@ constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 7;
-constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -162,11 +162,11 @@ template <int kLength> struct Ring {
 using Position = Ring<kStages>;
 
 // The first element of a tile of D.
-struct Place {
+struct TileCoord {
   int m, n;
 };
 
-// The tile scheduler: clusters take tiles in bands of kGroup along_m, so that the operands of tiles in
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
 // flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
   int along, across;  // tiles along a band's height, and along its length
@@ -177,11 +177,11 @@ struct Tiles {
   __device__ __forceinline__ int count() const { return along * across; }
 
   // The tile of the CTA with this rank.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
   }
 };
@@ -195,16 +195,16 @@ struct Coordinates {
 // 8 columns of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
 // what it multiplies. Places in a tile count both; coordinates in D do not.
 // The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return (at.n + chunk % kChunks * kChunkColumns) / 2;
 }
 
 // Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
@@ -333,7 +333,7 @@ struct StochasticRounding {
   // What stands outside of D is rounded too, and not stored. NaN, whose bits could become a number's, is put
   // back after all values are rounded: nothing else branches, so that groups of values are rounded under each
   // other's latency.
-  __device__ __forceinline__ void round(Value (&x)[kFragments][2][2], const Place& at, int chunk) const {
+  __device__ __forceinline__ void round(Value (&x)[kFragments][2][2], const TileCoord& at, int chunk) const {
     uint32_t nan[(kFragments + 7) / 8] = {};  // a bit for each value
     const bool unusual = any_nan(reinterpret_cast<const float(&)[2 * kFragments][2]>(x));
     if (unusual) {
@@ -414,7 +414,7 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 struct Store {
   // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       const Coordinates place = coordinates(at, chunk, f);
@@ -446,7 +446,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // 0: all of its rows are past the last
@@ -530,7 +530,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
-    Place at = tiles.at(tile, rank);
+    TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     Products products;
     int previous = position.stage;  // the stage that wgmma may still read

@@ -49,7 +49,7 @@ constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
-constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr int kRows = 128, kColumns = 96;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -180,11 +180,11 @@ template <int kLength> struct Ring {
 using Position = Ring<kStages>;
 
 // The first element of a tile of D.
-struct Place {
+struct TileCoord {
   int m, n, batch;
 };
 
-// The tile scheduler: clusters take tiles in bands of kGroup along_m, so that the operands of tiles in
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
 // flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
   int along, across;  // tiles along a band's height, and along its length
@@ -196,22 +196,22 @@ struct Tiles {
   __device__ __forceinline__ int count() const { return along * across * batches; }
 
   // The tile of the CTA with this rank.
-  __device__ __forceinline__ Place at(int index, int rank) const {
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int batch = index / (along * across);
     index -= batch * along * across;
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
 // The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
@@ -242,7 +242,7 @@ struct Store {
 
   // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
@@ -333,7 +333,7 @@ __device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& 
   int turn = threadIdx.x / 32 - 1;  // k tiles until the warp's next: each has every third
   Position position{0, 1};
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, position.advance()) {
       if (turn-- > 0) continue;
       turn = kScaleWarps - 1;
@@ -368,7 +368,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const bool together = side_by_side(p);
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
     const int batch_a = at.batch / p.a_repeat % p.a_batches;
     const int batch_b = at.batch / p.b_repeat % p.b_batches;
@@ -472,9 +472,9 @@ struct Products {
 
   // Adds the scaled products of the next stage, which each warp releases once it has read the last scale.
   // Returns whether `full` has passed `phase`: it is asked before the sums, under which the answer arrives.
-  __device__ __forceinline__ bool next(const Parameters& p, const Place& at, uint64_t rows, uint64_t columns,
-                                       const Scales& scales, EmptyBarrier& empty, const FullBarrier& full,
-                                       uint32_t phase) {
+  __device__ __forceinline__ bool next(const Parameters& p, const TileCoord& at, uint64_t rows,
+                                       uint64_t columns, const Scales& scales, EmptyBarrier& empty,
+                                       const FullBarrier& full, uint32_t phase) {
     // Read before MMAs are issued: what waits for shared memory between them would make the tensor core wait.
     uint8_t next_rows[kBlocks][kRowScales];
     CUTE_UNROLL
@@ -517,7 +517,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Position position{0, 0};
   Store store(shared.staging, consumer);
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
-    Place at = tiles.at(tile, rank);
+    TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     Products products(part * kBlocks);
     bool filled = false;  // whether the next stage was seen to be filled before the sums of the last

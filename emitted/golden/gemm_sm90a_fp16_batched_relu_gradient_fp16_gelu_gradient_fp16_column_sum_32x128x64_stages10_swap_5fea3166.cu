@@ -49,7 +49,7 @@ constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 10;
-constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr int kRows = 128, kColumns = 32;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -74,9 +74,9 @@ struct alignas(128) Parameters {
   int64_t activation_gradient_1_pitch;  // elements between rows of dy
   int64_t column_sum_2_groups;  // partial sums of one sum
   int64_t column_sum_2_partial_batch;  // elements between the partial sums of batches
-  int64_t activation_gradient_0_batch;  // elements between batches of activation_gradient_0
-  int64_t activation_gradient_1_batch;  // elements between batches of activation_gradient_1
-  int64_t column_sum_2_batch;  // elements between batches of column_sum_2
+  int64_t activation_gradient_0_batch;  // elements between batches, or groups, of activation_gradient_0
+  int64_t activation_gradient_1_batch;  // elements between batches, or groups, of activation_gradient_1
+  int64_t column_sum_2_batch;  // elements between batches, or groups, of column_sum_2
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -175,11 +175,11 @@ template <int kLength> struct Ring {
 using Position = Ring<kStages>;
 
 // The first element of a tile of D.
-struct Place {
+struct TileCoord {
   int m, n, batch;
 };
 
-// The tile scheduler: clusters take tiles in bands of kGroup along_m, so that the operands of tiles in
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
 // flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
   int along, across;  // tiles along a band's height, and along its length
@@ -191,13 +191,13 @@ struct Tiles {
   __device__ __forceinline__ int count() const { return along * across * batches; }
 
   // The tile of the CTA with this rank.
-  __device__ __forceinline__ Place at(int index, int rank) const {
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int batch = index / (along * across);
     index -= batch * along * across;
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
@@ -209,16 +209,16 @@ struct Coordinates {
 };
 
 // The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
 // Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
@@ -365,7 +365,7 @@ struct Store {
 
   // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
@@ -418,7 +418,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
     const int batch_a = at.batch / p.a_repeat % p.a_batches;
     const int batch_b = at.batch / p.b_repeat % p.b_batches;
@@ -503,7 +503,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Store store(shared.staging, consumer);
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
-    Place at = tiles.at(tile, rank);
+    TileCoord at = tiles.at(tile, rank);
     at.n += part * kBlocks * kWgmmaM;
     Epilogue epilogue(p, at.batch);
     Products products;

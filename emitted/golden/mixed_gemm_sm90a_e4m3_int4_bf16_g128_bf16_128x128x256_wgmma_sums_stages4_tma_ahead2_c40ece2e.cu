@@ -50,7 +50,7 @@ constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 384;  // consumer warps; then the producer's
 constexpr int kStages = 4;
-constexpr int kGroup = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -149,11 +149,11 @@ template <int kLength> struct Ring {
 using Position = Ring<kStages>;
 
 // The first element of a tile of D.
-struct Place {
+struct TileCoord {
   int m, n;
 };
 
-// The tile scheduler: clusters take tiles in bands of kGroup along_n, so that the operands of tiles in
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
 // flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
   int along, across;  // tiles along a band's height, and along its length
@@ -164,11 +164,11 @@ struct Tiles {
   __device__ __forceinline__ int count() const { return along * across; }
 
   // The tile of the CTA with this rank.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
   }
 };
@@ -195,10 +195,10 @@ struct Walk {
 };
 
 // The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
@@ -233,7 +233,7 @@ struct Store {
 
   // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
@@ -290,7 +290,7 @@ struct Loads {
   const Tiles tiles;
   Walk walk;
   Unit unit{0, 0, 0};
-  Place at;    // of the unit in D
+  TileCoord at;    // of the unit in D
   int k_tile;  // the one to load
 
   __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
@@ -577,7 +577,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Store store(shared.staging, consumer);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, 0);
+    TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     products.run(shared, position, unit.end - unit.begin, rows, share);
     CUTE_UNROLL
