@@ -2,8 +2,8 @@
 //
 // dz = dy * f'(z), where f is relu; and the sums of its columns, in fp32
 //   dy fp16, z fp16, dz fp16
-//   128 columns of a block of 128 threads, 32 rows at a time, 8 blocks of a multiprocessor
-// Two kernels: main, and sums where rows are cut into several parts.
+//   128 columns a CTA of 128 threads, 32 rows at a time, 8 CTAs an SM
+// Two kernels: main, and sums, which adds up the partial sums of CTAs with the same columns.
 // Digest cb58aa995550e47cdbcbb5953e324a5b668ea53b654d80b923f0a2227362567e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -28,13 +28,13 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Dy = cutlass::half_t;
 using Z = cutlass::half_t;
 using Dz = cutlass::half_t;
-// Threads of a block, and those that are to run at a time; rows that a thread reads at once.
-constexpr int kThreads = 128, kBlocks = 8, kRows = 4;
-// A thread has kValues columns of every kLanes-th row of a block's kColumns.
+// kCtas: CTAs of an SM (launch bounds). kRows: rows that a thread has in flight.
+constexpr int kThreads = 128, kCtas = 8, kRows = 4;
+// A thread has kValues columns of every kLanes-th row; a CTA has kColumns columns.
 constexpr int kValues = 8, kColumns = 128;
 constexpr int kLanes = kThreads * kValues / kColumns;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const cutlass::half_t* dy;  // [m][pitch]
   const cutlass::half_t* z;  // [m][pitch]
@@ -66,7 +66,7 @@ template <class Element> union Values {
 
   __device__ __forceinline__ Values() {}
 
-  // Nobody reads them again: caches keep what is written instead. Of kWhole false, only the first `count`.
+  // Streaming loads: x is read once, and L2 is left to what is written. kWhole: count >= kValues, and aligned.
   template <bool kWhole> __device__ __forceinline__ void load(const Element* from, int count) {
     if constexpr (kWhole) {
       CUTE_UNROLL
@@ -91,7 +91,7 @@ template <class Element> union Values {
   }
 };
 
-// Whether 16 bytes of each row can be moved at once.
+// Whether every row starts at a multiple of 16 bytes.
 template <class Element> __device__ __forceinline__ bool aligned(const Element* matrix, int64_t pitch) {
   return (reinterpret_cast<uint64_t>(matrix) | pitch * sizeof(Element)) % sizeof(uint4) == 0;
 }
@@ -103,8 +103,8 @@ struct ReluGradient {
 
 using Gradient = ReluGradient;
 
-// The rows from `row` to `last` that are a thread's own, and what they add to its sums. Several are under way
-// before the first is computed: those past the last are read as if they were the last.
+// Computes a thread's rows from `row` to `last`, and adds to its column sums. It loads kAtOnce rows before it computes
+// the first; past the last row it loads that one again.
 template <bool kWhole>
 __device__ __forceinline__ void differentiate(const Parameters& p, int row, int last, int column,
                                               float (&sums)[kValues]) {
@@ -135,9 +135,9 @@ __device__ __forceinline__ void differentiate(const Parameters& p, int row, int 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
     activation_backward_sm90a_fp16_relu_sums_128x128_rows4_blocks8_cb58aa99(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   constexpr int kAcross = kColumns / kValues;  // threads that share a row
   const int part = blockIdx.x / p.strips, strip = blockIdx.x % p.strips;
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
   } else if (column < p.n) {
     differentiate<false>(p, row, last, column, sums);
   }
-  // The sums of the threads that share columns, added from the first row on.
+  // Adds up the sums of threads with the same columns, in a fixed order.
   __shared__ float4 shared[kThreads * kValues / 4];
   CUTE_UNROLL
   for (int i = 0; i < kValues / 4; ++i)
@@ -164,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// ---- The sums of all parts -------------------------------------------------------------------------
-// Threads of a block, and its columns: each thread adds every kGroups-th part, and then one adds their sums.
+// ---- The partial sums of all CTAs --------------------------------------------------------------------
+// kGroups threads have a column: each adds every kGroups-th partial sum, and the first adds these.
 constexpr int kSumThreads = 1024, kSumColumns = 32, kGroups = kSumThreads / kSumColumns;
 
 extern "C" __global__ void __launch_bounds__(kSumThreads)

@@ -60,14 +60,13 @@ struct GeluTanhGradient {
   }
 };
 
-constexpr int kThreads = 256, kVectors = 1;
-// A thread quantizes kValues values of a row at once; kLanes threads share a part of kColumns columns.
-constexpr int kValues = 8, kColumns = 128, kLanes = kColumns / kValues;
-constexpr bool kIsFp8 = true;
+constexpr int kThreads = 256;
+constexpr int kValues = 8;  // of a row, that a thread quantizes at once
+constexpr int kColumns = 128, kLanes = kColumns / kValues;  // kLanes threads have kColumns columns of a row
 constexpr float kLargest = 448.f;  // of q
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const cutlass::bfloat16_t* x;  // [m][x_pitch]
   uint8_t* q;  // [m][q_pitch]
@@ -99,14 +98,14 @@ static_assert(OFFSET(Parameters, m) == 112 && OFFSET(Parameters, n) == 116);
 static_assert(OFFSET(Parameters, across) == 120);
 
 // ---- Vectors of x -------------------------------------------------------------------------------------
-// The larger one; NaN wins over every number.
+// max(a, b) that returns NaN where either is.
 __device__ __forceinline__ float larger(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// Values of a row that follow each other.
+// kValues adjacent values of a row.
 struct Vector {
   static constexpr int kWords = kValues * sizeof(X) / sizeof(uint4);
   union {
@@ -116,7 +115,7 @@ struct Vector {
 
   __device__ __forceinline__ Vector() {}
 
-  // Those past `count` are zeros.
+  // Loads the first `count` values, and zeros for the others.
   __device__ __forceinline__ void load(const X* from, int count, bool aligned) {
     if (aligned && count >= kValues) {
       CUTE_UNROLL
@@ -135,7 +134,7 @@ struct Vector {
   }
 };
 
-// Whether 16 bytes of each row can be moved at once.
+// Whether every row starts at a multiple of 16 bytes.
 template <class Element> __device__ __forceinline__ bool aligned(const Element* matrix, int64_t pitch) {
   return (reinterpret_cast<uint64_t>(matrix) | pitch * sizeof(Element)) % sizeof(uint4) == 0;
 }
@@ -164,16 +163,8 @@ __device__ __forceinline__ float factor_of(float peak) {
 // The scale of a factor, as it is stored.
 __device__ __forceinline__ float scale_of(float factor) { return __frcp_rn(factor); }
 
-// ---- Rounding -----------------------------------------------------------------------------------------
-struct Random {
-  __device__ __forceinline__ explicit Random(const Parameters&) {}
-  __device__ __forceinline__ void draw(int, int, int) {}
-  __device__ __forceinline__ uint32_t number(int) const { return 0; }
-};
-__device__ __forceinline__ float rounded(float value, uint32_t) { return value; }  // as it is converted
-
 // ---- Values of q --------------------------------------------------------------------------------------
-// Four values of q, of which the first has the lowest byte; what is too large becomes the largest.
+// Converts four values to q, saturating; the first is the lowest byte.
 __device__ __forceinline__ uint32_t packed(float a, float b, float c, float d) {
   uint32_t word;
   asm("{\n.reg .b16 low, high;\n"
@@ -187,28 +178,27 @@ __device__ __forceinline__ uint32_t packed(float a, float b, float c, float d) {
 using Bytes = uint2;
 static_assert(sizeof(Bytes) == kValues);
 
-// What an infinite value is: infinite in e5m2, NaN in e4m3, which has no infinity. int8 has its largest number, as
-// everything has that is too large.
+// The code of an infinite value: NaN, since e4m3 has no infinity.
 __device__ __forceinline__ uint32_t code_of_infinity(bool is_negative) {
   return 0x7f | (is_negative ? 0x80 : 0);
 }
 
-// The values of a vector; infinite ones as if they were finite.
+// Quantizes a vector; infinite values saturate here, and are written again later.
 template <class Value>
-__device__ __forceinline__ Bytes quantized(Value&& x, float factor, const Random& random) {
+__device__ __forceinline__ Bytes quantized(Value&& x, float factor) {
   uint32_t words[kValues / 4];
   CUTE_UNROLL
   for (int i = 0; i < kValues / 4; ++i) {
     float four[4];
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) four[j] = rounded(__fmul_rn(x(4 * i + j), factor), random.number(4 * i + j));
+    for (int j = 0; j < 4; ++j) four[j] = __fmul_rn(x(4 * i + j), factor);
     words[i] = packed(four[0], four[1], four[2], four[3]);
   }
   return make_uint2(words[0], words[1]);
 }
 
 // ---- Tiles of 128 rows and columns ------------------------------------------------------------------------
-// A thread has kDown rows of kValues columns: they stay in registers until x and x.T are quantized.
+// A thread holds kDown rows by kValues columns in registers until x and x.T are quantized.
 constexpr int kTile = kColumns, kDown = 8;
 static_assert(kDown == kValues && kThreads == kLanes * kLanes);
 
@@ -223,7 +213,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == 17408);
 
-// The magnitudes that a register has: two.
+// One register of magnitudes: two values.
 using Word = uint32_t;
 __device__ __forceinline__ uint32_t magnitude(uint32_t word) { return word & 0x7fff7fff; }
 __device__ __forceinline__ uint32_t larger_each(uint32_t a, uint32_t b) {
@@ -236,7 +226,7 @@ __device__ __forceinline__ Word magnitude(const Vector& vector, int i) {
   return magnitude(reinterpret_cast<const Word*>(vector.words)[i]);
 }
 
-// A value of it. Written out for bf16, of which the compiler shifts the upper half down, and up again.
+// Value i of a vector. By shifts: the compiler would move a bf16 upper half down and up again.
 __device__ __forceinline__ float value_of(const Vector& vector, int i) {
   const uint32_t word = reinterpret_cast<const Word*>(vector.words)[i / 2];
   return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000);
@@ -245,7 +235,7 @@ __device__ __forceinline__ float value_of(const Vector& vector, int i) {
 using Function = GeluTanh;
 using Slope = GeluTanhGradient;
 
-// What the function makes of a gate.
+// The activation function of a vector of the gate.
 __device__ __forceinline__ void activate(const Vector& gate, float (&values)[kValues]) {
   CUTE_UNROLL
   for (int i = 0; i < kValues; i += 4) {
@@ -258,7 +248,7 @@ __device__ __forceinline__ void activate(const Vector& gate, float (&values)[kVa
   }
 }
 
-// Columns of two matrices, or of a gate and up, make those that are quantized.
+// Rounds a thread's values of a row to the type of x, in which a gate's result would be stored.
 __device__ __forceinline__ Vector pairs(const float (&values)[kValues]) {
   Vector result;
   CUTE_UNROLL
@@ -407,7 +397,7 @@ __device__ __forceinline__ void rewrite_infinities(const Parameters& p, const Ve
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cast_sm90a_bf16_e4m3_1x128_transpose_pow2_gate_gelu_tanh_gradient_256x1_881ca544(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   extern __shared__ __align__(128) uint8_t dynamic_shared[];
   [[maybe_unused]] Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
@@ -424,7 +414,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   load(p, x, row0, column0);
   const Vector of_columns = peaks_of_columns(x);
   const float peak = of_columns.peak();
-  Random random(p);
   write(&shared.peaks[0][lane][group * kDown], peaks_of_rows(x));
   write(&shared.peaks[1][group][lane * kValues], of_columns);
   __syncthreads();
@@ -434,9 +423,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   uint2 q[kDown];
   CUTE_UNROLL
   for (int i = 0; i < kDown; ++i) {
-    random.draw(row + i, column, 0);
     const auto value = [&](int j) { return value_of(x[i], j); };
-    q[i] = quantized(value, factors[i], random);
+    q[i] = quantized(value, factors[i]);
   }
   uint8_t* to = p.q + row * p.q_pitch + column;
   if (is_whole && q_aligned) {
@@ -454,9 +442,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   CUTE_UNROLL
   for (int j = 0; j < kValues; ++j) {
     const int row_t = lane * kValues + j;
-    random.draw(column + j, row, 1);
     const auto value = [&](int i) { return value_of(x[i], j); };
-    uint2 bytes = quantized(value, factors_t[j], random);
+    uint2 bytes = quantized(value, factors_t[j]);
     shared.q[row_t][place(row_t, group)] = bytes;
   }
   __syncthreads();

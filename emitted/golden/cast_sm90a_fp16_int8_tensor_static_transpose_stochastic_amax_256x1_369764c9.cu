@@ -24,14 +24,12 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 using X = cutlass::half_t;
-constexpr int kThreads = 256, kVectors = 1;
-// A thread quantizes kValues values of a row at once; kLanes threads share a part of kColumns columns.
-constexpr int kValues = 8, kColumns = 128, kLanes = kColumns / kValues;
-constexpr bool kIsFp8 = false;
-constexpr float kLargest = 127.f;  // of q
+constexpr int kThreads = 256;
+constexpr int kValues = 8;  // of a row, that a thread quantizes at once
+constexpr int kColumns = 128, kLanes = kColumns / kValues;  // kLanes threads have kColumns columns of a row
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const cutlass::half_t* x;  // [m][x_pitch]
   uint8_t* q;  // [m][q_pitch]
@@ -58,14 +56,14 @@ static_assert(OFFSET(Parameters, q_t_pitch) == 80 && OFFSET(Parameters, m) == 88
 static_assert(OFFSET(Parameters, n) == 92 && OFFSET(Parameters, across) == 96);
 
 // ---- Vectors of x -------------------------------------------------------------------------------------
-// The larger one; NaN wins over every number.
+// max(a, b) that returns NaN where either is.
 __device__ __forceinline__ float larger(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// That of threads whose numbers differ in the lowest bits, of so many threads; all of the warp take part.
+// The maximum over each kWidth adjacent lanes; all lanes of the warp must call it.
 template <int kWidth> __device__ __forceinline__ float largest(float value) {
   CUTE_UNROLL
   for (int apart = kWidth / 2; apart > 0; apart /= 2)
@@ -73,7 +71,7 @@ template <int kWidth> __device__ __forceinline__ float largest(float value) {
   return value;
 }
 
-// That of a CTA; `shared` has a number for each warp.
+// The maximum over a CTA; `shared` has an element for each warp.
 template <int kWarps> __device__ __forceinline__ float largest_of_cta(float value, float* shared) {
   value = largest<32>(value);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
@@ -82,7 +80,7 @@ template <int kWarps> __device__ __forceinline__ float largest_of_cta(float valu
   return largest<kWarps>(value);
 }
 
-// Values of a row that follow each other.
+// kValues adjacent values of a row.
 struct Vector {
   static constexpr int kWords = kValues * sizeof(X) / sizeof(uint4);
   union {
@@ -92,7 +90,7 @@ struct Vector {
 
   __device__ __forceinline__ Vector() {}
 
-  // Those past `count` are zeros.
+  // Loads the first `count` values, and zeros for the others.
   __device__ __forceinline__ void load(const X* from, int count, bool aligned) {
     if (aligned && count >= kValues) {
       CUTE_UNROLL
@@ -111,7 +109,7 @@ struct Vector {
   }
 };
 
-// Whether 16 bytes of each row can be moved at once.
+// Whether every row starts at a multiple of 16 bytes.
 template <class Element> __device__ __forceinline__ bool aligned(const Element* matrix, int64_t pitch) {
   return (reinterpret_cast<uint64_t>(matrix) | pitch * sizeof(Element)) % sizeof(uint4) == 0;
 }
@@ -141,8 +139,8 @@ __device__ __forceinline__ float read_factor(const Parameters& p, int row, int p
 }
 
 // ---- Rounding -----------------------------------------------------------------------------------------
-// Random numbers of 16 bits: Philox4x32 (Salmon et al., 2011; 7 rounds, key 0) of what the same function makes of a
-// state, with the place of 8 values added bit by bit: a row and a group of 8 columns, of x (0) or of x.T (1).
+// Random numbers of 16 bits: Philox4x32 (Salmon et al., 2011; 7 rounds, key 0). Its counter is the coordinates of 8
+// values (the row, the group of 8 columns, 0 for x and 1 for x.T) XORed with Philox of the generator's state.
 __device__ __forceinline__ uint4 philox(uint4 x) {
   CUTE_UNROLL
   for (int round = 0; round < 7; ++round) {
@@ -170,14 +168,14 @@ struct Random {
     }
   }
   __device__ __forceinline__ uint32_t number(int i) const { return words[i / 2] >> i % 2 * 16 & 0xffff; }
-  // Lets the next numbers be drawn when these bytes are there: those of all rows at once would spill.
+  // Orders the next numbers after these bytes: the numbers of all rows at once would spill.
   __device__ __forceinline__ void keep_order(uint2& bytes) {
     asm volatile("" : "+r"(bytes.x), "+r"(bytes.y), "+r"(state.x));
   }
 };
 
-// The value of q below or above, whose mean is the value: a number is added to the bits that q has not, which are then
-// left out. What is smaller than the smallest normal number of q has these as if it were one, after that is added.
+// Rounds to a value of q below or above, so that the mean is `value`: adds a random number to the mantissa bits that q
+// lacks, then clears them. Adding q's smallest normal number gives smaller magnitudes the same bits to clear.
 __device__ __forceinline__ float rounded(float value, uint32_t number) {
   const float magnitude = fminf(fabsf(value), 128.f), base = 128.f;
   constexpr int kBits = 16;
@@ -189,7 +187,7 @@ __device__ __forceinline__ float rounded(float value, uint32_t number) {
 }
 
 // ---- Values of q --------------------------------------------------------------------------------------
-// Four values of q, of which the first has the lowest byte; what is too large becomes the largest.
+// Converts four values to q, saturating; the first is the lowest byte.
 __device__ __forceinline__ uint32_t packed(float a, float b, float c, float d) {
   uint32_t word;
   const int first = __float2int_rn(a), second = __float2int_rn(b), third = __float2int_rn(c), fourth = __float2int_rn(d);
@@ -203,7 +201,7 @@ __device__ __forceinline__ uint32_t packed(float a, float b, float c, float d) {
 using Bytes = uint2;
 static_assert(sizeof(Bytes) == kValues);
 
-// The values of a vector; infinite ones as if they were finite.
+// Quantizes a vector.
 template <class Value>
 __device__ __forceinline__ Bytes quantized(Value&& x, float factor, const Random& random) {
   uint32_t words[kValues / 4];
@@ -224,7 +222,7 @@ __device__ __forceinline__ void raise(unsigned* bits, float peak) {
 }
 
 // ---- Tiles of 128 rows and columns ------------------------------------------------------------------------
-// A thread has kDown rows of kValues columns: they stay in registers until x and x.T are quantized.
+// A thread holds kDown rows by kValues columns in registers until x and x.T are quantized.
 constexpr int kTile = kColumns, kDown = 8;
 static_assert(kDown == kValues && kThreads == kLanes * kLanes);
 
@@ -236,7 +234,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == 16384);
 
-// The magnitudes that a register has: two.
+// One register of magnitudes: two values.
 using Word = uint32_t;
 __device__ __forceinline__ uint32_t magnitude(uint32_t word) { return word & 0x7fff7fff; }
 __device__ __forceinline__ uint32_t larger_each(uint32_t a, uint32_t b) {
@@ -249,7 +247,7 @@ __device__ __forceinline__ Word magnitude(const Vector& vector, int i) {
   return magnitude(reinterpret_cast<const Word*>(vector.words)[i]);
 }
 
-// A value of it. Written out for bf16, of which the compiler shifts the upper half down, and up again.
+// Value i of a vector.
 __device__ __forceinline__ float value_of(const Vector& vector, int i) {
   return float(vector.values[i]);
 }
@@ -310,7 +308,7 @@ __device__ __forceinline__ void transpose(uint32_t (&words)[4]) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     cast_sm90a_fp16_int8_tensor_static_transpose_stochastic_amax_256x1_369764c9(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   extern __shared__ __align__(128) uint8_t dynamic_shared[];
   [[maybe_unused]] Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);

@@ -1,10 +1,10 @@
 // combine_sm90a_bf16_permute_weights_fp32_dot_256_8f54fded
 //
-// Each token, to the rows of the experts that it chose:
+// Copies each token to the rows of the experts that it chose:
 //   rows[inverse[t][j]] = weights[t][j] * tokens[t]
 //   gradient[t][j] = dot(combined[inverse[t][j]], tokens[t]), in fp32; 0 where a pair has no row
-// A pair without a row (-1) is left out, and rows behind the last offset are filled with zeros.
-// A warp has a row.
+// A pair without a row (-1) is left out, and rows past the last offset are set to zeros.
+// A warp copies a row.
 //   tokens and rows bf16, weights fp32
 // Digest 8f54fded34cb6ff14d80840898cd722bd43e0c0e897cf5fd026d950bb4a0bc3b; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
@@ -29,10 +29,10 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 using Value = cutlass::bfloat16_t;
 using Weight = float;
-// Values that a thread moves at once, and how many such loads it has in flight.
+// A thread loads kValues values at once, and has kLoads such loads in flight.
 constexpr int kThreads = 256, kValues = 8, kLoads = 4;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const cutlass::bfloat16_t* tokens;  // [count][tokens_pitch]
   cutlass::bfloat16_t* rows;  // [row_count][rows_pitch]
@@ -63,7 +63,7 @@ static_assert(OFFSET(Parameters, count) == 96 && OFFSET(Parameters, choices) == 
 static_assert(OFFSET(Parameters, columns) == 104 && OFFSET(Parameters, row_count) == 108);
 static_assert(OFFSET(Parameters, experts) == 112);
 
-// Some values of a row, which begin at a multiple of 16 bytes.
+// kValues adjacent values of a row, at a multiple of 16 bytes.
 union Values {
   uint4 words[kValues * sizeof(Value) / sizeof(uint4)];
   Value values[kValues];
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   constexpr int kWarps = kThreads / 32, kStep = 32 * kValues;  // columns of a warp
   const int pair = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int pairs = p.count * p.choices;
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (pair < pairs) {
     const int row = p.inverse[pair], token = pair / p.choices;
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (lane == 0) p.gradient[pair] = Weight(dot);
   }
   if (p.experts == 0) return;
-  // Rows of no pair hold zeros, so that nothing that reads whole tensors meets what was there.
+  // Rows past the last offset belong to no pair: zeros, so that code that reads the whole tensor finds no NaN.
   const int end = max(p.offsets[p.experts - 1], 0), step = int(gridDim.x) * kWarps;
   Values zeros;
   CUTE_UNROLL

@@ -29,7 +29,7 @@ using Piece = cutlass::half_t;
 constexpr int kThreads = 256, kPieces = 2;
 constexpr int kValues = 8;  // of a row, that a thread splits at once: of each piece 16 bytes
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const float* x;  // [m][x_pitch], or [k][x_pitch] of layout col
   uint16_t* q;  // [m][count][place]: pieces
@@ -103,6 +103,7 @@ __device__ __forceinline__ void raise_span(const Parameters& p, uint32_t most, u
   p.span[0] = atomicExch(p.maxima, 0u);
   p.span[1] = atomicExch(p.maxima + 1, 0u);
   p.span[2] = uint32_t(p.k);
+  p.span[3] = 0;
   p.maxima[2] = 0;
 }
 
@@ -144,7 +145,7 @@ constexpr int kPeakRows = 32, kWarps = kThreads / 32;
 // The largest magnitudes of 32 rows in a part of k: a thread of each warp has a row, each warp every few columns.
 extern "C" __global__ void __launch_bounds__(kThreads)
     fp32_pieces_sm90a_fp16x2_col_256_931c0ecb_peaks(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   __shared__ uint32_t peaks[kWarps][kPeakRows];
   const int part = blockIdx.x % p.parts, lane = threadIdx.x % kPeakRows, warp = threadIdx.x / kPeakRows;
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     fp32_pieces_sm90a_fp16x2_col_256_931c0ecb(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   __shared__ float tile[kTile][kTile + 1];  // a column of padding: rows are written, columns are read
   __shared__ float factors[kTile], levels[kTile];

@@ -3,8 +3,24 @@
 // D[m, n] = epilogue(A[m, k] B[k, n]): scale_host
 //   A bf16 col, B bf16 row, accumulated in fp32, D bf16 row
 //   blocks of 128x128 of B count where a mask says so, the others are zeros
-//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_n, group 8, store tma
+//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_n, swizzle 8, store tma
 // Digest df0dd6788bd2840a16ec3e88dc701b398d80bf31b9b71bad87500885e5f9cddc; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads.
+// Warpgroups 1 and 2, the consumers: wgmma on 128 rows of a tile each (ping-pong), then the epilogue.
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
+//   A consumer thread has 128 accumulators.
+//   Its epilogue takes 64 columns at a time, to need few more.
+// Shared memory: 229472 bytes; the launch asks for 230400 of 232448
+//   a, b         6 stages * (16384 + 16384) = 196608
+//   staging      2 consumers * 2 buffers * 8192 = 32768
+//   full, empty  6 stages * 2 * 8 = 96
+// Barriers    a phase completes after                       waited for by  guards
+// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
+// empty       2 arrivals: 1 consumer of 2 CTAs              the producer   a stage while wgmma reads it
+// named 1, 2  128 threads of a consumer                     the same       its staging buffers
+// named 3, 4  128 threads of each consumer                  one consumer   one main loop at a time
+// cluster     all threads of 2 CTAs                         the same       barriers, at start and exit
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -31,22 +47,21 @@ using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
 constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kConsumers = 2;  // consumer warpgroups
+constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
-constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 64;  // a block is finished by chunks
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 64;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor b_map;  // B, in operand boxes
@@ -69,26 +84,35 @@ static_assert(OFFSET(Parameters, mask_row) == 408 && OFFSET(Parameters, mask_col
 static_assert(OFFSET(Parameters, m) == 424 && OFFSET(Parameters, n) == 428);
 static_assert(OFFSET(Parameters, k) == 432 && OFFSET(Parameters, scale_0) == 436);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(int(add)));
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+      "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
+      "%60,%61,%62,%63"
+      "}, %64, %65, add, 1, 1, 1, 1;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
+        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
+        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
+        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
+        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
+        "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
+        "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
+      : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
@@ -102,7 +126,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 16384;  // of one stage
-  static constexpr int kStep = 2048 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 2048 / 16;  // in a descriptor, from one wgmma's k to the next
   static constexpr int kBoxes = 2, kBoxColumns = 64;
   static constexpr int kBoxBytes = 8192;
 
@@ -121,12 +145,12 @@ struct OperandB {
   using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kRows = 64, kRowBytes = 128;  // of a box
-  static constexpr int kStep = 2048 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 2048 / 16;  // in a descriptor, from one wgmma's k to the next
   static constexpr int kBoxes = 2, kBoxColumns = 64;
   static constexpr int kBoxBytes = 8192;
   static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
+  // Multicasts the tile's rows from `first` on, as many as the map's box has, to the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int first) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -137,35 +161,33 @@ struct OperandB {
   }
 };
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// The two consumers take turns at the products. A barrier's parity tells one lap of the ring from the
-// next but not from the one after: only once the other has waited for all of its stages may this
-// consumer wait for its own. Named barrier 3 opens turn 0, 4 opens turn 1.
+// Ping-pong: one consumer runs its main loop while the other runs its epilogue (CUTLASS:
+// OrderedSequenceBarrier). A phase parity tells one lap of the stages from the next but not from the one after,
+// so a consumer waits for its own stages only once the other has waited for all of its. Consumer 0 starts its
+// main loop after named barrier 3, consumer 1 after 4.
 struct Order {
   int turn;
 
-  // `k_tiles` are those of the first tile, which turn 0 has.
+  // `k_tiles` are those of the first tile, which consumer 0 has.
   __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn) {
-    if (turn == 1) pass(position, k_tiles);  // turn 0 begins
+    if (turn == 1) pass(position, k_tiles);  // consumer 0 starts
   }
 
   __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
 
-  __device__ __forceinline__ void multiplied(int, int) const {}
-
-  // Opens the other turn, and steps over the stages of its tile.
+  // Lets the other consumer start its main loop, and skips the stages of its tile.
   __device__ __forceinline__ void pass(Position& position, int k_tiles) const {
     cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
     position.stage += k_tiles;
@@ -173,35 +195,34 @@ struct Order {
     position.stage %= kStages;
   }
 
-  // The last pass opened a turn that has no tile: it must not be left pending.
+  // The last pass let a consumer start that has no tile: its arrival must not stay pending.
   __device__ __forceinline__ void finish(int tiles) const {
     if (tiles % 2 == turn) begin();
   }
 };
 
-// Where a tile of D starts.
-struct Place {
+// The first element of a tile of D.
+struct TileCoord {
   int m, n, first, k_tiles;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // extents in clusters
+  int along, across;  // tiles along a band's height, and along its length
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
         across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN};
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -218,13 +239,13 @@ struct ListedTiles : Tiles {
 
   // Where a tile starts, and its k tiles: see KTiles. Lists are in the order of their lengths, so that
   // clusters that take tiles in turn, one round forward and the next backward, have as much to multiply.
-  __device__ __forceinline__ Place at(int index, int rank) const {
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int clusters = gridDim.x / kClusterSize, round = index / clusters;
     if (round % 2 == 1) {
       const int start = round * clusters;
       index = start + min(start + clusters, Tiles::count()) - 1 - index;
     }
-    Place place = Tiles::at(index, rank);
+    TileCoord place = Tiles::at(index, rank);
     const int* const list = lists + place.n / kBlock * 2;
     const int block = list[0], entries = list[1];
     place.n = block * kBlock;
@@ -246,7 +267,7 @@ struct KTiles {
   int place;             // of the next entry
   int block, following;  // along k; the latter is read early
 
-  __device__ __forceinline__ KTiles(const Parameters& p, const Place& at)
+  __device__ __forceinline__ KTiles(const Parameters& p, const TileCoord& at)
       : entries(p.entries),
         place(at.first),
         block(0),
@@ -262,31 +283,17 @@ struct KTiles {
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
-struct Coordinates {
-  int row[2], column[2];
-};
-
-// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
-}
-
-// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
-// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
-// at the load, every load would be waited for before the next is issued.
+// A fragment's two columns of a row of C or of a vector, loaded as one word; 0 past the last column. n is even
+// here, and rows start at even elements. The word is split where it is used: split at the load, each load
+// would be waited for before the next is issued.
 template <class Element> struct Columns {
   using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
   Word word;
@@ -311,14 +318,8 @@ struct ScaleHost {
   }
 };
 
-// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
-// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
-// the chunk before.
+// The steps from accumulators to D, in order.
 struct Epilogue {
-  struct Block {
-  };
-  struct Operands {
-  };
   int m, n;
   ScaleHost step_0;
 
@@ -327,58 +328,49 @@ struct Epilogue {
         n(p.n),
         step_0{p.scale_0} {}
 
-  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
-  }
-
-  __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {};
-  }
-
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2]) {
     step_0.apply(x);
   }
 };
 
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+// Stores D by TMA from two staging buffers per consumer: one is filled while TMA reads the other.
 struct Store {
   static constexpr int kSpan = 128;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
-  int barrier, thread;  // named barrier and thread number in the warpgroup
-  int first = 0;        // the buffer that the tile begins with
+  int barrier, thread;  // this consumer's named barrier; the thread's index in its warpgroup
+  int first = 0;        // the buffer of the tile's first chunk
 
   __device__ __forceinline__ Store(uint8_t* staging, int consumer)
       : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
 
-  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  // TMA's swizzle: the index of a 16-byte chunk in its row is XORed with bits of the row's index.
   __device__ __forceinline__ static int swizzled(int row, int byte) {
     const int offset = row * kSpan + byte;
     return offset ^ ((offset >> 3) & (kSpan - 16));
   }
 
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
-    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
     cutlass::arch::NamedBarrier::sync(128, barrier);
     stage(buffer, x);
-    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
       cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
@@ -386,7 +378,7 @@ struct Store {
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  // stmatrix writes 16 x 16 elements of 16 bits; lanes 0-15 address the left 8 columns, 16-31 the right.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
     const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     CUTE_UNROLL
@@ -400,35 +392,35 @@ struct Store {
     }
   }
 
-  // Shared memory must outlive the stores that read it.
+  // The CTA must not exit while TMA still reads its shared memory.
   __device__ __forceinline__ void finish() const {
     if (thread == 0) cute::tma_store_wait<0>();
   }
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
   alignas(1024) uint8_t staging[32768];
-  FullBarrier full[kStages];    // the producers' bytes have arrived
-  EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
+  FullBarrier full[kStages];    // all bytes of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 230400);
 
-// ---- Producer: one thread keeps the ring of stages full ----------------------------------------
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const ListedTiles tiles(p);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
-    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
+    const TileCoord at = tiles.at(tile, rank);
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this CTA multicasts
     KTiles k_tiles(p, at);
     for (int k_tile = 0; k_tile < at.k_tiles; ++k_tile) {
       const int listed = k_tiles.next(k_tile, at.k_tiles);
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
       full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
       OperandA::load(p.a_map, full, shared.a[position.stage], at.m, listed * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, listed * kTileK, b_first);
@@ -437,29 +429,30 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
 using RowOperand = OperandA; using ColumnOperand = OperandB;
-// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+// What to add to a descriptor for the next stage, and for the next 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
-// Keeps the compiler from moving the sums of a block across asynchronous products.
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// A stage is free once every block that its producer multicasts to has let go of it.
+// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
+// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products, which the tensor core adds up itself.
+// The main loop's MMAs of one tile; the tensor core accumulates over all of k.
 struct Products {
   Accumulator sums[kBlocks][kCount];
 
-  // Issues the products of one stage; they run on while the warpgroup goes on.
+  // Issues the MMAs of one stage, and does not wait for them.
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
@@ -476,10 +469,10 @@ struct Products {
 
   __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
-  // Adds the products of the next stage, and lets go of the stage before.
+  // Issues the MMAs of the next stage, and releases the stage before once its own are done.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
     issue(rows, columns, true);
-    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
+    cute::warpgroup_wait<1>();  // all but the batch just committed: the previous stage is read
     release(previous);
   }
 
@@ -495,44 +488,35 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const ListedTiles tiles(p);
   const int k_tiles = tiles.k_tiles(cluster, rank);  // of the first tile
-  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
   const uint64_t rows = matrix(shared.a[0], 8192, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 8192, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
   Epilogue epilogue(p);
-  Epilogue::Block block[kBlocks];
-  Epilogue::Operands operands[kFragments];
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
-    Place at = tiles.at(tile, rank);
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+    TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     const int skipped = tiles.k_tiles(tile + clusters, rank);  // of the other consumer's tile
     Products products;
     order.begin();
-    int previous = position.stage;  // the stage whose products may still be running
+    int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, at.k_tiles);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < at.k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, at.k_tiles);
       previous = position.stage;
       position.advance();
     }
     order.pass(position, skipped);
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
@@ -541,8 +525,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
           x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+        epilogue.apply(x[f]);
       }
       store(p, x, at, chunk);
     }
@@ -555,7 +538,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     gemm_sm90a_bf16_col_row_scale_host_sparse_b_pingpong_128x128x64_cluster2x1_stages6_along_n_df0dd678(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
@@ -567,9 +550,9 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
@@ -578,10 +561,9 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
-  if (kClusterSize > 1) {  // nor after it has gone
-    cute::cluster_arrive();
-    cute::cluster_wait();
-  }
+  // No CTA exits while another still multicasts to it or arrives at its barriers.
+  cute::cluster_arrive();
+  cute::cluster_wait();
 }
 
 // ---- Lists: what the tiles take of the mask, in a launch of one block before that of the tiles ------------

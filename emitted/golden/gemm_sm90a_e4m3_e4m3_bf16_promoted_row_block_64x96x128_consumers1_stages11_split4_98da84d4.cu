@@ -2,8 +2,25 @@
 //
 // D[m, n] = A[m, k] B[k, n]
 //   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
-//   tile 64x96x128, cluster 1x1, 1 consumer, k split over 4 blocks, 11 stages, along_m, group 8, store tma
+//   tile 64x96x128, cluster 1x1, 1 consumer, k split over 4 CTAs, 11 stages, along_m, swizzle 8, store tma
 // Digest 98da84d423e618f9169efd85987155d03f1091d3938793a6aa6a5c6a85752e4a; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads; warps 1 to 3 copy block scales where TMA cannot.
+// Warpgroup 1, the consumer: wgmma on 64 rows of the CTA's tile, then the epilogue.
+// Registers per thread: at most 255, without setmaxnreg.
+//   A consumer thread has 48 accumulators and 96 for one k tile.
+//   Its epilogue takes 8 columns at a time, to need few more.
+// Shared memory: 230320 bytes; the launch asks for 230400 of 232448
+//   a, b         11 stages * (8192 + 12288) = 225280
+//   staging      1 consumer * 2 buffers * 1024 = 2048
+//   scales       11 stages * 256 = 2816
+//   full, empty  11 stages * 2 * 8 = 176
+// Barriers    a phase completes after                       waited for by  guards
+// full        1 arrival and the stage's bytes, and scale copies  consumers      a stage until it is filled
+// empty       4 arrivals: 4 consumer warps                  the producer   a stage while wgmma reads it
+// named 1     128 threads of a consumer                     the same       its staging buffers
+// named 5     128 threads of consumers                      the same       stages, reused below
+// cluster     all threads of 4 CTAs                         the same       accumulators kept in stages
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,25 +46,24 @@ using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 64, kTileN = 96, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 4;  // blocks that share a tile's k: a cluster
+constexpr int kSplit = 4;  // CTAs of a cluster that split a tile's k
 constexpr int kClusterSize = kSplit;
-constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kConsumers = 1;  // consumer warpgroups
+constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 11;
-constexpr int kGroup = 8;
-constexpr int kRows = 64, kColumns = 96;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kFinished = kColumns / kSplit;  // columns of the tile that one block finishes
-constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = 64, kColumns = 96;  // of a tile, as wgmma sees it
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kFinished = kColumns / kSplit;  // columns of the tile that one CTA stores
+constexpr int kChunkColumns = 8;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kFinished / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
@@ -73,26 +89,32 @@ static_assert(OFFSET(Parameters, b_scales_row) == 544 && OFFSET(Parameters, b_sc
 static_assert(OFFSET(Parameters, a_tail_rows) == 560 && OFFSET(Parameters, m) == 564);
 static_assert(OFFSET(Parameters, n) == 568 && OFFSET(Parameters, k) == 572);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 32;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "l"(a), "l"(b), "r"(int(add)));
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+      "%40,%41,%42,%43,%44,%45,%46,%47"
+      "}, %48, %49, add, 1, 1;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
+        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
+        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
+        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
+        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
+      : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
@@ -102,11 +124,11 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A is K-major: a row of 128 bytes is tile k of one m.
+// A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 8192;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -116,11 +138,11 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n.
+// B is K-major: a row of 128 bytes has the k tile of one n.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 12288;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -130,124 +152,89 @@ struct OperandB {
   }
 };
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile: there are no turns to take.
-struct Order {
-  __device__ __forceinline__ Order(int, int, Position&) {}
-  __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void multiplied(int, int) const {}
-  __device__ __forceinline__ void pass(Position&) const {}
-  __device__ __forceinline__ void finish(int) const {}
-};
-
-// Where a tile of D starts.
-struct Place {
+// The first element of a tile of D.
+struct TileCoord {
   int m, n;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // extents in clusters
+  int along, across;  // tiles along a band's height, and along its length
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
         across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN};
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
-struct Coordinates {
-  int row[2], column[2];
-};
-
-// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
-}
-
-// No steps: the accumulators are D.
-struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
-};
-
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+// Stores D by TMA from two staging buffers per consumer: one is filled while TMA reads the other.
 struct Store {
   static constexpr int kSpan = 16;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
-  int barrier, thread;  // named barrier and thread number in the warpgroup
-  int first = 0;        // the buffer that the tile begins with
+  int barrier, thread;  // this consumer's named barrier; the thread's index in its warpgroup
+  int first = 0;        // the buffer of the tile's first chunk
 
   __device__ __forceinline__ Store(uint8_t* staging, int consumer)
       : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
 
-  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  // TMA's swizzle: the index of a 16-byte chunk in its row is XORed with bits of the row's index.
   __device__ __forceinline__ static int swizzled(int row, int byte) {
     const int offset = row * kSpan + byte;
     return offset ^ ((offset >> 3) & (kSpan - 16));
   }
 
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
-    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
     cutlass::arch::NamedBarrier::sync(128, barrier);
     stage(buffer, x);
-    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
       cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
@@ -268,7 +255,7 @@ struct Store {
     }
   }
 
-  // Shared memory must outlive the stores that read it.
+  // The CTA must not exit while TMA still reads its shared memory.
   __device__ __forceinline__ void finish() const {
     if (thread == 0) cute::tma_store_wait<0>();
   }
@@ -281,27 +268,25 @@ struct Scales {
 static_assert(sizeof(Scales) == 256);
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
   alignas(1024) uint8_t staging[2048];
   Scales scales[kStages];
-  FullBarrier full[kStages];    // the producers' bytes and scales have arrived
-  EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
+  FullBarrier full[kStages];    // all bytes and scales of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 230400);
 
-// The sums of one tile's products over all of k, of which each block of the cluster has a part. A block
-// leaves its sums in its own shared memory, where the stages were, and then adds up what all blocks have of
-// the columns that it finishes, always in the same order.
+// The reduction of a tile whose k the CTAs of a cluster split. Each CTA writes its accumulators to its own
+// shared memory, over the stages, and adds up all CTAs' of the columns that it stores, in a fixed order.
 struct SplitSums {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  struct alignas(16) Fragment { Accumulator value[4]; };  // of a thread, in 64 rows by 8 columns
   static constexpr int kFragmentsOfTile = kColumns / 8, kFragmentsFinished = kFinished / 8;
   static_assert(sizeof(Fragment[kSharing * kBlocks * kFragmentsOfTile * 128])
                 <= kStages * (OperandA::kBytes + OperandB::kBytes));
   Accumulator sums[kBlocks][kFinished / 2];
 
-  // All threads of the cluster arrive and wait, the producers' too. What they wrote before they arrive is
-  // there for all that have waited.
+  // Cluster barriers of all threads, the producer's too: writes before the arrival are visible after the wait.
   __device__ __forceinline__ static void arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   }
@@ -313,13 +298,12 @@ struct SplitSums {
     wait();
   }
 
-  // Where the thread's share of a fragment lies, in every block alike.
+  // The index of a thread's part of a fragment, the same in every CTA.
   __device__ __forceinline__ static int place(int consumer, int block, int fragment) {
     return ((consumer * kBlocks + block) * kFragmentsOfTile + fragment) * 128 + threadIdx.x % 128;
   }
 
-  // Reads what lies at `address` in the shared memory of the block with that rank. Volatile keeps it between
-  // the barriers.
+  // Reads `address` in the shared memory of the CTA with that rank. Volatile: it stays between the barriers.
   __device__ __forceinline__ static Fragment read(uint32_t address, int rank) {
     Fragment found;
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
@@ -332,7 +316,7 @@ struct SplitSums {
   __device__ __forceinline__ SplitSums(void* stages, const Accumulator (&parts)[kBlocks][kCount], int consumer,
                                        int rank) {
     Fragment* const fragments = static_cast<Fragment*>(stages);
-    cutlass::arch::NamedBarrier::sync(kConsumers * 128, 5);  // no product reads the stages any more
+    cutlass::arch::NamedBarrier::sync(kConsumers * 128, 5);  // no MMA of this CTA reads the stages any more
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kFragmentsOfTile; ++i) {
       const int block = i / kFragmentsOfTile, fragment = i % kFragmentsOfTile;
@@ -355,11 +339,11 @@ struct SplitSums {
         for (int other = 1; other < kSplit; ++other) sum += found[other].value[j];
       }
     }
-    cute::tma_store_fence();  // TMA writes to the stages next: its writes come after these
+    cute::tma_store_fence();  // orders these generic accesses before the next TMA loads into the stages
     arrive();
   }
 
-  // No block fills its stages again, or ends, before all have read from it.
+  // No CTA loads into its stages, or exits, before all have read from it.
   __device__ __forceinline__ void finish() const { wait(); }
 };
 
@@ -375,7 +359,8 @@ __device__ __forceinline__ bool side_by_side(const Parameters& p) {
 
 __device__ __forceinline__ void copy_together(void* to, const void* from, uint32_t bytes, FullBarrier& full) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&full))
+               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes),
+               "r"(cute::cast_smem_ptr_to_uint(&full))
                : "memory");
 }
 
@@ -404,7 +389,7 @@ __device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& 
   int turn = threadIdx.x / 32 - 1;  // k tiles until the warp's next: each has every third
   Position position{0, 1};
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, 0);
+    const TileCoord at = tiles.at(tile, 0);
     for (int k_tile = 0; k_tile < loads; ++k_tile, position.advance()) {
       if (turn-- > 0) continue;
       turn = kScaleWarps - 1;
@@ -433,7 +418,7 @@ __device__ __forceinline__ void copy_scales(const Parameters& p, SharedStorage& 
   }
 }
 
-// ---- Producer: one thread keeps the ring of stages full ----------------------------------------
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
@@ -441,10 +426,10 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const int first = rank * k_tiles;  // past the end of k, TMA fills stages with zeros
   const int loads = threadIdx.x == 0 ? k_tiles : 0;  // the other threads only meet the cluster
   const bool together = side_by_side(p);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, 0);
-    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const TileCoord at = tiles.at(tile, 0);
+    const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
     // Of rows past the end there are none but to fill 16 bytes: products of these are not stored.
@@ -454,7 +439,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = 0; k_tile < loads; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
       const bool any = (first + k_tile) * kTileK < p.k;
       if (together && !any) {  // what the scales multiply is zeros
         uint32_t* const words = reinterpret_cast<uint32_t*>(&shared.scales[position.stage]);
@@ -472,14 +457,14 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     __syncwarp();
-    SplitSums::meet();  // all sums lie where stages were
-    SplitSums::meet();  // and were read: stages may be filled again
+    SplitSums::meet();  // all accumulators are written over the stages
+    SplitSums::meet();  // and read: stages may be filled again
   }
 }
 
-// ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
 using RowOperand = OperandA; using ColumnOperand = OperandB;
-// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+// What to add to a descriptor for the next stage, and for the next 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
@@ -489,13 +474,13 @@ __device__ __forceinline__ uint64_t moved(uint64_t descriptor, int offset) {
   return descriptor >> 32 << 32 | (uint32_t(descriptor) + uint32_t(offset));
 }
 
-// Keeps the compiler from moving the sums of a block across asynchronous products.
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// A stage is free once every consumer that reads it has let go of it.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();  // all lanes have read their scales
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -522,7 +507,7 @@ struct Products {
   int edge;  // the first column of the tile that lies in the second block
 
   // For the tile at `at`, the consumer's first row, and `left` k tiles from `begin` on.
-  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int begin, int left, int first)
+  __device__ __forceinline__ Products(const Parameters& p, const TileCoord& at, int begin, int left, int first)
       : row(row_of(first)), left(left) {
     const float* start = p.b_scales + min(begin, (p.k + kTileK - 1) / kTileK - 1) * p.b_scales_k;
     const int block = min(at.n, p.n - 1) / 128;
@@ -534,7 +519,7 @@ struct Products {
   }
 
   // Starts to read the scales of the next k tile.
-  __device__ __forceinline__ void read(const Parameters& p, const Place& at) {
+  __device__ __forceinline__ void read(const Parameters& p, const TileCoord& at) {
     next_columns[0] = column_scales[k_tile * p.b_scales_k];
     next_columns[1] = column_scales[k_tile * p.b_scales_k + apart];
   }
@@ -569,7 +554,7 @@ struct Products {
   // Issues the products of the next stage in the other bank, if there is one, and adds the scaled ones of the
   // stage before, which each warp then releases.
   template <int kBank, bool kIssues>
-  __device__ __forceinline__ void add(const Parameters& p, const Place& at, const Scales& scales,
+  __device__ __forceinline__ void add(const Parameters& p, const TileCoord& at, const Scales& scales,
                                       EmptyBarrier& empty, uint64_t rows = 0,
                                       uint64_t columns = 0) {
     // Read before MMAs are issued: what waits for shared memory between them would make the tensor core wait.
@@ -610,23 +595,18 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK * kSplit - 1) / (kTileK * kSplit);
-  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
   const uint64_t rows = moved(matrix(shared.a[0], 0, 1024, 1), part * kBlocks * kBlockRows);
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
-  const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
-  Epilogue epilogue(p);
-  Epilogue::Block block[kBlocks];
-  Epilogue::Operands operands[kFragments];
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
-    Place at = tiles.at(tile, 0);
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+    TileCoord at = tiles.at(tile, 0);
     at.m += part * kBlocks * kWgmmaM;
     Products products(p, at, rank * k_tiles,
                       min(k_tiles, (p.k + kTileK - 1) / kTileK - (rank * k_tiles)), part * kBlocks);
     at.n += rank * kFinished;
-    order.begin();
-    int previous = position.stage;  // the stage whose products may still be running
+    int previous = position.stage;  // the stage that wgmma may still read
     int k_tile = 1;                 // the next
     shared.full[position.stage].wait(position.phase);
     products.issue<0>(moved(rows, position.stage * kStageRows), moved(columns, position.stage * kStageColumns));
@@ -637,14 +617,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       products.add<0, true>(p, at, shared.scales[previous], shared.empty[previous],
                             moved(rows, position.stage * kStageRows),
                             moved(columns, position.stage * kStageColumns));
-      order.multiplied(k_tile - 1, k_tiles);
       previous = position.stage;
       position.advance();
       shared.full[position.stage].wait(position.phase);
       products.add<1, true>(p, at, shared.scales[previous], shared.empty[previous],
                             moved(rows, position.stage * kStageRows),
                             moved(columns, position.stage * kStageColumns));
-      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
@@ -657,17 +635,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       previous = position.stage;
       position.advance();
     }
-    order.pass(position);
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     if (odd) products.add<1, false>(p, at, shared.scales[previous], shared.empty[previous]);
     else products.add<0, false>(p, at, shared.scales[previous], shared.empty[previous]);
     SplitSums total(shared.a, products.sums, part, rank);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
@@ -676,14 +648,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
           x[f][i / 2][i % 2] = Value(total.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
     total.finish();
   }
-  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
@@ -691,7 +660,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_64x96x128_consumers1_stages11_split4_98da84d4(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
@@ -703,9 +672,9 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     if (threadIdx.x >= 32) {

@@ -2,8 +2,21 @@
 //
 // D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, gate_silu_halves, stochastic_rounding
 //   A e4m3 row, B e4m3 col, accumulated in fp32, D e5m2 row
-//   tile 128x128x128, cluster 2x1, 2 consumers, 7 stages, along_m, group 8, store direct
+//   tile 128x128x128, cluster 2x1, 2 consumers, 7 stages, along_m, swizzle 8, store direct
 // Digest ec6f0b00841960120288efbf57964330f7290bf8e6d9d59e7f090ffaf381f643; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads.
+// Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then the epilogue.
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
+//   A consumer thread has 64 accumulators.
+//   Its epilogue takes 64 columns at a time, to need few more.
+// Shared memory: 229488 bytes; the launch asks for 230400 of 232448
+//   a, b         7 stages * (16384 + 16384) = 229376
+//   full, empty  7 stages * 2 * 8 = 112
+// Barriers    a phase completes after                       waited for by  guards
+// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
+// empty       4 arrivals: 2 consumers of 2 CTAs             the producer   a stage while wgmma reads it
+// cluster     all threads of 2 CTAs                         the same       barriers, at start and exit
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,22 +43,21 @@ using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 128, kTileK = 128;
 constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kConsumers = 2;  // consumer warpgroups
+constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 7;
-constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 64;  // a block is finished by chunks
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 64;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 16;  // 2 x 2 fragments of D of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
@@ -67,26 +79,35 @@ static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, a_tail_ro
 static_assert(OFFSET(Parameters, m) == 420 && OFFSET(Parameters, n) == 424);
 static_assert(OFFSET(Parameters, k) == 428);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 32] * B[32 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 32;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(int(add)));
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+      "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
+      "%60,%61,%62,%63"
+      "}, %64, %65, add, 1, 1;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
+        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
+        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
+        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
+        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
+        "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
+        "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
+      : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
@@ -96,11 +117,11 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A is K-major: a row of 128 bytes is tile k of one m.
+// A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 16384;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -110,16 +131,16 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n. 8 rows of the gate, then the 8 of up
+// B is K-major: a row of 128 bytes has the k tile of one n. 8 rows of the gate, then the 8 of up
 // that they are multiplied with: dimensions of the map, between which no row of memory moves.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_MULTICAST_4D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
   static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
+  // Multicasts the tile's rows from `first` on, as many as the map's box has, to the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int first) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -128,73 +149,62 @@ struct OperandB {
   }
 };
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile: there are no turns to take.
-struct Order {
-  __device__ __forceinline__ Order(int, int, Position&) {}
-  __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void multiplied(int, int) const {}
-  __device__ __forceinline__ void pass(Position&) const {}
-  __device__ __forceinline__ void finish(int) const {}
-};
-
-// Where a tile of D starts.
-struct Place {
+// The first element of a tile of D.
+struct TileCoord {
   int m, n;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // extents in clusters
+  int along, across;  // tiles along a band's height, and along its length
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
         across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN};
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
 // 8 columns of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
 // what it multiplies. Places in a tile count both; coordinates in D do not.
-// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return (at.n + chunk % kChunks * kChunkColumns) / 2;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
@@ -323,7 +333,7 @@ struct StochasticRounding {
   // What stands outside of D is rounded too, and not stored. NaN, whose bits could become a number's, is put
   // back after all values are rounded: nothing else branches, so that groups of values are rounded under each
   // other's latency.
-  __device__ __forceinline__ void round(Value (&x)[kFragments][2][2], const Place& at, int chunk) const {
+  __device__ __forceinline__ void round(Value (&x)[kFragments][2][2], const TileCoord& at, int chunk) const {
     uint32_t nan[(kFragments + 7) / 8] = {};  // a bit for each value
     const bool unusual = any_nan(reinterpret_cast<const float(&)[2 * kFragments][2]>(x));
     if (unusual) {
@@ -357,14 +367,10 @@ struct StochasticRounding {
   }
 };
 
-// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
-// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
-// the chunk before.
+// The steps from accumulators to D, in order. Operands of a block of 64 rows are loaded once a tile.
 struct Epilogue {
   struct Block {
     ScaleRow::Operand step_0;
-  };
-  struct Operands {
   };
   int m, n;
   ScaleRow step_0;
@@ -383,38 +389,32 @@ struct Epilogue {
         step_0.load(at, m, n / 2)};
   }
 
-  __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {};
-  }
-
-  __device__ __forceinline__ void apply(Value (&of_product)[2][2][2], Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
+  __device__ __forceinline__ void apply(Value (&of_product)[2][2][2], Value (&x)[2][2],
+                                        const Block& block) {
     step_0.apply(of_product[0], block.step_0);
     step_0.apply(of_product[1], block.step_0);
     step_1.apply(of_product, x);
   }
 };
 
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them: rounded to nearest even, finite overflow and infinities to the
-// largest number, NaN kept.
+// Converts two adjacent values of a row to D's type: round to nearest even; overflow and infinities saturate,
+// NaN stays NaN.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint16_t bits;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// Stores D from registers, predicated: for row strides and addresses that TMA cannot write.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
-
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       const Coordinates place = coordinates(at, chunk, f);
@@ -429,34 +429,32 @@ struct Store {
       }
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  FullBarrier full[kStages];    // the producers' bytes have arrived
-  EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
+  FullBarrier full[kStages];    // all bytes of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 230400);
 
-// ---- Producer: one thread keeps the ring of stages full ----------------------------------------
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
-    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const TileCoord at = tiles.at(tile, rank);
+    const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
-    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
+    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // 0: all of its rows are past the last
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this CTA multicasts
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
       if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
@@ -465,29 +463,30 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
 using RowOperand = OperandA; using ColumnOperand = OperandB;
-// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+// What to add to a descriptor for the next stage, and for the next 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
-// Keeps the compiler from moving the sums of a block across asynchronous products.
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// A stage is free once every block that its producer multicasts to has let go of it.
+// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
+// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products, which the tensor core adds up itself.
+// The main loop's MMAs of one tile; the tensor core accumulates over all of k.
 struct Products {
   Accumulator sums[kBlocks][kCount];
 
-  // Issues the products of one stage; they run on while the warpgroup goes on.
+  // Issues the MMAs of one stage, and does not wait for them.
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
@@ -504,10 +503,10 @@ struct Products {
 
   __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
-  // Adds the products of the next stage, and lets go of the stage before.
+  // Issues the MMAs of the next stage, and releases the stage before once its own are done.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
     issue(rows, columns, true);
-    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
+    cute::warpgroup_wait<1>();  // all but the batch just committed: the previous stage is read
     release(previous);
   }
 
@@ -523,43 +522,34 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
-  const Order order(consumer, k_tiles, position);
-  Store store(nullptr, consumer);
+  Store store;
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
-  Epilogue::Operands operands[kFragments];
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
-    Place at = tiles.at(tile, rank);
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+    TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     Products products;
-    order.begin();
-    int previous = position.stage;  // the stage whose products may still be running
+    int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, k_tiles);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
-    order.pass(position);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
@@ -569,22 +559,19 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 8 + i;
           of_product[i / 4][i / 2 % 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(of_product, x[f], block[chunk / kChunks], operands[f]);
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+        epilogue.apply(of_product, x[f], block[chunk / kChunks]);
       }
       epilogue.step_2.round(x, at, chunk);
       store(p, x, at, chunk);
     }
   }
-  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
-  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     gemm_sm90a_e4m3_e4m3_e5m2_scale_row_gate_silu_halves_stochastic_rounding_128x128x128_cluster2x1_stages7_direct_ec6f0b00(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
@@ -596,9 +583,9 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
@@ -607,8 +594,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
-  if (kClusterSize > 1) {  // nor after it has gone
-    cute::cluster_arrive();
-    cute::cluster_wait();
-  }
+  // No CTA exits while another still multicasts to it or arrives at its barriers.
+  cute::cluster_arrive();
+  cute::cluster_wait();
 }

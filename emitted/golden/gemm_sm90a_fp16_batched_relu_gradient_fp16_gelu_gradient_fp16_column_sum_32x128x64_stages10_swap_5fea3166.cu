@@ -2,9 +2,24 @@
 //
 // D[m, n] = epilogue(A[m, k] B[k, n]): relu_gradient_fp16, gelu_gradient_fp16, column_sum
 //   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
-//   tile 32x128x64, cluster 1x1, 2 consumers, 10 stages, along_m, group 8, store tma
+//   tile 32x128x64, cluster 1x1, 2 consumers, 10 stages, along_m, swizzle 8, store tma
 //   swapped: the rows of wgmma are columns of D, which is D' = B' A'
 // Digest 5fea3166402dd31de7c6b4a6924ca160212dd8a158b5265d61ea25987a96ea39; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads.
+// Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then the epilogue.
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
+//   A consumer thread has 16 accumulators.
+//   Its epilogue takes 32 columns at a time, to need few more.
+// Shared memory: 221344 bytes; the launch asks for 222208 of 232448
+//   a, b         10 stages * (4096 + 16384) = 204800
+//   staging      2 consumers * 2 buffers * 4096 = 16384
+//   full, empty  10 stages * 2 * 8 = 160
+// Barriers    a phase completes after                       waited for by  guards
+// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
+// empty       2 arrivals: 2 consumers                       the producer   a stage while wgmma reads it
+// named 1, 2  128 threads of a consumer                     the same       its staging buffers
+// cluster     all threads of 1 CTA                          the same       barriers before use
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -31,22 +46,21 @@ using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kConsumers = 2;  // consumer warpgroups
+constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 10;
-constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 32;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = 128, kColumns = 32;  // of a tile, as wgmma sees it
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 32;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
@@ -60,9 +74,9 @@ struct alignas(128) Parameters {
   int64_t activation_gradient_1_pitch;  // elements between rows of dy
   int64_t column_sum_2_groups;  // partial sums of one sum
   int64_t column_sum_2_partial_batch;  // elements between the partial sums of batches
-  int64_t activation_gradient_0_batch;  // elements between batches of activation_gradient_0
-  int64_t activation_gradient_1_batch;  // elements between batches of activation_gradient_1
-  int64_t column_sum_2_batch;  // elements between batches of column_sum_2
+  int64_t activation_gradient_0_batch;  // elements between batches, or groups, of activation_gradient_0
+  int64_t activation_gradient_1_batch;  // elements between batches, or groups, of activation_gradient_1
+  int64_t column_sum_2_batch;  // elements between batches, or groups, of column_sum_2
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -76,35 +90,41 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, activation_gradient_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
+static_assert(OFFSET(Parameters, activation_gradient_0) == 512);
+static_assert(OFFSET(Parameters, activation_gradient_1) == 520);
 static_assert(OFFSET(Parameters, column_sum_2) == 528 && OFFSET(Parameters, column_sum_2_partial) == 536);
-static_assert(OFFSET(Parameters, activation_gradient_0_pitch) == 544 && OFFSET(Parameters, activation_gradient_1_pitch) == 552);
-static_assert(OFFSET(Parameters, column_sum_2_groups) == 560 && OFFSET(Parameters, column_sum_2_partial_batch) == 568);
-static_assert(OFFSET(Parameters, activation_gradient_0_batch) == 576 && OFFSET(Parameters, activation_gradient_1_batch) == 584);
+static_assert(OFFSET(Parameters, activation_gradient_0_pitch) == 544);
+static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 552);
+static_assert(OFFSET(Parameters, column_sum_2_groups) == 560);
+static_assert(OFFSET(Parameters, column_sum_2_partial_batch) == 568);
+static_assert(OFFSET(Parameters, activation_gradient_0_batch) == 576);
+static_assert(OFFSET(Parameters, activation_gradient_1_batch) == 584);
 static_assert(OFFSET(Parameters, column_sum_2_batch) == 592 && OFFSET(Parameters, a_tail_rows) == 600);
 static_assert(OFFSET(Parameters, m) == 604 && OFFSET(Parameters, n) == 608);
 static_assert(OFFSET(Parameters, k) == 612 && OFFSET(Parameters, batches) == 616);
 static_assert(OFFSET(Parameters, a_batches) == 620 && OFFSET(Parameters, a_repeat) == 624);
 static_assert(OFFSET(Parameters, b_batches) == 628 && OFFSET(Parameters, b_repeat) == 632);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"(int(add)));
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+      "}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
+      : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
@@ -114,11 +134,11 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A is K-major: a row of 128 bytes is tile k of one m.
+// A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 4096;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -128,11 +148,11 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n.
+// B is K-major: a row of 128 bytes has the k tile of one n.
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 16384;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -142,37 +162,27 @@ struct OperandB {
   }
 };
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile: there are no turns to take.
-struct Order {
-  __device__ __forceinline__ Order(int, int, Position&) {}
-  __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void multiplied(int, int) const {}
-  __device__ __forceinline__ void pass(Position&) const {}
-  __device__ __forceinline__ void finish(int) const {}
-};
-
-// Where a tile of D starts.
-struct Place {
+// The first element of a tile of D.
+struct TileCoord {
   int m, n, batch;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // extents in clusters
+  int along, across;  // tiles along a band's height, and along its length
   int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
@@ -180,36 +190,35 @@ struct Tiles {
         across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
   __device__ __forceinline__ int count() const { return along * across * batches; }
 
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int batch = index / (along * across);
     index -= batch * along * across;
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN, batch};
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
@@ -291,16 +300,11 @@ struct ColumnSum {
     const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
     if (last && group * kRows < m && column < n) partial[int64_t(group) * n + column] = total;
   }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
-// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
-// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
-// the chunk before.
+// The steps from accumulators to D, in order.
+// Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
-  struct Block {
-  };
   struct Operands {
     ActivationGradient<ReluGradient, cutlass::half_t>::Operand step_0;
     ActivationGradient<GeluGradient, cutlass::half_t>::Operand step_1;
@@ -317,66 +321,57 @@ struct Epilogue {
         step_1{p.activation_gradient_1 + batch * p.activation_gradient_1_batch, p.activation_gradient_1_pitch},
         step_2{p.column_sum_2_partial + batch * p.column_sum_2_partial_batch} {}
 
-  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
-  }
-
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
         step_0.load(at, m, n),
         step_1.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands, const Coordinates& at) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Operands& operands, const Coordinates& at) {
     step_0.apply(x, operands.step_0);
     step_1.apply(x, operands.step_1);
     step_2.apply(x, at, m, n);
   }
-
-  __device__ __forceinline__ void finish() const {
-    step_2.finish();
-  }
 };
 
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+// Stores D by TMA from two staging buffers per consumer: one is filled while TMA reads the other.
 struct Store {
   static constexpr int kSpan = 128;  // bytes of a staging row
   static constexpr int kBytes = 32 * kSpan;
   uint8_t* buffers;
-  int barrier, thread;  // named barrier and thread number in the warpgroup
-  int first = 0;        // the buffer that the tile begins with
+  int barrier, thread;  // this consumer's named barrier; the thread's index in its warpgroup
+  int first = 0;        // the buffer of the tile's first chunk
 
   __device__ __forceinline__ Store(uint8_t* staging, int consumer)
       : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
 
-  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  // TMA's swizzle: the index of a 16-byte chunk in its row is XORed with bits of the row's index.
   __device__ __forceinline__ static int swizzled(int row, int byte) {
     const int offset = row * kSpan + byte;
     return offset ^ ((offset >> 3) & (kSpan - 16));
   }
 
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
-    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
     cutlass::arch::NamedBarrier::sync(128, barrier);
     stage(buffer, x);
-    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
       cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk), at.batch);
@@ -401,39 +396,39 @@ struct Store {
     }
   }
 
-  // Shared memory must outlive the stores that read it.
+  // The CTA must not exit while TMA still reads its shared memory.
   __device__ __forceinline__ void finish() const {
     if (thread == 0) cute::tma_store_wait<0>();
   }
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
   alignas(1024) uint8_t staging[16384];
-  FullBarrier full[kStages];    // the producers' bytes have arrived
-  EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
+  FullBarrier full[kStages];    // all bytes of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 222208);
 
-// ---- Producer: one thread keeps the ring of stages full ----------------------------------------
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    const Place at = tiles.at(tile, rank);
+    const TileCoord at = tiles.at(tile, rank);
     // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
     const int batch_a = at.batch / p.a_repeat % p.a_batches;
     const int batch_b = at.batch / p.b_repeat % p.b_batches;
-    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
     const int a_rows = tail ? p.a_tail_rows : kTileM;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
+      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
       OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
@@ -442,29 +437,30 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
 using RowOperand = OperandB; using ColumnOperand = OperandA;
-// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+// What to add to a descriptor for the next stage, and for the next 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
-// Keeps the compiler from moving the sums of a block across asynchronous products.
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
 __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// A stage is free once every block that its producer multicasts to has let go of it.
+// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
+// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products, which the tensor core adds up itself.
+// The main loop's MMAs of one tile; the tensor core accumulates over all of k.
 struct Products {
   Accumulator sums[kBlocks][kCount];
 
-  // Issues the products of one stage; they run on while the warpgroup goes on.
+  // Issues the MMAs of one stage, and does not wait for them.
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
@@ -481,10 +477,10 @@ struct Products {
 
   __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
-  // Adds the products of the next stage, and lets go of the stage before.
+  // Issues the MMAs of the next stage, and releases the stage before once its own are done.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
     issue(rows, columns, true);
-    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
+    cute::warpgroup_wait<1>();  // all but the batch just committed: the previous stage is read
     release(previous);
   }
 
@@ -500,37 +496,29 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
   const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
-  const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
-  Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
-    Place at = tiles.at(tile, rank);
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+    TileCoord at = tiles.at(tile, rank);
     at.n += part * kBlocks * kWgmmaM;
     Epilogue epilogue(p, at.batch);
     Products products;
-    order.begin();
-    int previous = position.stage;  // the stage whose products may still be running
+    int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, k_tiles);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
-    order.pass(position);
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
@@ -545,14 +533,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
           x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+        epilogue.apply(x[f], operands[f], coordinates(at, chunk, f));
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
-    epilogue.finish();
   }
-  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
@@ -560,7 +546,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
@@ -572,9 +558,9 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
@@ -583,20 +569,16 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
-  if (kClusterSize > 1) {  // nor after it has gone
-    cute::cluster_arrive();
-    cute::cluster_wait();
-  }
 }
 
-// ---- Sums over the rows of D, of step 2: a block adds the groups of 32 columns up, in one order ----
+// ---- Column sums of step 2: a CTA adds up 32 columns of partial sums, in a fixed order ----
 extern "C" __global__ void __launch_bounds__(1024)
     gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166_column_sum_2(const __grid_constant__ Parameters p) {
-  constexpr int kColumns = 32, kParts = 32;  // a warp takes every 32nd group of rows
+  constexpr int kColumns = 32, kParts = 32;  // warps, each with every kParts-th group of rows
   __shared__ float sums[kParts][kColumns];
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const int blocks = (p.n - 1) / kColumns + 1, lane = threadIdx.x % 32, part = threadIdx.x / 32;
-  const int64_t vector = blockIdx.x / blocks;  // which of the sums [.., n]
+  const int64_t vector = blockIdx.x / blocks;  // which vector of [.., n]
   const int column = blockIdx.x % blocks * kColumns + lane;
   const float* partial = p.column_sum_2_partial + vector * p.column_sum_2_groups * p.n + column;
   float sum = 0.f;

@@ -2,10 +2,24 @@
 //
 // D[m, n] = epilogue(A[m, k] W[n, k]): bias_bf16, gate_swiglu_oai_interleaved, scale_row
 //   A bf16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D bf16 row
-//   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, group 8, store direct
-//   the rows of the tensor core are those of W, columns of D, which is D' = W A'
+//   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, swizzle 8, store direct
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
 //   rows of A and D in groups that end at offsets in device memory, and a W for each group
 // Digest 34e4da926f8a12ef376881e383fa87b70c2ed549addf33b04c2782bd9bed82ec; `warploom show` prints this file.
+//
+// Warps 0 to 7, 2 consumers of 4 warps: mma on 64 dequantized rows of W and 1/2 of k, then the epilogue.
+// Warps 8 and 9, the producer: one thread copies slabs of W, one loads A.
+// Registers per thread: at most 96, for 2 CTAs of 320 threads per SM.
+//   A consumer thread has 4 accumulators; the epilogue takes 8 columns at once.
+// Shared memory: 104576 bytes; the launch asks for 113664 of 232448
+//   a            8 stages * 4 panels * 1024 = 32768
+//   b            8 stages * 2 slabs * 4352 = 69632
+//   exchange     partial sums of other consumers = 2048
+//   full, empty  8 stages * 2 * 8 = 128
+// Barriers    a phase completes after                       waited for by  guards
+// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
+// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
+// named 1 on  256 threads with the same rows                the same       the reduction
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -31,17 +45,17 @@ using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 8, kTileN = 64, kTileK = 256;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
-constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
+constexpr int kSplit = 1, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
+constexpr int kConsumers = 2;  // consumer warpgroups
+constexpr int kShares = 2;     // consumers that split the k of a stage by slabs
+constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
+constexpr int kWarps = kConsumers * 4, kThreads = 320;  // consumer warps; then the producer's
 constexpr int kStages = 8;
-constexpr int kGroup = 8;
-constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as mma sees it: its rows are n
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 8;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -50,7 +64,7 @@ using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   const uint8_t* b;  // W, in slabs
@@ -60,8 +74,8 @@ struct alignas(128) Parameters {
   const int* offsets;  // where each group of rows ends
   int64_t d_pitch;  // elements between rows of D
   int64_t d_batch;  // elements between batches of D
-  int64_t bias_0_batch;  // elements between batches of bias_0
-  int64_t scale_2_batch;  // elements between batches of scale_2
+  int64_t bias_0_batch;  // elements between batches, or groups, of bias_0
+  int64_t scale_2_batch;  // elements between batches, or groups, of scale_2
   int32_t m;  // rows of D
   int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
@@ -79,12 +93,12 @@ static_assert(OFFSET(Parameters, m) == 200 && OFFSET(Parameters, n) == 204);
 static_assert(OFFSET(Parameters, k) == 208 && OFFSET(Parameters, batches) == 212);
 static_assert(OFFSET(Parameters, row_blocks) == 216 && OFFSET(Parameters, slabs) == 220);
 
-// ---- Parts ----------------------------------------------------------------------------------
-// A is K-major: a row of 128 bytes is tile k of one m.
+// ---- Device functions ----------------------------------------------------------------------------------
+// A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 1024;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -94,18 +108,18 @@ struct OperandA {
   }
 };
 
-// W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
-// 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
+// W is stored in slabs of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A
+// operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
 struct Slab {
   static constexpr int kBytes = 4352, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
+  static constexpr int kSteps = kDepth / 16;  // of k, one for each mma
   static constexpr int kWords = 1;  // of a thread, in one step
   static constexpr int kScales = 4096, kGroups = 4;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 2 * kBytes;
 
-  // Starts the load of one block's slabs from `from` on.
+  // Bulk copy of the slabs of 64 rows; weights are read once, so L2 evicts them first.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
@@ -115,36 +129,35 @@ struct Slab {
   }
 };
 
-// A stage has A in panels, each of as much k as one box of TMA's.
+// A stage has A in panels of as much k as one TMA box.
 constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Where a tile of D starts.
-struct Place {
+// The first element of a tile of D.
+struct TileCoord {
   int m, n, batch, end;
 };
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
 
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
+// A unit of work: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
 };
 
-// Blocks take whole tiles, in turn.
+// A persistent CTA takes every gridDim.x-th tile.
 struct Walk {
   int tile, tiles, clusters, k_tiles;
 
@@ -207,7 +220,7 @@ struct GroupTable {
   __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
 };
 
-// The tiles of all groups, one group after the other: in a group bands of kGroup tiles along_n, so that
+// The tiles of all groups, one group after the other: in a group bands of kSwizzle tiles along_n, so that
 // the operands of tiles in flight stay in L2. Groups without rows have no tile.
 struct GroupedTiles {
   const GroupTable& table;
@@ -219,7 +232,7 @@ struct GroupedTiles {
   __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
 
   // Where this block's tile starts, whose group it is of, and where the group ends.
-  __device__ __forceinline__ Place at(int index, int rank) const {
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int row = index / columns;
     int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
     while (past - group > 1) {
@@ -229,34 +242,34 @@ struct GroupedTiles {
     }
     const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
     index -= before * columns;
-    const int band = index / (kGroup * rows);
-    const int height = min(columns - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * rows;
-    const int i = band * kGroup + offset % height, j = offset / height;
+    const int band = index / (kSwizzle * rows);
+    const int height = min(columns - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * rows;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
     return {table.ends[group] + (j * kClusterM + rank % kClusterM) * kTileM,
             (i * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
 // Rows of gate and up take turns in wgmma's 16 rows of a warp, rows r and r + 8 of a thread being of the same kind.
 // `exchange` gives it both for one column of D. Places in a tile count both; coordinates in D do not.
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return (at.n + chunk / kChunks * kWgmmaM) / 2;
 }
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 8 + lane / 4 % 2 * 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
@@ -360,9 +373,8 @@ struct ScaleRow {
   }
 };
 
-// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
-// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
-// the chunk before.
+// The steps from accumulators to D, in order. Operands of a block of 64 rows are loaded once a tile.
+// Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
   struct Block {
     Bias<cutlass::bfloat16_t>::Operand step_0;
@@ -392,33 +404,30 @@ struct Epilogue {
         step_2.load(at, m, n / 2)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
     step_0.apply(x, block.step_0);
     step_1.apply(x);
     step_2.apply(x, operands.step_2);
   }
 };
 
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// Stores D from registers, predicated: for row strides and addresses that TMA cannot write.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
-
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       const Coordinates place = coordinates(at, chunk, f);
@@ -433,25 +442,23 @@ struct Store {
       }
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
   alignas(16) uint8_t exchange[2048];
   GroupTable groups;
   FullBarrier full[kStages];    // the bytes of both producers have arrived
-  EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
+  EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 113664);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
-// The sums of one tile, of which several consumers have a part each: those that share its k in a block, and
-// those of the blocks of a cluster. Each finishes an equal share of the fragments of 16 rows by 8 columns that
-// a warp has; the others leave theirs in its block's shared memory, and it adds them up in one order.
+// The reduction of a tile whose k several consumers split: those of a CTA, and those of the CTAs of a cluster. Each
+// owns an equal share of a warp's fragments of 16 rows by 8 columns; the others write their partial sums of these to
+// the owner's shared memory, and the owner adds them up in a fixed order.
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
   struct alignas(16) Fragment { Accumulator value[4]; };
@@ -463,24 +470,24 @@ struct SharedSums {
 
   __device__ __forceinline__ int mine() const { return rank * kShares + share; }
 
-  // Who finishes a fragment: they go round, so that all finish as many.
+  // The owner of a fragment: round robin, so that all own as many.
   __device__ __forceinline__ int owner(int fragment) const {
-    return kAll >= kSources ? (fragment + warp) % kSources : (fragment * 4 + warp) % kSources;
+    return (fragment * 4 + warp) % kSources;
   }
   __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
 
-  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
-  // what the owner has itself).
+  // Where a source writes a thread's part of a fragment, in the CTA of its owner. The owner itself has no such place:
+  // for it, any valid one is returned.
   __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
-    const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
+    const int number = (fragment * 4 + warp) / kSources;
     const int other = min(source - (source > owner), kSources - 2);
     return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
 
-  // Adds to the fragments that this one finishes what the others have of them.
+  // Adds the others' partial sums to the fragments that this consumer owns.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
     Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
-    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read those of the tile before
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read the partial sums of the tile before
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
@@ -505,18 +512,18 @@ struct SharedSums {
   }
 };
 
-// What comes before this may run under the kernel before, and the next kernel's under this one.
+// Programmatic dependent launch: wait for the grid before, and let the next one start.
 __device__ __forceinline__ void wait_for_launch_before() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- Producer: two threads keep the ring of stages full ------------------------------------------
-// What a block loads: the k tiles of one unit after the other.
+// ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
+// The k tiles that a CTA loads, in order.
 struct Loads {
   const GroupedTiles tiles;
   Walk walk;
   Unit unit{0, 0, 0};
-  Place at;    // of the unit in D
+  TileCoord at;    // of the unit in D
   int k_tile;  // the one to load
 
   __device__ __forceinline__ Loads(const Parameters& p, const SharedStorage& shared, int cluster, int clusters)
@@ -532,11 +539,11 @@ struct Loads {
   }
 };
 
-// Loads slabs of the groups' matrices. What lies past the last block of rows is not stored, and past the end of k
-// A is zero: there any slab will do.
+// Loads slabs of the groups' weights. Rows past the last are not stored, and A is zero past the end of k: any slab
+// serves there.
 __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
+  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // between blocks of 64 rows
   CUTE_NO_UNROLL
   for (Loads loads(p, shared, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
@@ -572,13 +579,13 @@ __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& share
   }
 }
 
-// Each is of a warp of its own, so that neither waits for the other.
+// Two warps, so that neither load waits for the other.
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   if (threadIdx.x == kWarps * 32) load_slabs(p, shared, cluster, clusters);
   if (threadIdx.x == kWarps * 32 + 32) load_a(p, shared, cluster, clusters);
 }
 
-// ---- Decoding and products ------------------------------------------------------------------------
+// ---- Dequantization and MMAs ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   uint32_t d;
@@ -609,11 +616,11 @@ struct Decode {
   }
 };
 
-// What a thread has of a group: the scales of its rows r and r + 8.
+// A group's scales of a thread's rows r and r + 8.
 struct Group {
   uint32_t scales;
 
-  // Of the slab at `slab`, which has both rows' side by side.
+  // Reads them from the slab at `slab`, where those of both rows are adjacent.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     const uint32_t address = slab + Slab::kScales + place * 1;
@@ -625,7 +632,7 @@ struct Group {
   }
 };
 
-// What a thread has of a slab's codes, step by step.
+// A thread's codes of a slab, by steps of k.
 struct Codes {
   uint32_t words[Slab::kSteps][Slab::kWords];
 
@@ -638,9 +645,8 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
-// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
-// seen to overwrite the end of a stage that was still being read.
+// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
+// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   cutlass::arch::fence_view_async_shared();
   __syncwarp();
@@ -652,22 +658,22 @@ __device__ __forceinline__ void clear(Sums& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Weights are decoded in units of a power of two.
+// Multiplies the accumulators by the unit in which weights were dequantized, a power of two.
 __device__ __forceinline__ void to_units(Sums& sums) {
   CUTE_UNROLL
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] *= Decode::kUnit;
 }
 
-// The sums of one unit's products, by instructions of a warp each: it has 16 of every 64 rows, and reads A for
-// itself, which pays for few rows of A only.
+// The main loop by mma.sync: a warp has 16 of every 64 rows of W, and loads A for itself by ldmatrix, which pays off
+// where A has few rows.
 struct Products {
   static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
   Sums sums;
-  uint32_t columns[2];  // where the lane's row of 8 of A begins in a panel, for its first and last 32 bytes of 64
+  uint32_t columns[2];  // offsets of a lane's ldmatrix row in a panel: of the first and the second 32 bytes of 64
 
   __device__ __forceinline__ explicit Products(const uint8_t*) {
     const int lane = threadIdx.x % 32;
-    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: 16-byte column XOR row
+    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: the 16-byte chunk XOR the row
     columns[1] = columns[0] ^ 64;
   }
 
@@ -678,13 +684,13 @@ struct Products {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
   }
 
-  // Adds the products of a slab of each block of rows, the first at `slabs`, by A's panels of its k.
+  // The MMAs of a slab of each block of rows, the first at `slabs`, with A's panels of the same k.
   __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
     Codes codes[kBlocks];
     Group group[kBlocks];
     constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
     CUTE_UNROLL
-    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // of steps: 64 bytes of A's rows
+    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // two steps: 64 bytes of A's rows
       uint32_t rows[kOfRows][4];
       CUTE_UNROLL
       for (int f = 0; f < kOfRows; ++f)
@@ -711,13 +717,13 @@ struct Products {
     }
   }
 
-  // Multiplies `count` stages and lets go of them. The consumer has these rows of the tile, and this share of k.
+  // Runs the main loop over `count` stages, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
     clear(sums);
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       shared.full[position.stage].wait(position.phase);
-      const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
+      const int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
       const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
       const uint32_t slabs =
           cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
@@ -733,20 +739,19 @@ struct Products {
   }
 };
 
-// ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
+// ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
   const GroupedTiles tiles(p, shared.groups);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
   Products products(shared.a[0]);
-  Store store(nullptr, consumer);
+  Store store;
   Epilogue::Block block[kBlocks];
-  Epilogue::Operands operands[kFragments];
   SharedSums total(rank, rows, share);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, 0);
+    TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     Epilogue epilogue(p, at.batch, at.end);
     products.run(shared, position, unit.end - unit.begin, rows, share);
@@ -756,30 +761,29 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!total.finishes(i)) continue;
-      operands[0] = epilogue.load(coordinates(at, i, 0));
+      const Epilogue::Operands operands = epilogue.load(coordinates(at, i, 0));
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
       exchange(x[0]);
-      epilogue.apply(x[0], block[i / kAcross], operands[0]);
+      epilogue.apply(x[0], block[i / kAcross], operands);
       store(p, x, at, i);
     }
   }
-  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_bias_bf16_gate_swiglu_oai_interleaved_scale_row_groups_rows_8x64x256_mma_weights_stages8_shares2_blocks2_34e4da92(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
   const int rank = 0;
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
     cute::prefetch_tma_descriptor(&p.a_map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(2);  // who loads slabs, and who loads A
+      shared.full[stage].init(2);  // one producer thread for slabs, and one for A
       shared.empty[stage].init(kWarps);
     }
     cutlass::arch::fence_barrier_init();

@@ -2,9 +2,23 @@
 //
 // D[m, n] = A[m, k] W[n, k]
 //   A e4m3, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
-//   tile 128x128x256 by wgmma, 2 consumers, 4 stages, along_n, group 8, store tma
-//   the rows of the tensor core are those of W, columns of D, which is D' = W A'
+//   tile 128x128x256 by wgmma, 2 consumers, 4 stages, along_n, swizzle 8, store tma
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
 // Digest c40ece2e2a26e3302d27bea31ccb86efe8bfc85b62cb80f8f1090a5d49ee9614; `warploom show` prints this file.
+//
+// Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.
+// Warps 8 and 9, the producer: one thread copies slabs of W, one loads A.
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168).
+//   A consumer thread has 64 accumulators; the epilogue takes 32 columns at once.
+// Shared memory: 215104 bytes; the launch asks for 216064 of 232448
+//   a            4 stages * 2 panels * 16384 = 131072
+//   b            4 stages * 4 slabs * 4224 = 67584
+//   staging      2 consumers * 2 buffers * 4096 = 16384
+//   full, empty  4 stages * 2 * 8 = 64
+// Barriers    a phase completes after                       waited for by  guards
+// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
+// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
+// named 1, 2  128 threads of a consumer                     the same       its staging buffers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,17 +44,17 @@ using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 128, kTileK = 256;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
-constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 384;  // the rest loads
+constexpr int kSplit = 1, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
+constexpr int kConsumers = 2;  // consumer warpgroups
+constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
+constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
+constexpr int kWarps = kConsumers * 4, kThreads = 384;  // consumer warps; then the producer's
 constexpr int kStages = 4;
-constexpr int kGroup = 8;
-constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 32;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -48,9 +62,9 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
-using Bank = Accumulator[kBlocks][kCount];  // sums of a group
+using Bank = Accumulator[kBlocks][kCount];  // accumulators of one group of k
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
@@ -70,12 +84,12 @@ static_assert(OFFSET(Parameters, a_tail_rows) == 392 && OFFSET(Parameters, m) ==
 static_assert(OFFSET(Parameters, n) == 400 && OFFSET(Parameters, k) == 404);
 static_assert(OFFSET(Parameters, row_blocks) == 408 && OFFSET(Parameters, slabs) == 412);
 
-// ---- Parts ----------------------------------------------------------------------------------
-// A is K-major: a row of 128 bytes is tile k of one m.
+// ---- Device functions ----------------------------------------------------------------------------------
+// A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 16384;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -85,18 +99,18 @@ struct OperandA {
   }
 };
 
-// W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
-// 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
+// W is stored in slabs of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A
+// operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
 struct Slab {
   static constexpr int kBytes = 4224, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 32;  // of k, that one instruction multiplies
+  static constexpr int kSteps = kDepth / 32;  // of k, one for each wgmma
   static constexpr int kWords = 2;  // of a thread, in one step
   static constexpr int kScales = 4096, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 4 * kBytes;
 
-  // Starts the load of one block's slabs from `from` on.
+  // Bulk copy of the slabs of 64 rows; weights are read once, so L2 evicts them first.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
@@ -106,13 +120,13 @@ struct Slab {
   }
 };
 
-// A stage has A in panels, each of as much k as one box of TMA's.
+// A stage has A in panels of as much k as one TMA box.
 constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
@@ -122,53 +136,51 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Where a tile of D starts.
-struct Place {
+// The first element of a tile of D.
+struct TileCoord {
   int m, n;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // extents in clusters
+  int along, across;  // tiles along a band's height, and along its length
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
         across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN};
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
 
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
+// A unit of work: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
 };
 
-// Blocks take whole tiles, in turn.
+// A persistent CTA takes every gridDim.x-th tile.
 struct Walk {
   int tile, tiles, clusters, k_tiles;
 
@@ -182,76 +194,52 @@ struct Walk {
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
-struct Coordinates {
-  int row[2], column[2];
-};
-
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {column, column + 1}, {row, row + 8} };
-}
-
-// No steps: the accumulators are D.
-struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
-};
-
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
+// Stores D by TMA from two staging buffers per consumer: one is filled while TMA reads the other.
 struct Store {
   static constexpr int kSpan = 128;  // bytes of a staging row
   static constexpr int kBytes = 32 * kSpan;
   uint8_t* buffers;
-  int barrier, thread;  // named barrier and thread number in the warpgroup
-  int first = 0;        // the buffer that the tile begins with
+  int barrier, thread;  // this consumer's named barrier; the thread's index in its warpgroup
+  int first = 0;        // the buffer of the tile's first chunk
 
   __device__ __forceinline__ Store(uint8_t* staging, int consumer)
       : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
 
-  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  // TMA's swizzle: the index of a 16-byte chunk in its row is XORed with bits of the row's index.
   __device__ __forceinline__ static int swizzled(int row, int byte) {
     const int offset = row * kSpan + byte;
     return offset ^ ((offset >> 3) & (kSpan - 16));
   }
 
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
-    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
     cutlass::arch::NamedBarrier::sync(128, barrier);
     stage(buffer, x);
-    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
       cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
@@ -276,33 +264,33 @@ struct Store {
     }
   }
 
-  // Shared memory must outlive the stores that read it.
+  // The CTA must not exit while TMA still reads its shared memory.
   __device__ __forceinline__ void finish() const {
     if (thread == 0) cute::tma_store_wait<0>();
   }
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t staging[16384];
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
-  EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
+  EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 216064);
 
-// What comes before this may run under the kernel before, and the next kernel's under this one.
+// Programmatic dependent launch: wait for the grid before, and let the next one start.
 __device__ __forceinline__ void wait_for_launch_before() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- Producer: two threads keep the ring of stages full ------------------------------------------
-// What a block loads: the k tiles of one unit after the other.
+// ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
+// The k tiles that a CTA loads, in order.
 struct Loads {
   const Tiles tiles;
   Walk walk;
   Unit unit{0, 0, 0};
-  Place at;    // of the unit in D
+  TileCoord at;    // of the unit in D
   int k_tile;  // the one to load
 
   __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
@@ -318,12 +306,11 @@ struct Loads {
   }
 };
 
-// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
-// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
-// zero: there any slab will do.
+// Loads slabs of weights, and does not wait for the previous grid: no kernel launched just before writes weights,
+// while its D may be A. Rows past the last are not stored, and A is zero past the end of k: any slab serves there.
 __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
+  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // between blocks of 64 rows
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
@@ -344,14 +331,14 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
   }
 }
 
-// Loads A, once the launch before is done.
+// Loads A, once the previous grid is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   wait_for_launch_before();
   Position position{0, 1};
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const bool tail = p.m - loads.at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
     shared.empty[position.stage].wait(position.phase);
     full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
@@ -362,13 +349,13 @@ __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& share
   }
 }
 
-// Each is of a warp of its own, so that neither waits for the other.
+// Two warps, so that neither load waits for the other.
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   if (threadIdx.x == kWarps * 32) load_slabs(p, shared, cluster, clusters);
   if (threadIdx.x == kWarps * 32 + 32) load_a(p, shared, cluster, clusters);
 }
 
-// ---- Decoding and products ------------------------------------------------------------------------
+// ---- Dequantization and MMAs ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 
 // int4 by e4m3: exact codes q / kUnit; the scale is left to the sums. Bits 0 to 3 of e4m3 are an integer n
@@ -377,8 +364,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 struct Decode {
   static constexpr int kWords = 2;
   static constexpr float kUnit = 256;
-
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     CUTE_UNROLL
@@ -389,11 +374,11 @@ struct Decode {
   }
 };
 
-// What a thread has of a group: the scales of its rows r and r + 8.
+// A group's scales of a thread's rows r and r + 8.
 struct Group {
   uint32_t scales;
 
-  // Of the slab at `slab`, which has both rows' side by side.
+  // Reads them from the slab at `slab`, where those of both rows are adjacent.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     const uint32_t address = slab + Slab::kScales + place * 2;
@@ -404,11 +389,11 @@ struct Group {
   __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
 
   __device__ __forceinline__ Decode decode() const {
-    return Decode(0, 0);
+    return Decode();
   }
 };
 
-// What a thread has of a slab's codes, step by step.
+// A thread's codes of a slab, by steps of k.
 struct Codes {
   uint32_t words[Slab::kSteps][Slab::kWords];
 
@@ -421,7 +406,7 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// A warp lets go of a stage, if there is one; without a branch, which would serialise wgmma.
+// Arrives at the empty barrier of a stage for this warp, if `there`. Predicated: a branch would serialize wgmma.
 __device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
   __syncwarp();
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
@@ -435,7 +420,7 @@ __device__ __forceinline__ void clear(Sums& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Adds sums of a group, times the scales.
+// Adds the accumulators of a group to those of the tile, times the scales.
 __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
@@ -451,17 +436,21 @@ struct Wgmma {
 
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+      "}, {%32,%33,%34,%35}, %36, add, 1, 1;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
+        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
+        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// The sums of one unit's products, by wgmma. A group is multiplied in parts of its columns, each with a bank of
-// its own: while the tensor core has one part, the sums of another are added up, and the next group's weights
-// are decoded.
+// The main loop by wgmma. The MMAs of a group of k are issued in parts of the tile's columns, each with its own bank
+// of accumulators: while one part is in flight, another is promoted and the next group's weights are dequantized.
 struct Products {
   static constexpr int kIssued = 4;  // steps that are issued together: all of a group
   static constexpr int kOfSlab = Slab::kSteps / kIssued, kOfStage = Slab::kOfStage / kShares * kOfSlab;
@@ -472,20 +461,20 @@ struct Products {
   Sums sums;
   Accumulator bank[kParts][kBlocks][kOfPart];
   Codes codes[kBlocks];  // of a slab
-  Weights weights[2];    // what is multiplied, and what is next
+  Weights weights[2];    // of the group in flight, and of the next
   Group groups[2][kBlocks];
-  uint64_t panels;       // of the first stage, as wgmma is told of them
+  uint64_t panels;       // the descriptor of the first stage
 
   __device__ __forceinline__ explicit Products(const uint8_t* a)
       : panels(matrix(a, 0, 1024, 1)) {}
 
-  // Keeps the compiler from moving sums across asynchronous products.
+  // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
   __device__ __forceinline__ void fence(int part) {
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kOfPart; ++i) asm volatile("" : "+f"(bank[part][i / kOfPart][i % kOfPart])::"memory");
   }
 
-  // Decodes a stage's group, which is its `i`th.
+  // Dequantizes the i-th group of a stage.
   __device__ __forceinline__ void decode(uint32_t slabs, int i) {
     Weights& into = weights[i % 2];
     CUTE_UNROLL
@@ -503,11 +492,11 @@ struct Products {
       of.decode().step(codes[block].words[i % kOfSlab * kIssued + step], into[block][step]);
     }
     CUTE_UNROLL
-    for (int j = 0; j < kBlocks * kIssued * 4; ++j)  // complete before the products begin
+    for (int j = 0; j < kBlocks * kIssued * 4; ++j)  // all are written before the MMAs are issued
       asm volatile("" : "+r"(into[j % kBlocks][j / kBlocks / 4][j / kBlocks % 4])::"memory");
   }
 
-  // Issues the products of a part of a stage's `i`th group.
+  // Issues the MMAs of a part of the i-th group.
   __device__ __forceinline__ void multiply(uint64_t a, int i, int part) {
     fence(part);
     cute::warpgroup_arrive();
@@ -521,7 +510,7 @@ struct Products {
     cute::warpgroup_commit_batch();
   }
 
-  // Adds up a part of a stage's `i`th group, times its scales.
+  // Adds a part of the i-th group to the accumulators, times its scales.
   __device__ __forceinline__ void promote(int i, int part) {
     fence(part);
     CUTE_UNROLL
@@ -533,18 +522,17 @@ struct Products {
     }
   }
 
-  // Multiplies `count` stages, one at least, and lets go of them. The consumer has these rows of the tile, and
-  // this share of k.
+  // Runs the main loop over `count` stages, one at least, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
     const uint64_t panels = this->panels + share * kSlabPanels * (OperandA::kBytes / 16);
     const uint32_t first =
         cute::cast_smem_ptr_to_uint(shared.b[0]) + (rows * kBlocks * Slab::kOfStage + share) * Slab::kBytes;
     clear(sums);
     shared.full[position.stage].wait(position.phase);
-    int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
+    int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
     decode(first + stage * Slab::kStageBytes, 0);
     CUTE_NO_UNROLL
-    do {  // a loop that may end at once would serialise wgmma
+    do {  // with a loop of zero trips ptxas would serialize wgmma (C7514)
       const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
       const uint32_t slabs = first + stage * Slab::kStageBytes;
       EmptyBarrier& empty = shared.empty[position.stage];
@@ -560,14 +548,14 @@ struct Products {
           multiply(a, i + 1, part);
         }
       }
-      // The last stage is decoded once more, for nothing: a branch would serialise wgmma.
+      // After the last stage this dequantizes it once more, unused: a branch would serialize wgmma.
       Position next = position;
       next.advance();
       const bool more = count > 1;
       stage = __shfl_sync(~0u, more ? next.stage : position.stage, 0);
       shared.full[stage].wait(more ? next.phase : position.phase);
       decode(first + stage * Slab::kStageBytes, 0);
-      // The compiler follows sums that are under way through a stage, but not from one to the next.
+      // ptxas tracks a bank in flight within an iteration, but not into the next.
       cute::warpgroup_wait<1>();
       promote(kOfStage - 1, 0);
       cute::warpgroup_wait<0>();
@@ -578,7 +566,7 @@ struct Products {
   }
 };
 
-// ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
+// ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
   wait_for_launch_before();
@@ -587,21 +575,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Position position{0, 0};
   Products products(shared.a[0]);
   Store store(shared.staging, consumer);
-  Epilogue epilogue(p);
-  Epilogue::Block block[kBlocks];
-  Epilogue::Operands operands[kFragments];
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, 0);
+    TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     products.run(shared, position, unit.end - unit.begin, rows, share);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
-    CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
@@ -610,8 +590,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
           x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
       store(p, x, at, chunk);
     }
@@ -623,14 +601,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     mixed_gemm_sm90a_e4m3_int4_bf16_g128_bf16_128x128x256_wgmma_sums_stages4_tma_ahead2_c40ece2e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
   const int rank = 0;
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(2);  // who loads slabs, and who loads A
+      shared.full[stage].init(2);  // one producer thread for slabs, and one for A
       shared.empty[stage].init(kWarps);
     }
     cutlass::arch::fence_barrier_init();

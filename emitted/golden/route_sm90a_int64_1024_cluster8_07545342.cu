@@ -3,8 +3,8 @@
 // Pairs of a token and an expert that it chose, sorted by expert: a histogram, a scan, and a stable permutation.
 //   ids int64 [tokens][k]; pair token * k + choice
 //   offsets[expert] = the end of the expert's rows, order[row] = its pair, inverse[pair] = its row
-// Ids that are no expert's here are skipped: their pairs have no row (-1), and come last in order.
-//   8 CTAs of a cluster of 1024 threads; a warp has consecutive pairs
+// Pairs whose id is no expert of this process have no row (-1), and come last in order.
+//   8 CTAs of a cluster of 1024 threads; a warp sorts consecutive pairs
 // Digest 07545342518abcd6773fd143eb1dadfe8075a5476910252433fab577bded2298; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -27,11 +27,11 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 using Id = int64_t;
-// Pairs that a thread loads at once.
+// kPairs: ids that a thread loads before it uses the first.
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kPairs = 4;
 constexpr int kCluster = 8;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const int64_t* ids;  // [tokens][k]: experts of each token
   int32_t* offsets;  // [experts]: the end of the rows of each
@@ -54,16 +54,16 @@ static_assert(OFFSET(Parameters, first) == 48 && OFFSET(Parameters, pairs) == 56
 static_assert(OFFSET(Parameters, choices) == 60 && OFFSET(Parameters, experts) == 64);
 static_assert(OFFSET(Parameters, bits) == 68 && OFFSET(Parameters, slice) == 72);
 
-// The expert of a pair, as experts are counted here; what is skipped has the number after the last.
+// The expert of a pair, from 0 for this process's first; p.experts for ids of other processes.
 __device__ __forceinline__ int expert_of(const Parameters& p, int pair) {
   const uint32_t token = uint32_t(pair) / uint32_t(p.choices), choice = uint32_t(pair) - token * uint32_t(p.choices);
   const int64_t id = p.ids[token * p.token_step + choice * p.choice_step];
-  const uint64_t expert = uint64_t(id) - uint64_t(p.first);  // of an id before the first, past any
+  const uint64_t expert = uint64_t(id) - uint64_t(p.first);  // unsigned: ids before the first wrap, past any
   return expert < uint64_t(p.experts) ? int(expert) : p.experts;
 }
 
-// The lanes that have the same expert, by a vote on each bit: __match_any_sync takes a step for each
-// expert that a warp has.
+// The lanes with the same expert, by a ballot for each bit of its number: __match_any_sync takes a step
+// for each expert in the warp.
 __device__ __forceinline__ unsigned lanes_of(const Parameters& p, int expert) {
   unsigned lanes = __ballot_sync(~0u, expert >= 0);
   for (int bit = 0; bit < p.bits; ++bit) {
@@ -74,8 +74,8 @@ __device__ __forceinline__ unsigned lanes_of(const Parameters& p, int expert) {
   return lanes;
 }
 
-// Visits a warp's pairs in order, kPairs for each lane at once so that their loads are in flight
-// together. Every lane calls `visit`; past the end it has no expert, which is -1.
+// Calls `visit` with the pairs of a warp in order; a lane loads kPairs of them before the first call. All
+// lanes call it: past the end the expert is -1.
 template <class Visit> __device__ __forceinline__ void for_each(const Parameters& p, int begin, int end, Visit visit) {
   const int lane = threadIdx.x % 32;
   for (int base = begin; base < end; base += 32 * kPairs) {
@@ -90,7 +90,7 @@ template <class Visit> __device__ __forceinline__ void for_each(const Parameters
   }
 }
 
-// A count that another CTA of the cluster has at the place where this one has its own.
+// Reads the counterpart of `own` in the shared memory of another CTA of the cluster.
 __device__ __forceinline__ int count_of(const int* own, int rank) {
   int count;
   asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\n"
@@ -105,16 +105,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     route_sm90a_int64_1024_cluster8_07545342(const __grid_constant__ Parameters p) {
   extern __shared__ int shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int bins = p.experts + 1;  // the last counts what is skipped
+  const int bins = p.experts + 1;  // the last bin is of pairs without a row
   int* const counts = shared;  // [kWarps][bins]: pairs of each warp, then of the warps before it
   int* const totals = counts + kWarps * bins;  // [bins]: pairs of this CTA
-  int* const starts = totals + bins;  // [bins]: the first row of an expert that is this CTA's
+  int* const starts = totals + bins;  // [bins]: the first row of this CTA's pairs
   int* const sums = starts + bins;  // [kWarps]: pairs of the experts that a warp scans
   int* const mine = counts + warp * bins;
   const int rank = cute::block_rank_in_cluster();
   for (int i = threadIdx.x; i < kWarps * bins; i += kThreads) counts[i] = 0;
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 
   // 1. Each warp counts its pairs by expert.
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     totals[bin] = total;
   }
   cute::cluster_arrive();
-  cute::cluster_wait();  // the totals of all CTAs are there
+  cute::cluster_wait();  // the totals of all CTAs are written
   int done = 0;  // pairs of the experts that were scanned
   for (int base = 0; base < bins; base += kThreads) {
     const int bin = base + threadIdx.x;
@@ -165,9 +165,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     if (bin < bins) starts[bin] = last - all + before;
     if (bin < p.experts && rank == 0) p.offsets[bin] = last;
-    __syncthreads();  // the sums are read before the next experts', and the starts are there
+    __syncthreads();  // sums may be overwritten, and starts be read
   }
-  cute::cluster_arrive();  // other CTAs' totals are read no more
+  cute::cluster_arrive();  // this CTA has read the totals of the others
 
   // 3. Each warp gives its pairs their rows, in order.
   for_each(p, begin, end, [&](int pair, int expert) {
@@ -182,5 +182,5 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       p.inverse[pair] = expert < p.experts ? row : -1;
     }
   });
-  cute::cluster_wait();  // no CTA ends while another reads its totals
+  cute::cluster_wait();  // no CTA exits while another may read its totals
 }

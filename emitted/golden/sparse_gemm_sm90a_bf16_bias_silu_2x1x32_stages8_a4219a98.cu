@@ -3,6 +3,21 @@
 // y = silu(x W' + bias), bf16, W 2:4 sparse
 //   128 rows of W by 32 of x a tile, 2 consumers, 8 stages
 // Digest a4219a986d8f1f229489ea67fdb1d6ebbc8c3e45b46f4fcf60fff69ac0c0637c; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads and the bulk copies of metadata.
+// Warpgroups 1 to 2, 2 consumers: wgmma.sp on 64 rows of W, then the epilogue.
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 <= 3 * 168).
+//   A consumer thread has 16 accumulators.
+// Shared memory: 115840 bytes; the launch asks for 116736 of 232448
+//   tokens       8 stages * 32 rows * 128 = 32768
+//   values       8 stages * 128 rows * 64 = 65536
+//   metadata     8 stages * 1024 = 8192
+//   staging      2 consumers * 32 tokens * 144 = 9216
+//   full, empty  8 stages * 2 * 8 = 128
+// Barriers    a phase completes after                       waited for by  guards
+// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
+// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
+// named 1 to 2128 threads of a consumer                     the same       its staging buffer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,21 +40,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 using Output = cutlass::bfloat16_t;
 using Sum = float;
-constexpr int kConsumers = 2, kBlocks = 1;  // blocks of 64 rows, of a consumer
+constexpr int kConsumers = 2, kBlocks = 1;  // blocks of 64 rows in a consumer
 constexpr int kTokens = 32, kStages = 8;
 constexpr int kTileK = 64;  // columns of W in a stage: 64 bytes of values, 128 of x
 constexpr int kRows = 64 * kConsumers * kBlocks, kRowBlocks = kRows / 64;
-constexpr int kCount = kTokens / 2;  // sums of a thread in 64 rows
+constexpr int kCount = kTokens / 2;  // accumulators of a thread in 64 rows
 constexpr int kValuesBytes = kRows * 64, kTokensBytes = kTokens * 128;
-constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a word of each thread
-constexpr int kWords = 1, kWordsBytes = kWords * kWordBytes;  // of a thread, of 64 rows in a stage
-constexpr int kChunk = 32, kPitch = 144;
-constexpr int kGroup = 8;
+constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a 32-bit word for each thread
+constexpr int kWords = 1, kWordsBytes = kWords * kWordBytes;  // a thread's words for 64 rows of a stage
+constexpr int kChunk = 32, kPitch = 144;  // staged tokens, and bytes between them (16 against bank conflicts)
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor x_map;  // x [m, k]
   cute::TmaDescriptor values_map;  // values of W [n, k / 2]
@@ -58,22 +73,21 @@ static_assert(OFFSET(Parameters, bias) == 272 && OFFSET(Parameters, y_pitch) == 
 static_assert(OFFSET(Parameters, m) == 288 && OFFSET(Parameters, n) == 292);
 static_assert(OFFSET(Parameters, k_tiles) == 296);
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
@@ -83,9 +97,8 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
-// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
-// seen to overwrite the end of a stage that was still being read.
+// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
+// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   cutlass::arch::fence_view_async_shared();
   __syncwarp();
@@ -114,14 +127,14 @@ struct Shared {
   alignas(1024) uint8_t tokens[kStages][kTokensBytes];
   alignas(1024) uint8_t values[kStages][kValuesBytes];
   alignas(128) uint8_t metadata[kStages][kRowBlocks * kWordsBytes];
-  alignas(128) uint8_t staging[kConsumers][kChunk * kPitch];  // y of 64 rows of W: a line a token
+  alignas(128) uint8_t staging[kConsumers][kChunk * kPitch];  // y of 64 rows of W, by tokens
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
 };
 static_assert(sizeof(Shared) <= 116736);
 
-// The sums of 64 rows of W and all tokens, of 32 columns. The instruction takes metadata of two of each four
-// threads: kSelector says which, so that a word serves two instructions.
+// D[64 x 32] += W[64 x 32] * x'. The instruction takes metadata from two of every four threads:
+// kSelector says which, so that one word serves two instructions.
 template <int kSelector>
 __device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, uint64_t tokens, uint32_t word,
                                          int add) {
@@ -137,9 +150,9 @@ __device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, u
 : "l"(values), "l"(tokens), "r"(word), "n"(kSelector), "r"(add));
 }
 
-// Keeps words in their registers up to here, which is behind the wait for the instructions that read them: ptxas
-// takes a register for free once the last instruction that reads it has been issued, and wgmma reads metadata while
-// it runs. The store is never made, since no kernel is launched on less than a stage, but ptxas cannot know.
+// Keeps metadata in its registers until the wgmma that read it are done. ptxas reuses a register once the last
+// instruction that reads it is issued, but wgmma reads metadata while it runs. The store never executes (k_tiles is
+// at least 1), which ptxas cannot know.
 __device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* shared) {
   if (k_tiles > 0) return;
   CUTE_UNROLL
@@ -149,7 +162,7 @@ __device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], i
                  : "memory");
 }
 
-// Tiles of y in the order in which they are computed: kGroup tiles of rows of W for some tokens, then the next.
+// The tile scheduler: bands of kSwizzle tiles of rows of W; in a band, all rows of one tile of tokens come first.
 struct TileScheduler {
   int down, across, tiles;
 
@@ -157,8 +170,8 @@ struct TileScheduler {
       : down((p.n + kRows - 1) / kRows), across((p.m + kTokens - 1) / kTokens), tiles(down * across) {}
 
   __device__ __forceinline__ void at(int tile, int& row, int& token) const {
-    const int group = tile / (kGroup * across), first = group * kGroup, size = min(kGroup, down - first);
-    const int within = tile - group * kGroup * across;
+    const int group = tile / (kSwizzle * across), first = group * kSwizzle, size = min(kSwizzle, down - first);
+    const int within = tile - group * kSwizzle * across;
     row = (first + within % size) * kRows;
     token = within / size * kTokens;
   }
@@ -167,7 +180,7 @@ struct TileScheduler {
 __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
   const TileScheduler scheduler(p);
   const int row_blocks = (p.n + 63) / 64;
-  Position position{0, 1};  // all stages are free: the first wait for a ring that is full looks one phase back
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = blockIdx.x; tile < scheduler.tiles; tile += gridDim.x) {
     int row, token;
     scheduler.at(tile, row, token);
@@ -182,7 +195,7 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
       cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kEvictNormally, shared.tokens[stage], k_tile * kTileK, token);
       CUTE_UNROLL
       for (int block = 0; block < kRowBlocks; ++block) {
-        // Rows past the end have values of 0, and any metadata that is valid: those of the last block.
+        // Rows past the end have values of 0; their metadata must be valid all the same: that of the last block.
         const int64_t from = min(row / 64 + block, row_blocks - 1);
         cute::SM90_BULK_COPY_G2S::copy(p.metadata + (from * p.k_tiles + k_tile) * kWordBytes, barrier,
                                        shared.metadata[stage] + block * kWordBytes, kWordBytes);
@@ -192,7 +205,7 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
   }
 }
 
-// Stores the y of 64 rows of W, through shared memory, so that a token's rows of W are written side by side.
+// Stores y of 64 rows of W through shared memory, so that a token's elements are written contiguously.
 __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum (&sums)[kCount], int row, int token,
                                       int consumer) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -201,7 +214,7 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum
   const float upper = own < p.n ? float(p.bias[own]) : 0.f, lower = own + 8 < p.n ? float(p.bias[own + 8]) : 0.f;
   CUTE_UNROLL
   for (int chunk = 0; chunk < kTokens; chunk += kChunk) {
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // the last chunk has been read
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all threads have read the previous chunk
     CUTE_UNROLL
     for (int f = 0; f < kChunk / 8; ++f) {
       const Sum* sum = &sums[(chunk / 8 + f) * 4];
@@ -216,7 +229,7 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum
         pair[1] = Output(x[half][1]);
         pairs[half] = reinterpret_cast<const uint32_t&>(pair);
       }
-      // 16 rows by 8 tokens, turned on the way: a line has the rows of one token.
+      // 16 rows by 8 tokens, transposed by stmatrix: the rows of one token become adjacent.
       const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kPitch + warp * 32 + lane / 8 % 2 * 16;
       asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(pairs[0]),
                    "r"(pairs[1])
@@ -246,7 +259,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
     int row, token;
     scheduler.at(tile, row, token);
     Sum sums[kBlocks][kCount];
-    int previous = 0;  // the stage whose products may still be running
+    int previous = 0;  // the stage that wgmma may still read
     const auto multiply_stage = [&](int k_tile, uint32_t (&words)[kBlocks][kWords],
                                     const uint32_t (&others)[kBlocks][kWords]) {
       const int stage = position.stage;
@@ -258,7 +271,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * 64 * 64, 0, 512, 2);
       const uint64_t tokens = matrix(shared.tokens[stage], 0, 1024, 1);
       cute::warpgroup_arrive();
-      // Steps are of 32 bytes of values and 64 of tokens, counted by 16.
+      // A step is 32 bytes of values and 64 bytes of tokens; descriptors count 16 bytes.
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
         multiply<0>(sums[block], values + block * (64 * 64 / 16), tokens, words[block][0], k_tile != 0);
@@ -272,7 +285,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       previous = stage;
       position.advance();
     };
-    // Two stages' words have registers of their own: those of the stage before are read until its wgmma are done.
+    // Metadata of two stages: wgmma of the previous stage may still read its own.
     uint32_t even[kBlocks][kWords] = {}, odd[kBlocks][kWords] = {};
     int k_tile = 0;
     CUTE_NO_UNROLL
@@ -300,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
     sparse_gemm_sm90a_bf16_bias_silu_2x1x32_stages8_a4219a98(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   if (threadIdx.x == 0) {
     cute::prefetch_tma_descriptor(&p.values_map);
     cute::prefetch_tma_descriptor(&p.x_map);
@@ -311,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();

@@ -3,6 +3,21 @@
 // y = relu(scale_x scale_weight x W'), int8, y fp16, W 2:4 sparse
 //   64 rows of W by 16 of x a tile, 1 consumers, 12 stages, 4 parts of k
 // Digest 8587e0fe42e262a7fb8a995623fe87f7e893253dfe29284efbb593db940b0555; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads and the bulk copies of metadata.
+// Warpgroup 1, 1 consumer: wgmma.sp on 64 rows of W, then the epilogue.
+// Registers per thread: 255 at launch; setmaxnreg: producer 40, consumers 232 (40 + 1 * 232 <= 2 * 255).
+//   A consumer thread has 8 accumulators.
+// Shared memory: 88512 bytes; the launch asks for 89088 of 232448
+//   tokens       12 stages * 16 rows * 128 = 24576
+//   values       12 stages * 64 rows * 64 = 49152
+//   metadata     12 stages * 1024 = 12288
+//   staging      1 consumer * 16 tokens * 144 = 2304
+//   full, empty  12 stages * 2 * 8 = 192
+// Barriers    a phase completes after                       waited for by  guards
+// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
+// empty       4 arrivals: every consumer warp               the producer   a stage while it is read
+// named 1     128 threads of a consumer                     the same       its staging buffer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,21 +40,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 using Output = cutlass::half_t;
 using Sum = int32_t;
-constexpr int kConsumers = 1, kBlocks = 1;  // blocks of 64 rows, of a consumer
+constexpr int kConsumers = 1, kBlocks = 1;  // blocks of 64 rows in a consumer
 constexpr int kTokens = 16, kStages = 12;
 constexpr int kTileK = 128;  // columns of W in a stage: 64 bytes of values, 128 of x
 constexpr int kRows = 64 * kConsumers * kBlocks, kRowBlocks = kRows / 64;
-constexpr int kCount = kTokens / 2;  // sums of a thread in 64 rows
+constexpr int kCount = kTokens / 2;  // accumulators of a thread in 64 rows
 constexpr int kValuesBytes = kRows * 64, kTokensBytes = kTokens * 128;
-constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a word of each thread
-constexpr int kWords = 2, kWordsBytes = kWords * kWordBytes;  // of a thread, of 64 rows in a stage
-constexpr int kChunk = 16, kPitch = 144;
-constexpr int kGroup = 8;
+constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a 32-bit word for each thread
+constexpr int kWords = 2, kWordsBytes = kWords * kWordBytes;  // a thread's words for 64 rows of a stage
+constexpr int kChunk = 16, kPitch = 144;  // staged tokens, and bytes between them (16 against bank conflicts)
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor x_map;  // x [m, k]
   cute::TmaDescriptor values_map;  // values of W [n, k / 2]
@@ -68,22 +83,21 @@ static_assert(OFFSET(Parameters, n) == 316 && OFFSET(Parameters, k_tiles) == 320
 static_assert(OFFSET(Parameters, k_words) == 324 && OFFSET(Parameters, x_step) == 328);
 static_assert(OFFSET(Parameters, w_step) == 332 && OFFSET(Parameters, parts) == 336);
 
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
@@ -93,9 +107,8 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
-// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
-// seen to overwrite the end of a stage that was still being read.
+// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
+// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   cutlass::arch::fence_view_async_shared();
   __syncwarp();
@@ -116,14 +129,14 @@ struct Shared {
   alignas(1024) uint8_t tokens[kStages][kTokensBytes];
   alignas(1024) uint8_t values[kStages][kValuesBytes];
   alignas(128) uint8_t metadata[kStages][kRowBlocks * kWordsBytes];
-  alignas(128) uint8_t staging[kConsumers][kChunk * kPitch];  // y of 64 rows of W: a line a token
-  bool last[kConsumers];  // this CTA has the last part of its tile
+  alignas(128) uint8_t staging[kConsumers][kChunk * kPitch];  // y of 64 rows of W, by tokens
+  bool last[kConsumers];  // whether this CTA came last of those that split a tile's k
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
 };
 static_assert(sizeof(Shared) <= 89088);
 
-// The sums of 64 rows of W and all tokens, of 64 columns. All threads have metadata for it.
+// D[64 x 16] += W[64 x 64] * x'; every thread has a word of W's metadata.
 __device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, uint64_t tokens, uint32_t word,
                                          int add) {
   asm volatile(
@@ -136,9 +149,9 @@ __device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, u
 : "l"(values), "l"(tokens), "r"(word), "n"(0), "r"(add));
 }
 
-// Keeps words in their registers up to here, which is behind the wait for the instructions that read them: ptxas
-// takes a register for free once the last instruction that reads it has been issued, and wgmma reads metadata while
-// it runs. The store is never made, since no kernel is launched on less than a stage, but ptxas cannot know.
+// Keeps metadata in its registers until the wgmma that read it are done. ptxas reuses a register once the last
+// instruction that reads it is issued, but wgmma reads metadata while it runs. The store never executes (k_tiles is
+// at least 1), which ptxas cannot know.
 __device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* shared) {
   if (k_tiles > 0) return;
   CUTE_UNROLL
@@ -148,7 +161,7 @@ __device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], i
                  : "memory");
 }
 
-// Tiles of y in the order in which they are computed: kGroup tiles of rows of W for some tokens, then the next.
+// The tile scheduler: bands of kSwizzle tiles of rows of W; in a band, all rows of one tile of tokens come first.
 struct TileScheduler {
   int down, across, tiles;
 
@@ -156,14 +169,14 @@ struct TileScheduler {
       : down((p.n + kRows - 1) / kRows), across((p.m + kTokens - 1) / kTokens), tiles(down * across) {}
 
   __device__ __forceinline__ void at(int tile, int& row, int& token) const {
-    const int group = tile / (kGroup * across), first = group * kGroup, size = min(kGroup, down - first);
-    const int within = tile - group * kGroup * across;
+    const int group = tile / (kSwizzle * across), first = group * kSwizzle, size = min(kSwizzle, down - first);
+    const int within = tile - group * kSwizzle * across;
     row = (first + within % size) * kRows;
     token = within / size * kTokens;
   }
 };
 
-// A CTA's share of a tile: the part of k that it multiplies, and its stages.
+// A unit of work: the k tiles from `first` to `end` of one tile.
 struct Part {
   int tile, part, first, end;
 
@@ -176,7 +189,7 @@ struct Part {
 __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
   const TileScheduler scheduler(p);
   const int row_blocks = (p.n + 63) / 64;
-  Position position{0, 1};  // all stages are free: the first wait for a ring that is full looks one phase back
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int work = blockIdx.x; work < scheduler.tiles * p.parts; work += gridDim.x) {
     const Part part(p, work);
     int row, token;
@@ -192,7 +205,7 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
       cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kEvictNormally, shared.tokens[stage], k_tile * kTileK, token);
       CUTE_UNROLL
       for (int block = 0; block < kRowBlocks; ++block) {
-        // Rows past the end have values of 0, and any metadata that is valid: those of the last block.
+        // Rows past the end have values of 0; their metadata must be valid all the same: that of the last block.
         const int64_t from = min(row / 64 + block, row_blocks - 1);
         // So have columns past the end.
         CUTE_UNROLL
@@ -207,7 +220,7 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
   }
 }
 
-// Stores the y of 64 rows of W, through shared memory, so that a token's rows of W are written side by side.
+// Stores y of 64 rows of W through shared memory, so that a token's elements are written contiguously.
 __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum (&sums)[kCount], int row, int token,
                                       int consumer) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -217,7 +230,7 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum
   const float lower_scale = p.scale_weight[min(own + 8, p.n - 1) * p.w_step];
   CUTE_UNROLL
   for (int chunk = 0; chunk < kTokens; chunk += kChunk) {
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // the last chunk has been read
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all threads have read the previous chunk
     CUTE_UNROLL
     for (int f = 0; f < kChunk / 8; ++f) {
       const Sum* sum = &sums[(chunk / 8 + f) * 4];
@@ -240,7 +253,7 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum
         pair[1] = Output(x[half][1]);
         pairs[half] = reinterpret_cast<const uint32_t&>(pair);
       }
-      // 16 rows by 8 tokens, turned on the way: a line has the rows of one token.
+      // 16 rows by 8 tokens, transposed by stmatrix: the rows of one token become adjacent.
       const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kPitch + warp * 32 + lane / 8 % 2 * 16;
       asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(pairs[0]),
                    "r"(pairs[1])
@@ -262,8 +275,8 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum
   }
 }
 
-// Leaves the sums of one part of k in memory. Of the last part of a tile to come, `sums` become those of all of k,
-// added in the order of the parts, whichever came when; of others this returns false.
+// Writes this CTA's accumulators of a tile to memory. In the last CTA to arrive, `sums` become the sums over all of
+// k, added in the order of k, so that results are deterministic; in the others this returns false.
 __device__ __forceinline__ bool add_parts(const Parameters& p, Shared& shared, Sum (&sums)[kBlocks][kCount],
                                           const Part& part, int consumer) {
   struct alignas(16) Fragment { Sum value[4]; };
@@ -278,13 +291,13 @@ __device__ __forceinline__ bool add_parts(const Parameters& p, Shared& shared, S
     const Sum* sum = &sums[i / (kCount / 4)][i % (kCount / 4) * 4];
     __stcg(reinterpret_cast<int4*>(place(part.part, i)), reinterpret_cast<const int4&>(*sum));
   }
-  __threadfence();  // all that the warpgroup wrote is there before it is counted
+  __threadfence();  // release: the partial sums are visible before the counter is
   asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
   if (thread == 0) {
     uint32_t* arrived = p.arrived + part.tile * kConsumers + consumer;
     const bool last = atomicAdd(arrived, 1u) + 1 == p.parts;
     if (last) *arrived = 0;  // for the next launch
-    __threadfence();  // the others' sums are read after they have been counted
+    __threadfence();  // acquire: the others' partial sums are read after the counter
     shared.last[consumer] = last;
   }
   asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
@@ -319,7 +332,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
     int row, token;
     scheduler.at(part.tile, row, token);
     Sum sums[kBlocks][kCount];
-    int previous = 0;  // the stage whose products may still be running
+    int previous = 0;  // the stage that wgmma may still read
     const auto multiply_stage = [&](int k_tile, uint32_t (&words)[kBlocks][kWords],
                                     const uint32_t (&others)[kBlocks][kWords]) {
       const int stage = position.stage;
@@ -331,7 +344,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * 64 * 64, 0, 512, 2);
       const uint64_t tokens = matrix(shared.tokens[stage], 0, 1024, 1);
       cute::warpgroup_arrive();
-      // Steps are of 32 bytes of values and 64 of tokens, counted by 16.
+      // A step is 32 bytes of values and 64 bytes of tokens; descriptors count 16 bytes.
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
         multiply(sums[block], values + block * (64 * 64 / 16), tokens, words[block][0], k_tile != part.first);
@@ -345,7 +358,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       previous = stage;
       position.advance();
     };
-    // Two stages' words have registers of their own: those of the stage before are read until its wgmma are done.
+    // Metadata of two stages: wgmma of the previous stage may still read its own.
     uint32_t even[kBlocks][kWords] = {}, odd[kBlocks][kWords] = {};
     int k_tile = part.first;
     CUTE_NO_UNROLL
@@ -374,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
     sparse_gemm_sm90a_int8_relu_fp16_scaled_1x1x16_stages12_split4_8587e0fe(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   if (threadIdx.x == 0) {
     cute::prefetch_tma_descriptor(&p.values_map);
     cute::prefetch_tma_descriptor(&p.x_map);
@@ -385,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: wait for the grid before, and let the next one start.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();

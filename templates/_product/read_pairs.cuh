@@ -1,6 +1,6 @@
-// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
-// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
-// at the load, every load would be waited for before the next is issued.
+// A fragment's two columns of a row of C or of a vector, loaded as one word; 0 past the last column. n is even
+// here, and rows start at even elements. The word is split where it is used: split at the load, each load
+// would be waited for before the next is issued.
 template <class Element> struct Columns {
   using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
   Word word;

@@ -1,12 +1,12 @@
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
+// A unit of work: the k tiles from `begin` to `end` of one tile, which are part `part` of its k.
 struct Unit {
   int tile, part, begin, end;
   __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
-// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
-// rows of A and columns of B at the same k.
+// The split-K scheduler: the k tiles of every tile are split into p.k_parts parts, equal but for one k tile.
+// The first parts of all tiles come first, then the second ones, so that units that run at the same time read
+// A and B at the same k.
 struct Walk {
   int tiles, k_tiles, parts, clusters;
   int following;  // the next unit

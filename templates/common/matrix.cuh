@@ -1,6 +1,6 @@
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
 __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
   cute::GmmaDescriptor descriptor;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;

@@ -1,11 +1,10 @@
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };

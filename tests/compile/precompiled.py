@@ -1,6 +1,6 @@
 """Kernels compiled as the generator compiles them, in this process, which reads headers once, and
-compiles no text twice. What ptxas reported on a text stays in a file beside the test, so that only
-texts that changed since are compiled.
+compiles no text twice. What the compiler reported on a text stays in a file beside the test, so
+that only texts that changed since are compiled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from warploom.generator import nvrtc, nvrtc_headers
@@ -36,28 +37,37 @@ def together(*specs: KernelSpec) -> str:
 
 
 def compiled_together(specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
-    """Compile kernels, some to a program: NVRTC takes 0.15 s for any.
+    """Compile kernels, some of a family to a program: NVRTC takes 0.15 s for any.
 
     Each has its own entries; the machine code and the warnings are those of its program.
     """
     found: dict[str, Artifact] = {}
-    for at in range(0, len(specs), TOGETHER):
-        some = specs[at : at + TOGETHER]
+    own = [[*some] for _, some in groupby(specs, lambda spec: spec.operation.family)]
+    for some in (
+        every[at : at + TOGETHER] for every in own for at in range(0, len(every), TOGETHER)
+    ):
         program = compiled_text(None, together(*some), name=some[0].name, arch=some[0].arch)
         entries = dict(program.resources)
         for spec in some:
-            own = {entry: entries.pop(entry) for entry in [*entries] if entry.startswith(spec.name)}
-            found[spec.name] = replace(program, name=spec.name, resources=own)
+            mine = {
+                entry: entries.pop(entry) for entry in [*entries] if entry.startswith(spec.name)
+            }
+            found[spec.name] = replace(program, name=spec.name, resources=mine)
         assert not entries, "of no kernel's name"
     return found
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ptxas says of a kernel's entries; `serialised` as in Artifact."""
+    """What the compiler says of a kernel's entries; `warnings` and `serialised` as in Artifact."""
 
     resources: dict[str, Resources]
-    serialised: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def serialised(self) -> tuple[str, ...]:
+        """The warnings that wgmma is serialised."""
+        return tuple(line for line in self.warnings if "C75" in line)
 
 
 def reports(specs: Sequence[KernelSpec], path: Path, *, renew: bool) -> Mapping[str, Report]:
@@ -72,18 +82,18 @@ def reports(specs: Sequence[KernelSpec], path: Path, *, renew: bool) -> Mapping[
     entries = {
         name: Report(
             {entry: Resources(*numbers) for entry, numbers in one["entries"].items()},
-            tuple(one["serialised"]),
+            tuple(one["warnings"]),
         )
         for name, one in known.items()
     }
     unknown = [spec for spec in specs if spec.name not in known]
     for name, artifact in compiled_together(unknown).items():
-        entries[name] = Report(artifact.resources, artifact.serialised)
+        entries[name] = Report(artifact.resources, artifact.warnings)
     if renew:
         content = {
             name: {
                 "key": keys[name],
-                "serialised": report.serialised,
+                "warnings": report.warnings,
                 "entries": {entry: astuple(one) for entry, one in report.resources.items()},
             }
             for name, report in sorted(entries.items())

@@ -48,9 +48,14 @@ class Function:
         return self.name == self.struct or self.name.startswith("operator")
 
 
+def without_remarks(source: str) -> str:
+    """A kernel's text without comments and the content of strings."""
+    return _REMARKS.sub(lambda found: '""' if found.group()[0] == '"' else " ", source)
+
+
 def uncalled(source: str) -> list[str]:
     """The functions of a kernel's text that no entry calls, nor a function that one calls."""
-    text = _REMARKS.sub(lambda found: '""' if found.group()[0] == '"' else " ", source)
+    text = without_remarks(source)
     structs = _structs(text)
     waiting = functions(text, structs)
     rest = _without(text, [(one.start, one.end) for one in waiting])

@@ -40,6 +40,9 @@ def context(
         "total_columns": launch.PARTIAL_COLUMNS,
         "total_parts": launch.PARTIAL_THREADS // launch.PARTIAL_COLUMNS,
         "total_threads": launch.PARTIAL_THREADS,
+        # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
+        "loads": {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"},
+        "finishing": [i for i, step in enumerate(operation.epilogue) if step.finishes],
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
         "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
         "rounding": len(operation.epilogue) - 1
@@ -118,7 +121,7 @@ def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
         convert = "_product/convert_truncated.cuh"
     last = ("_product/pair.cuh", convert)
     if not operation.epilogue:
-        return ["_product/epilogue_none.cuh", *last]
+        return [*last]
     pairs = "pairs" if in_pairs(operation, schedule) else "single"
     first = [f"_product/read_{pairs}.cuh"]
     if any(step.auxiliary and step.reads == "fragment" for step in operation.epilogue):

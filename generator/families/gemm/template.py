@@ -7,6 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
 from warploom.generator.families._product.groups import MOST_GROUPS
+from warploom.generator.families.gemm.header import described
 from warploom.generator.families.gemm.launch import LIST_THREADS, ROWS_END
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
@@ -34,7 +35,6 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "listed": listed,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "groups": "rows" if operation.by_rows else operation.groups,
-        "masked": operation.groups == "masked",
         "most_groups": MOST_GROUPS,
         "rows_end": f"1 << {ROWS_END.bit_length() - 1}",
         "sparse_block": SPARSE_BLOCK,
@@ -51,6 +51,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
             b_k_major=majors[column_side],
         ),
         "order": _order(operation, schedule),
+        "header": described(spec, layout, _order(operation, schedule)),
     }
 
 

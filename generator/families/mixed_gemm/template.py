@@ -8,6 +8,7 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import template
 from warploom.generator.families._product.groups import MOST_GROUPS
+from warploom.generator.families.mixed_gemm.header import described
 from warploom.generator.families.mixed_gemm.layout import (
     LOADING_REGISTERS,
     mixed_gemm_layout,
@@ -36,4 +37,5 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
         "groups": operation.groups,
         "most_groups": MOST_GROUPS,
         "exchanged": gate_of(operation.epilogue) is not None,
+        "header": described(spec, mixed_gemm_layout(operation, schedule)),
     }

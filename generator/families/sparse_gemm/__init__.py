@@ -7,6 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.epilogue import activation_class, function_parts
 from warploom.generator.families.family import Family
+from warploom.generator.families.sparse_gemm.header import described
 from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
     GROUP,
@@ -41,6 +42,7 @@ class SparseGemm(
             "element": element(spec.operation.element),
             "output": element(spec.operation.of_output),
             "group": GROUP,
+            "header": described(spec, self.layout(spec)),
             "activation_parts": ()
             if function == "none"
             else function_parts(function, gradient=False),

@@ -40,6 +40,4 @@ template <class Function, class Derivative, class Factor, class Element> struct 
       write(dz + row * pitch, up, 2 * n, of_up);
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };

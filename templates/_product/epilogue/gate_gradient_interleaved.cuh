@@ -34,6 +34,4 @@ template <class Function, class Derivative, class Factor, class Element> struct 
       if (row < m) write(dz + row * pitch, {column, column + 1}, 2 * n, gradients);
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };

@@ -11,6 +11,4 @@ template <class Element> struct Preactivation {
       if (row < m) write(z + row * pitch, at.column, n, x[i]);
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };

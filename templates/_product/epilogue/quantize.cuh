@@ -37,6 +37,4 @@ template <bool kPowerOfTwo> struct Quantize {
     }
     return found;
   }
-
-  __device__ __forceinline__ void finish() const {}
 };

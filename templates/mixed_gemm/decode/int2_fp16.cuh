@@ -5,8 +5,6 @@ struct Decode {
   static constexpr int kWords = 1;
   static constexpr float kUnit = 512;
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
-
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], int second,
                                        uint32_t (&registers)[4]) const {
     const uint32_t word = second ? words[0] >> 8 : words[0];

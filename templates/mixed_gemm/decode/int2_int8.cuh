@@ -3,8 +3,6 @@ struct Decode {
   static constexpr int kWords = 1;
   static constexpr float kUnit = 0.015625f;
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
-
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) registers[i] = (words[0] << (6 - 2 * i)) & 0xc0c0c0c0;

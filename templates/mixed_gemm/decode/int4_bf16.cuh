@@ -5,8 +5,6 @@ struct Decode {
   static constexpr int kWords = 1;
   static constexpr float kUnit = 64;
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
-
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     const uint32_t up = words[0] >> 8;
     registers[0] = fma_bf16(words[0] & 0x000f000f, 0x7f007f00, 0xbe00be00);  // 2^127, -8 / 64

@@ -5,8 +5,6 @@ struct Decode {
   static constexpr int kWords = 2;
   static constexpr float kUnit = 256;
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
-
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {

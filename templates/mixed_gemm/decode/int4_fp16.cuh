@@ -5,7 +5,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {
+  __device__ __forceinline__ Decode() {
     offset[0] = 0xe408e408, offset[1] = 0xd480d480;  // -(1024 + 8), -(64 + 8)
   }
 

@@ -5,8 +5,6 @@ struct Decode {
   static constexpr int kWords = 1;
   static constexpr float kUnit = 1;
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
-
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     const uint32_t word = words[0], left = word << 6;
     registers[0] = multiply_bf16(word & 0x81c081c0, 0x7e807e80);

@@ -4,8 +4,6 @@ struct Decode {
   static constexpr int kWords = 1;
   static constexpr float kUnit = 16384;
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
-
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     constexpr uint32_t kSign = 0x80008000, kRest = 0x0e000e00;
     const uint32_t word = words[0], turned = __funnelshift_r(word, word, 6);

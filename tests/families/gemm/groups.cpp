@@ -45,7 +45,7 @@ static const char* broken() {
   const int count = tiles.count();
   for (int index = 0; index < count; ++index) {
     for (int rank = 0; rank < kClusterM * kClusterN; ++rank) {
-      const Place at = tiles.at(index, rank);
+      const TileCoord at = tiles.at(index, rank);
       if (at.batch < 0 || at.batch >= p.batches) return "a tile is of no group";
       if (at.end != ends[at.batch]) return "a tile does not know where its group ends";
       if (at.m < begins[at.batch] || (at.m - begins[at.batch]) % kTileM) return "a tile begins beside its group's";

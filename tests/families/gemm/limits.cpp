@@ -4,13 +4,13 @@
 
 static int blocks_last(const Parameters& p, int clusters) {
   const Tiles tiles(p);
-  const int count = tiles.count(), step = kTurns * clusters, loaded = k_tiles(p);
+  const int count = tiles.count(), step = kConsumers / kSharing * clusters, loaded = k_tiles(p);
   int sum = (kSplit * loaded - 1) * kTileK;  // where the last k tile begins
   for (int first = 0; first < step && first < count; first += step > 1 ? step - 1 : 1) {
     const int last = first + (count - 1 - first) / step * step;
     for (int tile : {first, last})
       for (int rank = 0; rank < kClusterM * kClusterN; ++rank) {
-        const Place at = tiles.at(tile, rank);
+        const TileCoord at = tiles.at(tile, rank);
         if (at.m < 0 || at.n < 0) return 1;
         sum ^= at.m + kTileM ^ at.n + kTileN;
       }

@@ -38,7 +38,7 @@ static const char* broken(int clusters, const int* lengths) {
   int zeros = 0;
   for (int index = 0; index < tiles.count(); ++index) {
     for (int rank = 0; rank < kClusterSize; ++rank) {
-      const Place at = tiles.at(index, rank);
+      const TileCoord at = tiles.at(index, rank);
       if (at.m < 0 || at.n < 0 || at.m % kTileM || at.n % kTileN || !seen.insert({at.m, at.n}).second)
         return "a tile comes up twice, or begins within one";
       KTiles k_tiles(p, at);

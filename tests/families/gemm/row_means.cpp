@@ -19,7 +19,7 @@ static void each_thread(int count, const std::function<void()>& body) {
 }
 
 // The shares of one consumer's part of a tile at `at`, of D [m, n]; others stay as they are.
-static const char* wrong_shares(Place at, int m, int n) {
+static const char* wrong_shares(TileCoord at, int m, int n) {
   const int groups = (n + 15) / 16, pitch = groups + 3;
   std::vector<float> shares(size_t(m) * pitch, -1.f);
   each_thread(128, [&] {

@@ -251,7 +251,7 @@ def test_tiles_take_the_blocks_that_count_each_once(
     spec = KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
     source = render(spec)
     parts = re.findall(
-        r"^struct (?:Place|Tiles|ListedTiles : Tiles|KTiles) \{.*?^\};", source, re.M | re.S
+        r"^struct (?:TileCoord|Tiles|ListedTiles : Tiles|KTiles) \{.*?^\};", source, re.M | re.S
     )
     (making,) = re.findall(r'^extern "C"[^\n]*\n    \w+_lists\(.*?^\}', source, re.M | re.S)
     assert len(parts) == 4
@@ -265,7 +265,7 @@ def test_tiles_take_the_blocks_that_count_each_once(
 constexpr int kTileM = {m}, kTileN = {n}, kTileK = {k}, kListThreads = 1024, kBlock = 128;
 constexpr int kClusterM = {cluster_m}, kClusterN = {cluster_n};
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kGroup = {fields.get("swizzle_size", 8)};
+constexpr int kSwizzle = {fields.get("swizzle_size", 8)};
 constexpr char kSparse = '{sparse}';
 struct Parameters {{
   int m, n, k;

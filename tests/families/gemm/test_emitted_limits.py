@@ -47,11 +47,11 @@ def gemm_text(spec: KernelSpec) -> str:
             *(["#define BATCHED"] if batched else []),
             *([] if "int kSplit" in text else ["constexpr int kSplit = 1;"]),
             *re.findall(
-                r"^constexpr int k(?:Tile|Cluster|Split|Consumers|Sharing|Turns|Group).*?$",
+                r"^constexpr int k(?:Tile|Cluster|Split|Consumers|Sharing|Swizzle).*?$",
                 text,
                 re.M,
             ),
-            *re.findall(r"^struct (?:Place|Tiles) \{.*?^\};", text, re.M | re.S),
+            *re.findall(r"^struct (?:TileCoord|Tiles) \{.*?^\};", text, re.M | re.S),
             f"static int k_tiles(const Parameters& p) {{ return {k_tiles}; }}",
             f'#line 1 "{HARNESS}"',
             HARNESS.read_text(),

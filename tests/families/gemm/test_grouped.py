@@ -553,13 +553,13 @@ def test_tiles_find_their_groups_whatever_the_offsets_are(
     fields: dict[str, Any], operation: str, tmp_path: Path
 ) -> None:
     spec = spec_of({"rows": BY_ROWS, "masked": MASKED}[operation], **fields)
-    pattern = r"^struct (?:Place|GroupTable|GroupedTiles) \{.*?^\};"
+    pattern = r"^struct (?:TileCoord|GroupTable|GroupedTiles) \{.*?^\};"
     parts = re.findall(pattern, render(spec), re.M | re.S)
     assert len(parts) == 3
     schedule: Any = spec.schedule
     m, n, _ = schedule.tile
     constants = f"""
-constexpr int kTileM = {m}, kTileN = {n}, kGroup = {schedule.swizzle_size};
+constexpr int kTileM = {m}, kTileN = {n}, kSwizzle = {schedule.swizzle_size};
 constexpr int kClusterM = {schedule.cluster[0]}, kClusterN = {schedule.cluster[1]};
 constexpr bool kMasked = {str(operation == "masked").lower()};
 struct Parameters {{

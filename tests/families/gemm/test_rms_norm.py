@@ -188,7 +188,8 @@ def test_factors_are_there_before_what_loads_them(fields: dict[str, Any]) -> Non
     text = render(spec(RmsScale(), **fields))
     consumer = text[text.index("struct Products") :]
     prepared = consumer.index("epilogue.step_0.prepare<")
-    assert prepared < consumer.index("epilogue.load_block(")
+    (loads, *_) = re.finditer(r"epilogue\.load(?:_block)?\(", consumer)
+    assert prepared < loads.start()
     assert "step_0.apply(x, " in text
     squares = render(spec(Residual("bf16"), MeanSquare(), **fields))
     summed = squares.index("epilogue.step_1.add(x, at, chunk, p.m, p.n);")
@@ -264,7 +265,7 @@ def test_shares_and_factors_are_of_their_rows(tmp_path: Path, fields: dict[str, 
         STUBS % threads,
         *constants,
         f"constexpr int kTileRows = {rows}, kTileColumns = {columns}, kThreads = {threads};",
-        struct("Place", squares),
+        struct("TileCoord", squares),
         places,
         struct("MeanSquare", squares),
         struct("RmsScale", scales),

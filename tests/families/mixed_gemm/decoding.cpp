@@ -2,6 +2,7 @@
 #include <cmath>
 #include <random>
 #include <string>
+#include <type_traits>
 #define __device__
 #define __forceinline__ inline
 #define CUTE_UNROLL
@@ -55,6 +56,12 @@ static uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
 }
 static uint32_t both(uint32_t pair, int half) { return (pair >> 16 * half & 0xffff) * 0x10001; }
 PART
+
+// A `Decode` with these scales and zero points, or one that has neither.
+template <class D> static D made(uint32_t scales, uint32_t zeros) {
+  if constexpr (std::is_constructible_v<D, uint32_t, uint32_t>) return D(scales, zeros);
+  else return D();
+}
 
 // Runs `Decode` for every code in every place, and every zero point or power of two beside it.
 static std::mt19937 random_bits(7);
@@ -122,7 +129,8 @@ int main() {
       double scales[2] = {1, 1};
       if (kScaled)
         for (int row = 0; row < 2; ++row) scales[row] = scale(bits[row]);
-      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" || kFormat == "mxfp8" || kFormat == "nvfp4" ? 8 : 16), beside | other << 8);
+      const auto decode = made<Decode>(
+          bits[0] | bits[1] << (kFormat == "mxfp4" || kFormat == "mxfp8" || kFormat == "nvfp4" ? 8 : 16), beside | other << 8);
       for (int step = 0; step < kStepsOfWords; ++step) {
         uint32_t own[4];
         STEP(decode, words, step, own);

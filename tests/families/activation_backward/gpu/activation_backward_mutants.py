@@ -21,7 +21,7 @@ def extents(m: int, n: int) -> Callable[[KernelSpec, int], None]:
     return check
 
 
-ADD = "  // The sums of the threads that share columns, added from the first row on.\n"
+ADD = "  // Adds up the sums of threads with the same columns, in a fixed order.\n"
 PAUSE = "  for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
 SYNC = "  __syncthreads();\n  for (int i = threadIdx.x;"
 SYNC_PARTS = "  shared[group][lane] = sum;\n  __syncthreads();\n"

@@ -81,8 +81,8 @@ CONSUME = "  wait_for_launch_before();\n  const Tiles tiles(p);\n"
 LOAD_A = "  Position position{0, 1};\n  CUTE_NO_UNROLL\n"
 WAIT = "  wait_for_launch_before();\n"
 MEET = "    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);\n"
-READ = MEET.replace("\n", "  // all have read those of the tile before\n")
-BEGUN = "    cute::cluster_wait();  // all blocks of the cluster have begun\n"
+READ = MEET.replace("\n", "  // all have read the partial sums of the tile before\n")
+BEGUN = "    cute::cluster_wait();  // all CTAs of the cluster have started\n"
 EXCHANGED = "    shared.exchanged.wait(0);  // a cluster has one tile\n"
 ADDED = "      for (int j = 0; j < 4; ++j) sum[j] = total[j];\n    }\n"
 SUMMED = "      CUTE_UNROLL\n      for (int j = 0; j < kAtOnce; ++j) {\n        CUTE_UNROLL\n"
@@ -91,8 +91,8 @@ MEETING = (
     "the tile before\n"
 )
 PREPARED = "    }\n    cutlass::arch::NamedBarrier::sync(kThreads, barrier);\n  }\n"
-LOAD_BLOCK = (
-    "    CUTE_UNROLL\n    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block("
+LOAD_OPERANDS = (
+    "    CUTE_UNROLL\n    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load("
 )
 LEAVE = "  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {\n"
 RAISED = (
@@ -227,7 +227,7 @@ MUTANTS = {
     "factors are overwritten while others scale by them": Mutant(
         wrong=((MEETING, ""),),
         shape=(600, 1000, 256),
-        pauses=((LOAD_BLOCK, "    if (threadIdx.x / 32 % 4 == 1)\n" + PAUSE + LOAD_BLOCK),),
+        pauses=((LOAD_OPERANDS, "    if (threadIdx.x / 32 % 4 == 1)\n" + PAUSE + LOAD_OPERANDS),),
         kernel=NORMED,
     ),
     # Blocks end before their loads, which may end the process: so it comes last.

@@ -1,10 +1,25 @@
-// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b
+// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e
 //
-// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu
+// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu, residual_fp16
 //   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
-//   tile 16x64x256 by wgmma, 1 consumer, k split over 2 blocks, 13 stages, along_n, group 8, store direct
-//   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-// Digest 8898081b4b9119760aca94192141a21ecf2ab59dbb19e20a481ffd398041e79c; `warploom show` prints this file.
+//   tile 8x64x128 by mma, 1 consumer, k split over 4 CTAs, 32 stages, along_n, swizzle 8, store direct
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+// Digest 5140a22e75fe69315fd5fbf31c8df062b160b5655c9d4d1d1d3f6ffef02614aa; `warploom show` prints this file.
+//
+// Warps 0 to 3, 1 consumer of 4 warps: mma on 64 dequantized rows of W, then the epilogue.
+// Warps 4 and 5, the producer: one thread copies slabs of W, one loads A.
+// Registers per thread: at most 255, for 1 CTA of 192 threads per SM.
+//   A consumer thread has 4 accumulators; the epilogue takes 8 columns at once.
+// Shared memory: 206848 bytes; the launch asks for 207872 of 232448
+//   a            32 stages * 2 panels * 1024 = 65536
+//   b            32 stages * 1 slab * 4352 = 139264
+//   exchange     partial sums of other consumers = 1536
+//   full, empty  32 stages * 2 * 8 = 512
+// Barriers    a phase completes after                       waited for by  guards
+// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
+// empty       4 arrivals: every consumer warp               the producer   a stage while it is read
+// exchanged   the bytes of other CTAs' partial sums         consumers      the reduction
+// cluster     all threads of 4 CTAs                         the same       peers' shared memory
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -28,19 +43,19 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
+constexpr int kTileM = 8, kTileN = 64, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 2, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
-constexpr int kConsumers = 1;  // warpgroups
-constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
-constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 192;  // the rest loads
-constexpr int kStages = 13;
-constexpr int kGroup = 8;
-constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
-constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kSplit = 4, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
+constexpr int kConsumers = 1;  // consumer warpgroups
+constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
+constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
+constexpr int kWarps = kConsumers * 4, kThreads = 192;  // consumer warps; then the producer's
+constexpr int kStages = 32;
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as mma sees it: its rows are n
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 8;  // columns of a block in one pass of the epilogue
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -48,37 +63,42 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
-using Bank = Accumulator[kBlocks][kCount];  // sums of a group
+using Bank = Accumulator[kBlocks][kCount];  // accumulators of one group of k
 
-// Packed by the host: these assertions are what keeps the two sides together.
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
   cutlass::half_t* d;  // D[m][pitch]
   cutlass::half_t* bias_0;  // bias[n]
+  cutlass::half_t* residual_2;  // C[m][pitch]
   int64_t d_pitch;  // elements between rows of D
+  int64_t residual_2_pitch;  // elements between rows of C
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
+  float residual_2_beta;  // C is not read when this is 0
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, d_pitch) == 280);
-static_assert(OFFSET(Parameters, a_tail_rows) == 288 && OFFSET(Parameters, m) == 292);
-static_assert(OFFSET(Parameters, n) == 296 && OFFSET(Parameters, k) == 300);
-static_assert(OFFSET(Parameters, row_blocks) == 304 && OFFSET(Parameters, slabs) == 308);
+static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, residual_2) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, residual_2_pitch) == 296);
+static_assert(OFFSET(Parameters, a_tail_rows) == 304 && OFFSET(Parameters, m) == 308);
+static_assert(OFFSET(Parameters, n) == 312 && OFFSET(Parameters, k) == 316);
+static_assert(OFFSET(Parameters, row_blocks) == 320 && OFFSET(Parameters, slabs) == 324);
+static_assert(OFFSET(Parameters, residual_2_beta) == 328);
 
-// ---- Parts ----------------------------------------------------------------------------------
-// A is K-major: a row of 128 bytes is tile k of one m.
+// ---- Device functions ----------------------------------------------------------------------------------
+// A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 2048;  // of one stage
-  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr int kBytes = 1024;  // of one stage
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -88,18 +108,18 @@ struct OperandA {
   }
 };
 
-// W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
-// 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
+// W is stored in slabs of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A
+// operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
 struct Slab {
   static constexpr int kBytes = 4352, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
+  static constexpr int kSteps = kDepth / 16;  // of k, one for each mma
   static constexpr int kWords = 1;  // of a thread, in one step
   static constexpr int kScales = 4096, kGroups = 2;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 2 * kBytes;
+  static constexpr int kStageBytes = 1 * kBytes;
 
-  // Starts the load of one block's slabs from `from` on.
+  // Bulk copy of the slabs of 64 rows; weights are read once, so L2 evicts them first.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
@@ -109,70 +129,56 @@ struct Slab {
   }
 };
 
-// A stage has A in panels, each of as much k as one box of TMA's.
-constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+// A stage has A in panels of as much k as one TMA box.
+constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
-// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
-// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
-// to the result moves the start, in units of 16 bytes.
-__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
-  cute::GmmaDescriptor descriptor;
-  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
-  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
-  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
-  descriptor.bitfield.layout_type_ = layout;
-  return descriptor;
-}
-
-// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
-// each time the ring wraps, so a barrier needs no reset.
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kLength ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Where a tile of D starts.
-struct Place {
+// The first element of a tile of D.
+struct TileCoord {
   int m, n;
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // extents in clusters
+  int along, across;  // tiles along a band's height, and along its length
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
         across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN};
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
 // One for each block at least: past the end of k A is zero.
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return max((p.k + kTileK - 1) / kTileK, kSplit); }
 
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
+// A unit of work: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
 };
 
-// A cluster has one tile, and each of its blocks a part of k.
+// A cluster has one tile, and each of its CTAs a part of k.
 struct Walk {
   int tile, k_tiles;
   bool taken = false;
@@ -187,23 +193,23 @@ struct Walk {
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
-// only through its logical coordinates in D, never through wgmma's register order.
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk / kChunks * kWgmmaM;
 }
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
-__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
@@ -253,24 +259,49 @@ struct Silu {
   __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
 };
 
-// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
-// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
-// the chunk before.
+// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
+template <class Element> struct Residual {
+  const Element* c;
+  int64_t pitch;
+  float beta;
+  struct Operand {
+    Columns<Element> row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    // A row that does not exist, and any row when beta is 0, has no columns.
+    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
+    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
+            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
+  }
+};
+
+// The steps from accumulators to D, in order. Operands of a block of 64 rows are loaded once a tile.
+// Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
   struct Block {
     Bias<cutlass::half_t>::Operand step_0;
   };
   struct Operands {
+    Residual<cutlass::half_t>::Operand step_2;
   };
   int m, n;
   Bias<cutlass::half_t> step_0;
   Silu step_1;
+  Residual<cutlass::half_t> step_2;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
         step_0{p.bias_0},
-        step_1{} {}
+        step_1{},
+        step_2{p.residual_2, p.residual_2_pitch, p.residual_2_beta} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {
@@ -278,35 +309,34 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {};
+    return {
+        step_2.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
     step_0.apply(x, block.step_0);
     step_1.apply(x);
+    step_2.apply(x, operands.step_2);
   }
 };
 
-// Two neighbours in a row of D.
+// Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// Stores D from registers, predicated: for row strides and addresses that TMA cannot write.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
-
-  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
-                                             const Place& at, int chunk) {
+                                             const TileCoord& at, int chunk) {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       const Coordinates place = coordinates(at, chunk, f);
@@ -321,25 +351,23 @@ struct Store {
       }
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
+  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[2048];
+  alignas(16) uint8_t exchange[1536];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
-  EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
-  FullBarrier exchanged;  // what other blocks have of this one's sums has arrived
+  EmptyBarrier empty[kStages];  // every consumer warp has read the stage
+  FullBarrier exchanged;  // the partial sums of other CTAs have arrived
 };
-static_assert(sizeof(SharedStorage) <= 222208);
+static_assert(sizeof(SharedStorage) <= 207872);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
-// The sums of one tile, of which several consumers have a part each: those that share its k in a block, and
-// those of the blocks of a cluster. Each finishes an equal share of the fragments of 16 rows by 8 columns that
-// a warp has; the others leave theirs in its block's shared memory, and it adds them up in one order.
+// The reduction of a tile whose k several consumers split: those of a CTA, and those of the CTAs of a cluster. Each
+// owns an equal share of a warp's fragments of 16 rows by 8 columns; the others write their partial sums of these to
+// the owner's shared memory, and the owner adds them up in a fixed order.
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
   struct alignas(16) Fragment { Accumulator value[4]; };
@@ -351,24 +379,24 @@ struct SharedSums {
 
   __device__ __forceinline__ int mine() const { return rank * kShares + share; }
 
-  // Who finishes a fragment: they go round, so that all finish as many.
+  // The owner of a fragment: round robin, so that all own as many.
   __device__ __forceinline__ int owner(int fragment) const {
-    return kAll >= kSources ? (fragment + warp) % kSources : (fragment * 4 + warp) % kSources;
+    return (fragment * 4 + warp) % kSources;
   }
   __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
 
-  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
-  // what the owner has itself).
+  // Where a source writes a thread's part of a fragment, in the CTA of its owner. The owner itself has no such place:
+  // for it, any valid one is returned.
   __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
-    const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
+    const int number = (fragment * 4 + warp) / kSources;
     const int other = min(source - (source > owner), kSources - 2);
     return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
 
-  // Adds to the fragments that this one finishes what the others have of them.
+  // Adds the others' partial sums to the fragments that this consumer owns.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
     Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
-    cute::cluster_wait();  // all blocks of the cluster have begun
+    cute::cluster_wait();  // all CTAs of the cluster have started
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
@@ -400,18 +428,18 @@ struct SharedSums {
   }
 };
 
-// What comes before this may run under the kernel before, and the next kernel's under this one.
+// Programmatic dependent launch: wait for the grid before, and let the next one start.
 __device__ __forceinline__ void wait_for_launch_before() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- Producer: two threads keep the ring of stages full ------------------------------------------
-// What a block loads: the k tiles of one unit after the other.
+// ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
+// The k tiles that a CTA loads, in order.
 struct Loads {
   const Tiles tiles;
   Walk walk;
   Unit unit{0, 0, 0};
-  Place at;    // of the unit in D
+  TileCoord at;    // of the unit in D
   int k_tile;  // the one to load
 
   __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
@@ -427,12 +455,11 @@ struct Loads {
   }
 };
 
-// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
-// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
-// zero: there any slab will do.
+// Loads slabs of weights, and does not wait for the previous grid: no kernel launched just before writes weights,
+// while its D may be A. Rows past the last are not stored, and A is zero past the end of k: any slab serves there.
 __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
+  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // between blocks of 64 rows
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
@@ -446,21 +473,20 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
     CUTE_UNROLL
     for (int i = 0; i < kRows / kWgmmaM; ++i) {
       Slab::load(full, to, from, there * Slab::kBytes);
-      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
       to += Slab::kOfStage * Slab::kBytes;
       if (i < last) from += pitch;
     }
   }
 }
 
-// Loads A, once the launch before is done.
+// Loads A, once the previous grid is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   wait_for_launch_before();
   Position position{0, 1};
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const bool tail = p.m - loads.at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
     shared.empty[position.stage].wait(position.phase);
     full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
@@ -471,13 +497,13 @@ __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& share
   }
 }
 
-// Each is of a warp of its own, so that neither waits for the other.
+// Two warps, so that neither load waits for the other.
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   if (threadIdx.x == kWarps * 32) load_slabs(p, shared, cluster, clusters);
   if (threadIdx.x == kWarps * 32 + 32) load_a(p, shared, cluster, clusters);
 }
 
-// ---- Decoding and products ------------------------------------------------------------------------
+// ---- Dequantization and MMAs ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 __device__ __forceinline__ uint32_t add_fp16(uint32_t a, uint32_t b) {
   uint32_t d;
@@ -498,7 +524,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {
+  __device__ __forceinline__ Decode() {
     offset[0] = 0xe408e408, offset[1] = 0xd480d480;  // -(1024 + 8), -(64 + 8)
   }
 
@@ -511,11 +537,11 @@ struct Decode {
   }
 };
 
-// What a thread has of a group: the scales of its rows r and r + 8.
+// A group's scales of a thread's rows r and r + 8.
 struct Group {
   uint32_t scales;
 
-  // Of the slab at `slab`, which has both rows' side by side.
+  // Reads them from the slab at `slab`, where those of both rows are adjacent.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     const uint32_t address = slab + Slab::kScales + place * 2;
@@ -526,11 +552,11 @@ struct Group {
   __device__ __forceinline__ float high() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[1]); }
 
   __device__ __forceinline__ Decode decode() const {
-    return Decode(0, 0);
+    return Decode();
   }
 };
 
-// What a thread has of a slab's codes, step by step.
+// A thread's codes of a slab, by steps of k.
 struct Codes {
   uint32_t words[Slab::kSteps][Slab::kWords];
 
@@ -543,13 +569,12 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// A warp lets go of a stage, if there is one; without a branch, which would serialise wgmma.
-__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
+// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
+// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
+__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
+  cutlass::arch::fence_view_async_shared();
   __syncwarp();
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
-                   cute::cast_smem_ptr_to_uint(&empty)),
-               "r"(int(there && threadIdx.x % 32 == 0))
-               : "memory");
+  if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
 __device__ __forceinline__ void clear(Sums& sums) {
@@ -557,7 +582,7 @@ __device__ __forceinline__ void clear(Sums& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Adds sums of a group, times the scales.
+// Adds the accumulators of a group to those of the tile, times the scales.
 __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
@@ -567,124 +592,84 @@ __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Grou
   }
 }
 
-// D[64 x 16] += A[64 x 16] * B[16 x 16]; A in registers, B by descriptor, D in registers.
-struct Wgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[8], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
-  }
-};
-
-// The sums of one unit's products, by wgmma: weights are decoded into registers while the tensor core
-// multiplies what was decoded before.
+// The main loop by mma.sync: a warp has 16 of every 64 rows of W, and loads A for itself by ldmatrix, which pays off
+// where A has few rows.
 struct Products {
-  static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
-  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
-  static constexpr int kOfGroup = kIssues / Slab::kGroups;
-  static constexpr int kBanks = Slab::kOfStage / kShares * Slab::kGroups;  // groups of a stage take banks in turn
+  static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
   Sums sums;
-  Bank banks[2];
-  Group pending[kBlocks];  // the group before
-  uint64_t panels;  // of the first stage, as wgmma is told of them
+  uint32_t columns[2];  // offsets of a lane's ldmatrix row in a panel: of the first and the second 32 bytes of 64
 
-  __device__ __forceinline__ explicit Products(const uint8_t* a)
-      : panels(matrix(a, 0, 1024, 1)) {}
-
-  // Keeps the compiler from moving sums across asynchronous products.
-  __device__ __forceinline__ static void fence(Bank& held) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+f"(held[i / kCount][i % kCount])::"memory");
+  __device__ __forceinline__ explicit Products(const uint8_t*) {
+    const int lane = threadIdx.x % 32;
+    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: the 16-byte chunk XOR the row
+    columns[1] = columns[0] ^ 64;
   }
 
-  // Issues the products of a slab of each block of rows; the last are under way when it returns. `own`: its
-  // number among the consumer's of the stage. The stage before, if one is held, is done with meanwhile.
-  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+  __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+        "{ %0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+  }
+
+  // The MMAs of a slab of each block of rows, the first at `slabs`, with A's panels of the same k.
+  __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
     Codes codes[kBlocks];
     Group group[kBlocks];
+    constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
+    Sums part;
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // two steps: 64 bytes of A's rows
+      uint32_t rows[kOfRows][4];
       CUTE_UNROLL
-      for (int piece = 0; piece < Slab::kPieces; ++piece)
-        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
-    }
-    CUTE_UNROLL
-    for (int issue = 0; issue < kIssues; ++issue) {
-      constexpr int kEach = kIssues / Slab::kGroups;
-      if (issue % kEach == 0) {
+      for (int f = 0; f < kOfRows; ++f)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                     : "=r"(rows[f][0]), "=r"(rows[f][1]), "=r"(rows[f][2]), "=r"(rows[f][3])
+                     : "r"(panels + pair * 2 / kOfPanel * OperandA::kBytes + f * 1024 + columns[pair % 2]));
+      CUTE_UNROLL
+      for (int step = pair * 2; step < pair * 2 + 2; ++step) {
         CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block)
-          group[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, issue / kEach);
-      }
-      uint32_t registers[kBlocks][kIssued][4];
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued * kBlocks; ++i) {
-        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
-        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
-        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
-      const int bank = own * Slab::kGroups + issue / kOfGroup;
-      Bank& into = banks[bank % 2];
-      fence(into);
-      cute::warpgroup_arrive();
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued; ++i) {
-        const int step = issue * kIssued + i;
-        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
-        CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block)
-          Wgmma::fma(registers[block][i], at, into[block], issue % kOfGroup != 0 || i > 0);
-      }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();  // what was issued before is done: its registers may be overwritten
-      if (issue % kOfGroup == 0) {
-        if (bank > 0) {
-          fence(banks[1 - bank % 2]);
-          promote(sums, banks[1 - bank % 2], pending);
+        for (int block = 0; block < kBlocks; ++block) {
+          const uint32_t slab = slabs + block * Slab::kOfStage * Slab::kBytes;
+          if (step * Slab::kWords % 4 == 0) codes[block].read(slab, step * Slab::kWords / 4);
+          if (step % kGroupSteps == 0) group[block].read(slab, step / kGroupSteps);
         }
+        if (step % kGroupSteps == 0) clear(part);
         CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) pending[block] = group[block];
+        for (int block = 0; block < kBlocks; ++block) {
+          uint32_t registers[4];
+          group[block].decode().step(codes[block].words[step], registers);
+          CUTE_UNROLL
+          for (int f = 0; f < kOfRows; ++f)
+            multiply(part[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
+        }
+        if ((step + 1) % kGroupSteps == 0) promote(sums, part, group);
       }
     }
   }
 
-  // Multiplies `count` stages, one at least, and lets go of them. The consumer has these rows of the tile, and
-  // this share of k.
+  // Runs the main loop over `count` stages, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
     clear(sums);
-    int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
-    do {  // a loop that may end at once would serialise wgmma
+    for (int i = 0; i < count; ++i) {
       shared.full[position.stage].wait(position.phase);
-      const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
-      const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
+      const int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
+      const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
       const uint32_t slabs =
           cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
       CUTE_UNROLL
       for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
         const int slab = own * kShares + share;
-        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
-            i > 0);
+        add(panels + slab * kSlabPanels * OperandA::kBytes, slabs + slab * Slab::kBytes);
       }
-      // The compiler follows a bank through a stage, but not from one to the next.
-      cute::warpgroup_wait<0>();
-      fence(banks[1 - kBanks % 2]);
-      release(shared.empty[position.stage]);
-      promote(sums, banks[1 - kBanks % 2], pending);
-      previous = position.stage;
+      release_read(shared.empty[position.stage]);
       position.advance();
-    } while (++i < count);
+    }
   }
 };
 
-// ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
+// ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
   wait_for_launch_before();
@@ -692,14 +677,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
   Products products(shared.a[0]);
-  Store store(nullptr, consumer);
+  Store store;
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
-  Epilogue::Operands operands[kFragments];
   SharedSums total(rank, rows, share);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, 0);
+    TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
@@ -708,29 +692,28 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!total.finishes(i)) continue;
-      operands[0] = epilogue.load(coordinates(at, i, 0));
+      const Epilogue::Operands operands = epilogue.load(coordinates(at, i, 0));
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
-      epilogue.apply(x[0], block[i / kAcross], operands[0]);
+      epilogue.apply(x[0], block[i / kAcross], operands);
       store(p, x, at, i);
     }
   }
-  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
   const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(2);  // who loads slabs, and who loads A
+      shared.full[stage].init(2);  // one producer thread for slabs, and one for A
       shared.empty[stage].init(kWarps);
     }
     shared.exchanged.init(1);
@@ -738,7 +721,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  cute::cluster_arrive();  // no block leaves sums in another before that has begun
+  cute::cluster_arrive();  // no CTA writes to another's shared memory before that has started
   if (warp >= kWarps) {
     produce(p, shared, cluster, clusters);
     __syncwarp();

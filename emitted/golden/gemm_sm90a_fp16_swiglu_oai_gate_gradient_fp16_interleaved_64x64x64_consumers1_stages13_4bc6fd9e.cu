@@ -1,0 +1,564 @@
+// gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e
+//
+// D[m, n] = epilogue(A[m, k] B[k, n]): swiglu_oai_gate_gradient_fp16_interleaved
+//   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
+//   tile 64x64x64, cluster 1x1, 1 consumer, 13 stages, along_m, swizzle 8, store tma
+// Digest 4bc6fd9e88e39ad328ba2842b02d31152839ed68fe91461e72e067c30e42dcf1; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads.
+// Warpgroup 1, the consumer: wgmma on 64 rows of the CTA's tile, then the epilogue.
+// Registers per thread: at most 255, without setmaxnreg.
+//   A consumer thread has 32 accumulators.
+//   Its epilogue takes 64 columns at a time, to need few more.
+// Shared memory: 229584 bytes; the launch asks for 230400 of 232448
+//   a, b         13 stages * (8192 + 8192) = 212992
+//   staging      1 consumer * 2 buffers * 8192 = 16384
+//   full, empty  13 stages * 2 * 8 = 208
+// Barriers    a phase completes after                       waited for by  guards
+// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
+// empty       1 arrivals: 1 consumer                        the producer   a stage while wgmma reads it
+// named 1     128 threads of a consumer                     the same       its staging buffers
+// cluster     all threads of 1 CTA                          the same       barriers before use
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::half_t; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 64, kTileN = 64, kTileK = 64;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kConsumers = 1;  // consumer warpgroups
+constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
+constexpr int kStages = 13;
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = 64, kColumns = 64;  // of a tile, as wgmma sees it
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 64;  // columns of a block in one pass of the epilogue
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  cute::TmaDescriptor b_map;  // B, in operand boxes
+  cute::TmaDescriptor d_map;  // D, in staging boxes
+  cutlass::half_t* gate_gradient_0;  // z[m][pitch]
+  cutlass::half_t* gate_gradient_0_dz;  // dz[m][pitch]
+  int64_t gate_gradient_0_pitch;  // elements between rows of both
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+};
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, gate_gradient_0) == 512 && OFFSET(Parameters, gate_gradient_0_dz) == 520);
+static_assert(OFFSET(Parameters, gate_gradient_0_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
+
+// ---- Device functions ----------------------------------------------------------------------------------
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+    asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+      "}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
+        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
+        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
+      : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A is K-major: a row of 128 bytes has the k tile of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+  }
+};
+
+// B is K-major: a row of 128 bytes has the k tile of one n.
+struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 8192;  // of one stage
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
+
+  // Starts the load of the tile at (n, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+  }
+};
+
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kLength ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The first element of a tile of D.
+struct TileCoord {
+  int m, n;
+};
+
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+struct Tiles {
+  int along, across;  // tiles along a band's height, and along its length
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
+  return at.n + chunk % kChunks * kChunkColumns;
+}
+
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {row, row + 8}, {column, column + 1} };
+}
+
+// A fragment's two columns of a row of C or of a vector, loaded as one word; 0 past the last column. n is even
+// here, and rows start at even elements. The word is split where it is used: split at the load, each load
+// would be waited for before the next is issued.
+template <class Element> struct Columns {
+  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
+  Word word;
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
+
+  __device__ __forceinline__ float operator[](int j) const {
+    const Word bits = word >> (j * 8 * sizeof(Element));
+    return float(reinterpret_cast<const Element&>(bits));
+  }
+};
+
+// Stores a fragment's two columns of a row as one word, none past the last column: n is even here and rows
+// start at even elements.
+template <class Element>
+__device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
+  struct alignas(2 * sizeof(Element)) Word {
+    Element value[2];
+  };
+  if (column[0] < n) *reinterpret_cast<Word*>(row + column[0]) = {Element(x[0]), Element(x[1])};
+}
+
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+struct SwigluOai {
+  __device__ __forceinline__ static float function(float x) {
+    const float gate = x > 7.f ? 7.f : x;
+    return gate * logistic2(1.702f * 1.44269504f * gate);
+  }
+};
+struct SwigluOaiUp {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+};
+
+// Of g / (1 + exp(-1.702 g)) with g = min(x, 7): s (1 + 1.702 g (1 - s)), as silu's, and 0 past
+// 7. Of min(max(x, -7), 7) + 1: 1 within. NaN stays NaN.
+struct SwigluOaiGradient {
+  __device__ __forceinline__ static float slope(float x) {
+    const float scaled = 1.702f * x;
+    const float small = logistic2(-1.44269504f * fabsf(scaled)), large = 1.f - small;
+    const float limit = x < 0.f ? small : large;
+    const float slope = small == 0.f ? limit : fmaf(scaled * small, large, limit);  // x may be infinite there
+    return x > 7.f ? 0.f : slope;
+  }
+};
+struct SwigluOaiFactor {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+  __device__ __forceinline__ static float slope(float x) { return x > 7.f || x < -7.f ? 0.f : 1.f; }
+};
+
+// What most gates multiply by, and its derivative.
+struct UpFactor {
+  __device__ __forceinline__ static float function(float x) { return x; }
+  __device__ __forceinline__ static float slope(float) { return 1.f; }
+};
+
+// Takes the gradient of a gate's result to that of gate and up, which dz gets and z has, in turn; the result
+// itself passes on.
+template <class Function, class Derivative, class Factor, class Element> struct GateGradientInterleaved {
+  const Element* z;
+  Element* dz;
+  int64_t pitch;
+  struct Operand {
+    Columns<Element> both[2][2];  // of a row and a column of D
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    Operand loaded;
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      int column = 2 * at.column[i % 2], row = at.row[i / 2];
+      asm volatile("" : "+r"(row), "+r"(column));  // else addresses are kept for all chunks, and spill
+      loaded.both[i / 2][i % 2] = Columns<Element>(z + row * pitch, {column, column + 1}, row < m ? 2 * n : 0);
+    }
+    return loaded;
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand, const Coordinates& at, int m,
+                                        int n) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float& passing = x[i / 2][i % 2];
+      const float gate = operand.both[i / 2][i % 2][0], up = operand.both[i / 2][i % 2][1];
+      const float value = Function::function(gate), factor = Factor::function(up);
+      const float gradients[2] = {passing * factor * Derivative::slope(gate),
+                                  passing * value * Factor::slope(up)};
+      passing = value * factor;
+      int row = at.row[i / 2], column = 2 * at.column[i % 2];
+      asm volatile("" : "+r"(row), "+r"(column));
+      if (row < m) write(dz + row * pitch, {column, column + 1}, 2 * n, gradients);
+    }
+  }
+};
+
+// The steps from accumulators to D, in order.
+// Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
+struct Epilogue {
+  struct Operands {
+    GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t>::Operand step_0;
+  };
+  int m, n;
+  GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t> step_0;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.gate_gradient_0, p.gate_gradient_0_dz, p.gate_gradient_0_pitch} {}
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Operands& operands, const Coordinates& at) {
+    step_0.apply(x, operands.step_0, at, m, n);
+  }
+};
+
+// Two adjacent elements of a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
+// Stores D by TMA from two staging buffers per consumer: one is filled while TMA reads the other.
+struct Store {
+  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kBytes = 64 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // this consumer's named barrier; the thread's index in its warpgroup
+  int first = 0;        // the buffer of the tile's first chunk
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the index of a 16-byte chunk in its row is XORed with bits of the row's index.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
+
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const TileCoord& at, int chunk) {
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::tma_store_arrive();
+    }
+  }
+
+  // stmatrix writes 16 x 16 elements of 16 bits; lanes 0-15 address the left 8 columns, 16-31 the right.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += 2) {
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    }
+  }
+
+  // The CTA must not exit while TMA still reads its shared memory.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
+  alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[16384];
+  FullBarrier full[kStages];    // all bytes of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer has read the stage
+};
+static_assert(sizeof(SharedStorage) <= 230400);
+
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const TileCoord at = tiles.at(tile, rank);
+    const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      FullBarrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.phase);
+      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      position.advance();
+    }
+  }
+}
+
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
+using RowOperand = OperandA; using ColumnOperand = OperandB;
+// What to add to a descriptor for the next stage, and for the next 64 rows.
+constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
+constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
+
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
+__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
+// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  const uint32_t block = threadIdx.x % 128;
+  empty.arrive(block, block < kClusterSize);
+}
+
+// The main loop's MMAs of one tile; the tensor core accumulates over all of k.
+struct Products {
+  Accumulator sums[kBlocks][kCount];
+
+  // Issues the MMAs of one stage, and does not wait for them.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
+    }
+    cute::warpgroup_commit_batch();
+  }
+
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
+
+  // Issues the MMAs of the next stage, and releases the stage before once its own are done.
+  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the batch just committed: the previous stage is read
+    release(previous);
+  }
+
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
+};
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
+  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  Position position{0, 0};
+  Store store(shared.staging, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Operands operands[kFragments];
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+    TileCoord at = tiles.at(tile, rank);
+    at.m += part * kBlocks * kWgmmaM;
+    Products products;
+    int previous = position.stage;  // the stage that wgmma may still read
+    shared.full[position.stage].wait(position.phase);
+    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    position.advance();
+    CUTE_NO_UNROLL
+    for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
+      shared.full[position.stage].wait(position.phase);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
+      previous = position.stage;
+      position.advance();
+    }
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
+    products.finish(shared.empty[previous]);
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+      const int next = chunk + 1;
+      Value x[kFragments][2][2];
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        }
+        epilogue.apply(x[f], operands[f], coordinates(at, chunk, f));
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+      }
+      store(p, x, at, chunk);
+    }
+  }
+  store.finish();
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    gemm_sm90a_fp16_swiglu_oai_gate_gradient_fp16_interleaved_64x64x64_consumers1_stages13_4bc6fd9e(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
+  const int rank = cute::block_rank_in_cluster();
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(1);
+      shared.empty[stage].init(kSharing * kClusterSize);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
+  cute::cluster_wait();
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+  } else {
+    consume(p, shared, warpgroup - 1, rank, cluster, clusters);
+  }
+}

@@ -1,0 +1,103 @@
+"""What the head of a mixed-input GEMM's source says of its warps, registers, memory, barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from warploom.generator.families._product.header import (
+    Barrier,
+    Memory,
+    counted,
+    header,
+    pipeline,
+)
+from warploom.generator.families._product.layout import STORE_BUFFERS
+from warploom.generator.families.mixed_gemm.layout import (
+    LANES,
+    LOADING_REGISTERS,
+    MixedGemmLayout,
+)
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
+from warploom.generator.wgmma import TemplateText
+
+
+def described(spec: MixedGemmSpec, layout: MixedGemmLayout) -> TemplateText:
+    """Return the comment lines of a kernel."""
+    schedule = spec.schedule
+    sentences = [*_roles(schedule), *_registers(schedule, layout)]
+    memory, barriers = [*_memory(schedule, layout)], [*_barriers(schedule, layout)]
+    return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
+
+
+def _roles(schedule: MixedGemmSchedule) -> Iterator[str]:
+    warps = 4 * schedule.consumers
+    rows = schedule.rows // schedule.sharing
+    share = f" and 1/{schedule.warp_split_k} of k" * (schedule.warp_split_k > 1)
+    who = f"Warps 0 to {warps - 1}, {counted(schedule.consumers, 'consumer')} of 4 warps"
+    yield f"{who}: {schedule.multiply} on {rows} dequantized rows of W{share}, then the epilogue."
+    yield f"Warps {warps} and {warps + 1}, the producer: one thread copies slabs of W, one loads A."
+
+
+def _registers(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[str]:
+    budget = layout.register_budget
+    if schedule.reallocates:
+        launched, loading = LANES // 3 // 8 * 8, LOADING_REGISTERS
+        total = f"{loading} + 2 * {budget} = 3 * {launched}"
+        moved = f"setmaxnreg: producer {loading}, consumers {budget} ({total})"
+        yield f"Registers per thread: {launched} at launch; {moved}."
+    else:
+        ctas = f"{counted(schedule.ctas_per_sm, 'CTA')} of {schedule.threads} threads per SM"
+        yield f"Registers per thread: at most {budget}, for {ctas}."
+    count = 4 * layout.fragments
+    chunk = f"{layout.chunk_columns} columns"
+    yield f"  A consumer thread has {count} accumulators; the epilogue takes {chunk} at once."
+
+
+def _memory(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[Memory]:
+    stages = counted(layout.stages, "stage")
+    a = f"{counted(layout.panels, 'panel')} * {layout.a.bytes}"
+    yield Memory("a", f"{stages} * {a}", layout.stages * layout.panels * layout.a.bytes)
+    b = f"{counted(layout.slabs, 'slab')} * {layout.slab.bytes}"
+    yield Memory("b", f"{stages} * {b}", layout.stages * layout.slabs * layout.slab.bytes)
+    if layout.store_bytes:
+        each = layout.staging_bytes // STORE_BUFFERS
+        consumers = counted(layout.consumers, "consumer")
+        yield Memory(
+            "staging", f"{consumers} * {STORE_BUFFERS} buffers * {each}", layout.store_bytes
+        )
+    if layout.exchange_bytes:
+        yield Memory("exchange", "partial sums of other consumers", layout.exchange_bytes)
+    if layout.factor_bytes:
+        yield Memory("factors", f"{layout.factor_bytes // 4} rows * 4", layout.factor_bytes)
+    yield pipeline(layout.stages)
+
+
+def _barriers(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[Barrier]:
+    yield Barrier(
+        "full",
+        "2 arrivals and the stage's bytes",
+        "consumers",
+        "a stage until it is filled",
+    )
+    yield Barrier(
+        "empty",
+        f"{4 * schedule.consumers} arrivals: every consumer warp",
+        "the producer",
+        "a stage while it is read",
+    )
+    if schedule.cluster_split_k > 1:
+        yield Barrier(
+            "exchanged", "the bytes of other CTAs' partial sums", "consumers", "the reduction"
+        )
+        size = counted(schedule.cluster_size, "CTA")
+        yield Barrier("cluster", f"all threads of {size}", "the same", "peers' shared memory")
+    elif schedule.warp_split_k > 1:
+        threads = 128 * schedule.warp_split_k
+        yield Barrier(
+            "named 1 on", f"{threads} threads with the same rows", "the same", "the reduction"
+        )
+    if layout.store_bytes:
+        names = "named 1" + ", 2" * (schedule.consumers > 1)
+        yield Barrier(names, "128 threads of a consumer", "the same", "its staging buffers")
+    if layout.factor_bytes:
+        yield Barrier("named 6", "all consumer threads", "the same", "factors of rows")

@@ -1,0 +1,108 @@
+"""Emitted kernels have only code that does something: no empty hook, no branch on a constant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from emitted_functions import without_remarks
+from goldens import SPECS, texts
+
+# The kernels of attention still have some of each.
+NAMES = [name for name, spec in SPECS.items() if not spec.operation.family.startswith("attention")]
+WIDTH = 112  # characters of a line of a GEMM
+
+# A function with nothing in it but a default result, and no member that a constructor sets. A union
+# whose members have constructors needs one of its own.
+_HOLLOW = re.compile(
+    r"__device__ __forceinline__ (?!(?:Values|Vector)\(\))"
+    r"[^;{}()]*?(\w+)\([^;{}()]*\)(?: const)? \{(?: return (?:\{\}|0);)? ?\}"
+)
+_CONSTANT = re.compile(r"^(?:static )?constexpr \w+ (k\w+ =[^;]*);", re.MULTILINE)
+_PARAMETER = re.compile(r"\b(?:int|bool) (k\w+)[,>]")  # of a template
+_NAME = re.compile(r"(?:^|, )(k\w+) = ")
+_BRANCH = re.compile(r"\bif \((k\w+)(?: [=!<>]+ \w+)?\)|\b(k[A-Z]\w*)(?: [=!<>]+ \w+)? \?")
+
+
+def hollow(text: str) -> Iterator[str]:
+    """Yield the names of functions that do nothing."""
+    for found in _HOLLOW.finditer(without_remarks(text)):
+        yield found[1]
+
+
+def constants(text: str) -> set[str]:
+    """The names of a kernel's constants outside of functions and structs."""
+    return {name for line in _CONSTANT.findall(text) for name in _NAME.findall(line)}
+
+
+def branches(text: str) -> Iterator[str]:
+    """Yield the constants that alone decide an `if` or a `?:`."""
+    text = without_remarks(text)
+    known = constants(text) - {*_PARAMETER.findall(text)}
+    for found in _BRANCH.finditer(text):
+        name = found[1] or found[2]
+        if name in known:
+            yield name
+
+
+def unread(text: str) -> set[str]:
+    """The constants that a kernel's text has once."""
+    text = without_remarks(text)
+    return {one for one in constants(text) if len(re.findall(rf"\b{one}\b", text)) < 2}
+
+
+def wide(text: str) -> set[str]:
+    """The lines that are too long, but for those with a kernel's name."""
+    return {line for line in text.splitlines() if len(line) > WIDTH and "_sm90a_" not in line}
+
+
+def unsaid(text: str) -> set[str]:
+    """What the head of a kernel with a pipeline does not say."""
+    head = text[: text.index("#if defined")]
+    if "FullBarrier full[kStages]" not in text:
+        return set()
+    words = ("Registers per thread: ", "Shared memory: ", "  full, empty ", "Barriers ")
+    return {word for word in (*words, "full ", "empty ") if f"\n// {word}" not in head}
+
+
+@pytest.mark.parametrize("wrong", [hollow, branches, unread, wide, unsaid])
+def test_kernels_have_live_code_and_a_head_that_explains_them(
+    wrong: Callable[[str], Iterable[str]],
+) -> None:
+    names = [name for name in NAMES if wrong is not wide or name.startswith("gemm_")]
+    assert {name: found for name in names if (found := {*wrong(texts()[name])})} == {}
+
+
+SAMPLE = """
+constexpr int kOne = 1, kTwo = 2;
+constexpr bool kLeft = false;
+struct Order {
+  __device__ __forceinline__ Order(int, int) {}
+  __device__ __forceinline__ void begin() const {}  // {
+  __device__ __forceinline__ int left(int x) const { return 0; }
+  __device__ __forceinline__ int right(int x) const { return x; }
+  __device__ __forceinline__ Order(int x) : x(x) {}
+};
+"""
+
+
+def test_what_is_dead_is_found() -> None:
+    assert [*hollow(SAMPLE)] == ["Order", "begin", "left"]
+    assert constants(SAMPLE) == {"kOne", "kTwo", "kLeft"}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("if (kOne > 1) {", ["kOne"]),
+        ("if (kLeft) f();", ["kLeft"]),
+        ("x = kTwo ? 1 : 2;", ["kTwo"]),
+        ("if constexpr (kOne > 1) {", []),
+        ("if (kOther > 1) {", []),  # of a template
+        ("if (i > kOne) {", []),
+        ("f(kOne) + 1;", []),
+    ],
+)
+def test_a_branch_on_a_constant_is_found(line: str, found: list[str]) -> None:
+    assert [*branches(f"{SAMPLE}{line}\n")] == found
