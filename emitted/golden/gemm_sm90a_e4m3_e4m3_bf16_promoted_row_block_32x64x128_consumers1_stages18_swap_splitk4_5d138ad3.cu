@@ -16,10 +16,10 @@
 //   a, b         18 stages * (4096 + 8192) = 221184
 //   scales       18 stages * 128 = 2304
 //   full, empty  18 stages * 2 * 8 = 288
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes, and scale copies  consumers      a stage until it is filled
-// empty       4 arrivals: 4 consumer warps                  the producer   a stage while wgmma reads it
-// cluster     all threads of 1 CTA                          the same       barriers before use
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes, and scale copies
+// empty       the producer   a stage while wgmma reads it 4 arrivals: 4 consumer warps
+// cluster     the same       barriers before use          all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -486,9 +486,9 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 // A block scale as fp32.
 __device__ __forceinline__ float as_float(float scale) { return scale; }
 
-// The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
-// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
-// There are two of the first level, so that the MMAs of a k tile run while the one before is scaled.
+// The main loop with two-level accumulation: the tensor core accumulates one k tile, in which every element has
+// one scale of A and one of B; FFMAs multiply by these and add to fp32 registers.
+// Two banks of first-level accumulators: the MMAs of a k tile run while those of the one before are scaled.
 struct Products {
   static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
   // Of blocks of 128 rows there are few: a thread reads those of the next k tile one k tile ahead.
@@ -525,7 +525,7 @@ struct Products {
   static_assert(kBlocks == 1);
   Accumulator sums[kBlocks][kCount], partial[2][kCount];
 
-  // Issues the products of one stage.
+  // Issues the MMAs of one stage.
   template <int kBank>
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
     fence(partial[kBank]);
@@ -537,7 +537,7 @@ struct Products {
     cute::warpgroup_commit_batch();
   }
 
-  // Issues the products of the next stage in the other bank, if there is one, and adds the scaled ones of the
+  // Issues the MMAs of the next stage into the other bank, if there is one, and scales and adds those of the
   // stage before, which each warp then releases.
   template <int kBank, bool kIssues>
   __device__ __forceinline__ void add(const Parameters& p, const TileCoord& at, const Scales& scales,
@@ -561,7 +561,7 @@ struct Products {
       const float of_column = as_float(next_columns[i / 4 * 2 + i % 2]);
       sums[0][i] += partial[kBank][i] * (of_column * of_rows[0][0]);
     }
-    cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
+    cute::tma_store_fence();  // orders these reads of scales before the next TMA load
     release(empty);
   }
 };

@@ -15,11 +15,11 @@
 //   staging      2 consumers * 2 buffers * 8192 = 32768
 //   scales       6 stages * 224 = 1344
 //   full, empty  6 stages * 2 * 8 = 96
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes, and scale copies  consumers      a stage until it is filled
-// empty       8 arrivals: 8 consumer warps                  the producer   a stage while wgmma reads it
-// named 1, 2  128 threads of a consumer                     the same       its staging buffers
-// cluster     all threads of 1 CTA                          the same       barriers before use
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes, and scale copies
+// empty       the producer   a stage while wgmma reads it 8 arrivals: 8 consumer warps
+// named 1, 2  the same       its staging buffers          128 threads of a consumer
+// cluster     the same       barriers before use          all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -436,8 +436,8 @@ __device__ __forceinline__ float as_float(uint8_t scale) {
   return __uint_as_float(scale == 255 ? 0x7fffffffu : max(uint32_t(scale) << 23, 0x00400000u));
 }
 
-// The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
-// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
+// The main loop with two-level accumulation: the tensor core accumulates one k tile, in which every element has
+// one scale of A and one of B; FFMAs multiply by these and add to fp32 registers.
 struct Products {
   static constexpr int kRowScales = 2;  // of 64 rows: those of a thread
   const int row;  // the first of a thread's rows of the tile
@@ -459,7 +459,7 @@ struct Products {
   static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
   Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
 
-  // Issues the products of one stage and 64 rows.
+  // Issues the MMAs of one stage and 64 rows.
   __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
     fence(partial[block % kBanks]);
     cute::warpgroup_arrive();
@@ -470,8 +470,8 @@ struct Products {
     cute::warpgroup_commit_batch();
   }
 
-  // Adds the scaled products of the next stage, which each warp releases once it has read the last scale.
-  // Returns whether `full` has passed `phase`: it is asked before the sums, under which the answer arrives.
+  // Scales and adds the MMAs of the next stage, which each warp releases once it has read its last scale.
+  // Returns whether `full` has passed `phase`: try_wait is issued before the FFMAs, which hide its latency.
   __device__ __forceinline__ bool next(const Parameters& p, const TileCoord& at, uint64_t rows,
                                        uint64_t columns, const Scales& scales, EmptyBarrier& empty,
                                        const FullBarrier& full, uint32_t phase) {
@@ -501,7 +501,7 @@ struct Products {
       }
       if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
-    cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
+    cute::tma_store_fence();  // orders these reads of scales before the next TMA load
     release(empty);
     return filled;
   }

@@ -15,11 +15,11 @@
 //   b            13 stages * 2 slabs * 4352 = 113152
 //   exchange     partial sums of other consumers = 2048
 //   full, empty  13 stages * 2 * 8 = 208
-// Barriers    a phase completes after                       waited for by  guards
-// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
-// empty       4 arrivals: every consumer warp               the producer   a stage while it is read
-// exchanged   the bytes of other CTAs' partial sums         consumers      the reduction
-// cluster     all threads of 2 CTAs                         the same       peers' shared memory
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer   a stage while it is read     4 arrivals: every consumer warp
+// exchanged   consumers      the reduction                the bytes of other CTAs' partial sums
+// cluster     the same       peers' shared memory         all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

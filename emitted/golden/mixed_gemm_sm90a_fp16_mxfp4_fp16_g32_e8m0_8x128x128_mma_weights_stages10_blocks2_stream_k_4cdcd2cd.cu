@@ -15,9 +15,9 @@
 //   a            10 stages * 2 panels * 1024 = 20480
 //   b            10 stages * 2 slabs * 4352 = 87040
 //   full, empty  10 stages * 2 * 8 = 160
-// Barriers    a phase completes after                       waited for by  guards
-// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
-// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer   a stage while it is read     8 arrivals: every consumer warp
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
