@@ -15,12 +15,12 @@
 //   a, b         6 stages * (16384 + 16384) = 196608
 //   staging      2 consumers * 2 buffers * 8192 = 32768
 //   full, empty  6 stages * 2 * 8 = 96
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
-// empty       2 arrivals: 1 consumer of 2 CTAs              the producer   a stage while wgmma reads it
-// named 1, 2  128 threads of a consumer                     the same       its staging buffers
-// named 3, 4  128 threads of each consumer                  one consumer   one main loop at a time
-// cluster     all threads of 2 CTAs                         the same       barriers, at start and exit
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer   a stage while wgmma reads it 2 arrivals: 1 consumer of 2 CTAs
+// named 1, 2  the same       its staging buffers          128 threads of a consumer
+// named 3, 4  one consumer   one main loop at a time      128 threads of each consumer
+// cluster     the same       barriers, at start and exit  all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -237,8 +237,8 @@ struct ListedTiles : Tiles {
   __device__ __forceinline__ explicit ListedTiles(const Parameters& p)
       : Tiles(p), lists(p.lists), k_blocks((p.k + kBlock - 1) / kBlock) {}
 
-  // Where a tile starts, and its k tiles: see KTiles. Lists are in the order of their lengths, so that
-  // clusters that take tiles in turn, one round forward and the next backward, have as much to multiply.
+  // Where a tile starts, and its k tiles: see KTiles. Lists are sorted by length, and rounds of clusters go
+  // forward and backward alternately, so that all clusters have about as much work.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int clusters = gridDim.x / kClusterSize, round = index / clusters;
     if (round % 2 == 1) {

@@ -16,11 +16,11 @@
 //   a, b         11 stages * (4096 + 16384) = 225280
 //   factors      32 rows * 4 = 128
 //   full, empty  11 stages * 2 * 8 = 176
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
-// empty       2 arrivals: 2 consumers                       the producer   a stage while wgmma reads it
-// named 6 on  threads that share factors                    the same       factors of rows
-// cluster     all threads of 1 CTA                          the same       barriers before use
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer   a stage while wgmma reads it 2 arrivals: 2 consumers
+// named 6 on  the same       factors of rows              threads that share factors
+// cluster     the same       barriers before use          all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -452,8 +452,8 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 // A block scale as fp32.
 __device__ __forceinline__ float as_float(float scale) { return scale; }
 
-// The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
-// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
+// The main loop with two-level accumulation: the tensor core accumulates one k tile, in which every element has
+// one scale of A and one of B; FFMAs multiply by these and add to fp32 registers.
 struct Products {
   static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
   const int column;  // the first of a thread's columns of the tile, behind those before the group
@@ -498,7 +498,7 @@ struct Products {
   static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
   Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
 
-  // Issues the products of one stage and 64 rows.
+  // Issues the MMAs of one stage and 64 rows.
   __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
     fence(partial[block % kBanks]);
     cute::warpgroup_arrive();
@@ -509,8 +509,8 @@ struct Products {
     cute::warpgroup_commit_batch();
   }
 
-  // Adds the scaled products of the next stage, which each warp releases once it has read the last scale.
-  // Returns whether `full` has passed `phase`: it is asked before the sums, under which the answer arrives.
+  // Scales and adds the MMAs of the next stage, which each warp releases once it has read its last scale.
+  // Returns whether `full` has passed `phase`: try_wait is issued before the FFMAs, which hide its latency.
   __device__ __forceinline__ bool next(const Parameters& p, const TileCoord& at, uint64_t rows,
                                        uint64_t columns, const Scales& scales, EmptyBarrier& empty,
                                        const FullBarrier& full, uint32_t phase) {
@@ -536,7 +536,7 @@ struct Products {
       }
       if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
-    cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
+    cute::tma_store_fence();  // orders these reads of scales before the next TMA load
     release(empty);
     return filled;
   }

@@ -489,9 +489,9 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 // A block scale as fp32.
 __device__ __forceinline__ float as_float(float scale) { return scale; }
 
-// The accumulators of one tile, in two levels: the tensor core adds up one tile k, of which each element has
-// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
-// There are two of the first level, so that the MMAs of a k tile run while the one before is scaled.
+// The main loop with two-level accumulation: the tensor core accumulates one k tile, in which every element has
+// one scale of A and one of B; FFMAs multiply by these and add to fp32 registers.
+// Two banks of first-level accumulators: the MMAs of a k tile run while those of the one before are scaled.
 struct Products {
   static constexpr int kRowScales = 2;  // of 64 rows: those of a thread
   static constexpr int kColumnScales = 2;
@@ -539,7 +539,7 @@ struct Products {
   static_assert(kBlocks == 1);
   Accumulator sums[kBlocks][kCount], partial[2][kCount];
 
-  // Issues the products of one stage.
+  // Issues the MMAs of one stage.
   template <int kBank>
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
     fence(partial[kBank]);
@@ -551,7 +551,7 @@ struct Products {
     cute::warpgroup_commit_batch();
   }
 
-  // Issues the products of the next stage in the other bank, if there is one, and adds the scaled ones of the
+  // Issues the MMAs of the next stage into the other bank, if there is one, and scales and adds those of the
   // stage before, which each warp then releases.
   template <int kBank, bool kIssues>
   __device__ __forceinline__ void add(const Parameters& p, const TileCoord& at, const Scales& scales,
@@ -586,7 +586,7 @@ struct Products {
       const int row = i / 2 % 2 % kRowScales;  // of the thread's, see `coordinates`
       sums[0][i] += partial[kBank][i] * factors[0][row][i / 4 * 8 / kFactorColumns];
     }
-    cute::tma_store_fence();  // scales are read before TMA writes there: an arrival waits for no read
+    cute::tma_store_fence();  // orders these reads of scales before the next TMA load
     release(empty);
   }
 };

@@ -13,10 +13,10 @@
 // Shared memory: 229488 bytes; the launch asks for 230400 of 232448
 //   a, b         7 stages * (16384 + 16384) = 229376
 //   full, empty  7 stages * 2 * 8 = 112
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
-// empty       4 arrivals: 2 consumers of 2 CTAs             the producer   a stage while wgmma reads it
-// cluster     all threads of 2 CTAs                         the same       barriers, at start and exit
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer   a stage while wgmma reads it 4 arrivals: 2 consumers of 2 CTAs
+// cluster     the same       barriers, at start and exit  all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

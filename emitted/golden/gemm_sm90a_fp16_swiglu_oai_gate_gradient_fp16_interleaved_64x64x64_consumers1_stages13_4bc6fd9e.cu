@@ -14,11 +14,11 @@
 //   a, b         13 stages * (8192 + 8192) = 212992
 //   staging      1 consumer * 2 buffers * 8192 = 16384
 //   full, empty  13 stages * 2 * 8 = 208
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
-// empty       1 arrivals: 1 consumer                        the producer   a stage while wgmma reads it
-// named 1     128 threads of a consumer                     the same       its staging buffers
-// cluster     all threads of 1 CTA                          the same       barriers before use
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer   a stage while wgmma reads it 1 arrivals: 1 consumer
+// named 1     the same       its staging buffers          128 threads of a consumer
+// cluster     the same       barriers before use          all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -15,12 +15,12 @@
 //   a, b         5 stages * (8192 + 32768) = 204800
 //   staging      1 consumer * 2 buffers * 4096 = 8192
 //   full, empty  5 stages * 2 * 8 = 80
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
-// empty       1 arrivals: 1 consumer                        the producer   a stage while wgmma reads it
-// named 1     128 threads of a consumer                     the same       its staging buffers
-// named 5     128 threads of consumers                      the same       stages, reused below
-// cluster     all threads of 8 CTAs                         the same       accumulators kept in stages
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer   a stage while wgmma reads it 1 arrivals: 1 consumer
+// named 1     the same       its staging buffers          128 threads of a consumer
+// named 5     the same       stages, reused below         128 threads of consumers
+// cluster     the same       accumulators kept in stages  all threads of 8 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

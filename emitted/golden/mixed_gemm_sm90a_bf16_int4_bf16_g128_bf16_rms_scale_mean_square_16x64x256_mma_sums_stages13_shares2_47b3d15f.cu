@@ -16,11 +16,11 @@
 //   exchange     partial sums of other consumers = 4096
 //   factors      16 rows * 4 = 64
 //   full, empty  13 stages * 2 * 8 = 208
-// Barriers    a phase completes after                       waited for by  guards
-// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
-// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
-// named 1 on  256 threads with the same rows                the same       the reduction
-// named 6     all consumer threads                          the same       factors of rows
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer   a stage while it is read     8 arrivals: every consumer warp
+// named 1 on  the same       the reduction                256 threads with the same rows
+// named 6     the same       factors of rows              all consumer threads
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

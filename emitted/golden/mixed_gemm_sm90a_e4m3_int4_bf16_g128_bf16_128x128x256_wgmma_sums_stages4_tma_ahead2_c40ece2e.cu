@@ -15,10 +15,10 @@
 //   b            4 stages * 4 slabs * 4224 = 67584
 //   staging      2 consumers * 2 buffers * 4096 = 16384
 //   full, empty  4 stages * 2 * 8 = 64
-// Barriers    a phase completes after                       waited for by  guards
-// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
-// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
-// named 1, 2  128 threads of a consumer                     the same       its staging buffers
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer   a stage while it is read     8 arrivals: every consumer warp
+// named 1, 2  the same       its staging buffers          128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

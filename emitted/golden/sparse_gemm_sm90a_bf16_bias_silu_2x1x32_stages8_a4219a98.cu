@@ -14,10 +14,10 @@
 //   metadata     8 stages * 1024 = 8192
 //   staging      2 consumers * 32 tokens * 144 = 9216
 //   full, empty  8 stages * 2 * 8 = 128
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes               consumers      a stage until it is filled
-// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
-// named 1 to 2128 threads of a consumer                     the same       its staging buffer
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer   a stage while it is read     8 arrivals: every consumer warp
+// named 1 to 2the same       its staging buffer           128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -40,10 +40,10 @@ def branches(text: str) -> Iterator[str]:
     """Yield the constants that alone decide an `if` or a `?:`."""
     text = without_remarks(text)
     known = constants(text) - {*_PARAMETER.findall(text)}
-    for found in _BRANCH.finditer(text):
-        name = found[1] or found[2]
-        if name in known:
-            yield name
+    for line in text.splitlines():
+        for found in _BRANCH.finditer(line.partition("constexpr ")[0]):
+            if (name := found[1] or found[2]) in known:
+                yield name
 
 
 def unread(text: str) -> set[str]:
@@ -99,6 +99,7 @@ def test_what_is_dead_is_found() -> None:
         ("if (kLeft) f();", ["kLeft"]),
         ("x = kTwo ? 1 : 2;", ["kTwo"]),
         ("if constexpr (kOne > 1) {", []),
+        ("constexpr int kThree = kOne > 1 ? 2 : 3;", []),
         ("if (kOther > 1) {", []),  # of a template
         ("if (i > kOne) {", []),
         ("f(kOne) + 1;", []),

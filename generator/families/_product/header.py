@@ -55,5 +55,5 @@ def header(
     ]
     lines += [f"  {row.name:11}  {row.factors} = {row.bytes}" for row in memory]
     rows = [Barrier("Barriers", "a phase completes after", "waited for by", "guards"), *barriers]
-    lines += [f"{row.name:12}{row.completes:44}  {row.waits:13}  {row.guards}" for row in rows]
+    lines += [f"{row.name:12}{row.waits:15}{row.guards:29}{row.completes}".rstrip() for row in rows]
     return TemplateText("".join(f"// {line}\n" for line in lines))

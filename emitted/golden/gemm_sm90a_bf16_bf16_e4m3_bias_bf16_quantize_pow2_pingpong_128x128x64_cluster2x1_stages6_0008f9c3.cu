@@ -1,0 +1,596 @@
+// gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3
+//
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, quantize_pow2
+//   A bf16 row, B bf16 col, accumulated in fp32, D e4m3 row
+//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, swizzle 8, store tma
+// Digest 0008f9c37fc554ae08049cc313dc160e20a316ef6a29670dfb79e80b7b915b53; `warploom show` prints this file.
+//
+// Warpgroup 0, the producer: thread 0 issues the TMA loads.
+// Warpgroups 1 and 2, the consumers: wgmma on 128 rows of a tile each (ping-pong), then the epilogue.
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
+//   A consumer thread has 128 accumulators.
+//   Its epilogue takes 64 columns at a time, to need few more.
+// Shared memory: 213088 bytes; the launch asks for 214016 of 232448
+//   a, b         6 stages * (16384 + 16384) = 196608
+//   staging      2 consumers * 2 buffers * 4096 = 16384
+//   full, empty  6 stages * 2 * 8 = 96
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer   a stage while wgmma reads it 2 arrivals: 1 consumer of 2 CTAs
+// named 1, 2  the same       its staging buffers          128 threads of a consumer
+// named 3, 4  one consumer   one main loop at a time      128 threads of each consumer
+// cluster     the same       barriers, at start and exit  all threads of 2 CTAs
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::float_e4m3_t; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
+constexpr int kClusterM = 2, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kConsumers = 2;  // consumer warpgroups
+constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
+constexpr int kStages = 6;
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 64;  // columns of a block in one pass of the epilogue
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  cute::TmaDescriptor b_map;  // B, in operand boxes
+  cute::TmaDescriptor d_map;  // D, in staging boxes
+  cutlass::bfloat16_t* bias_0;  // bias[n]
+  float* quantize_1;  // scales[n / 128][pitch]
+  int64_t quantize_1_pitch;  // elements between blocks of a row
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+};
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, quantize_1) == 520);
+static_assert(OFFSET(Parameters, quantize_1_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
+
+// ---- Device functions ----------------------------------------------------------------------------------
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+      "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
+      "%60,%61,%62,%63"
+      "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
+        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
+        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
+        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
+        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
+        "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
+        "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
+      : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A is K-major: a row of 128 bytes has the k tile of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+  }
+};
+
+// B is K-major: a row of 128 bytes has the k tile of one n.
+struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
+  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
+
+  // Multicasts the tile's rows from `first` on, as many as the map's box has, to the whole cluster.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k, int first) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
+               k, n + first);
+  }
+};
+
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kLength ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// Ping-pong: one consumer runs its main loop while the other runs its epilogue (CUTLASS:
+// OrderedSequenceBarrier). A phase parity tells one lap of the stages from the next but not from the one after,
+// so a consumer waits for its own stages only once the other has waited for all of its. Consumer 0 starts its
+// main loop after named barrier 3, consumer 1 after 4.
+struct Order {
+  int turn, k_tiles;
+
+  __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn), k_tiles(k_tiles) {
+    if (turn == 1) pass(position);  // consumer 0 starts
+  }
+
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
+
+  // Lets the other consumer start its main loop, and skips the stages of its tile.
+  __device__ __forceinline__ void pass(Position& position) const {
+    cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
+    position.stage += k_tiles;
+    position.phase ^= position.stage / kStages % 2;
+    position.stage %= kStages;
+  }
+
+  // The last pass let a consumer start that has no tile: its arrival must not stay pending.
+  __device__ __forceinline__ void finish(int tiles) const {
+    if (tiles % 2 == turn) begin();
+  }
+};
+
+// The first element of a tile of D.
+struct TileCoord {
+  int m, n;
+};
+
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+struct Tiles {
+  int along, across;  // tiles along a band's height, and along its length
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
+  return at.n + chunk % kChunks * kChunkColumns;
+}
+
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {row, row + 8}, {column, column + 1} };
+}
+
+// A fragment's two columns of a row of C or of a vector, loaded as one word; 0 past the last column. n is even
+// here, and rows start at even elements. The word is split where it is used: split at the load, each load
+// would be waited for before the next is issued.
+template <class Element> struct Columns {
+  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
+  Word word;
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
+
+  __device__ __forceinline__ float operator[](int j) const {
+    const Word bits = word >> (j * 8 * sizeof(Element));
+    return float(reinterpret_cast<const Element&>(bits));
+  }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// Divides blocks of 128 columns of a row by a scale each, which is stored: their largest magnitude / 448, or
+// the next power of two. Blocks of zeros and with infinities have 1; NaN says nothing of a scale and stays NaN.
+template <bool kPowerOfTwo> struct Quantize {
+  float* scales;
+  int64_t pitch;
+  static constexpr int kColumns = 128;
+
+  // The largest magnitudes of two rows, of what a thread has seen of them.
+  struct Largest {
+    float row[2] = {0.f, 0.f};
+  };
+
+  // What lies outside of D [m, n] does not count.
+  __device__ __forceinline__ static void note(Largest& largest, const float (&x)[2][2],
+                                              const Coordinates& at, int n) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      if (at.column[i % 2] < n) largest.row[i / 2] = fmaxf(largest.row[i / 2], fabsf(x[i / 2][i % 2]));
+  }
+
+  // What the rows of a block that starts at a thread's `at` are multiplied by; its scales are stored. The four
+  // lanes of a row have two columns of every eight each.
+  __device__ __forceinline__ Largest inverse(const Largest& largest, const Coordinates& at, int m,
+                                             int n) const {
+    Largest found;
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float most = largest.row[i];
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const bool usual = most > 0.f && most <= 3.40282347e38f;
+      float inverse = usual ? fminf(__fdiv_rn(448.f, most), 3.40282347e38f) : 1.f;
+      if (kPowerOfTwo) inverse = __int_as_float(__float_as_int(inverse) & 0x7f800000);
+      if (threadIdx.x % 4 == 0 && at.row[i] < m && at.column[0] < n)
+        scales[at.column[0] / kColumns * pitch + at.row[i]] = __fdiv_rn(1.f, inverse);
+      found.row[i] = inverse;
+    }
+    return found;
+  }
+};
+
+// The steps from accumulators to D, in order.
+// Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
+struct Epilogue {
+  struct Operands {
+    Bias<cutlass::bfloat16_t>::Operand step_0;
+  };
+  int m, n;
+  Bias<cutlass::bfloat16_t> step_0;
+  Quantize<true> step_1;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.bias_0},
+        step_1{p.quantize_1, p.quantize_1_pitch} {}
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Operands& operands, const Coordinates& at) {
+    step_0.apply(x, operands.step_0);
+  }
+};
+
+// Two adjacent elements of a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Converts two adjacent values of a row to D's type: round to nearest even; overflow and infinities saturate,
+// NaN stays NaN.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint16_t bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
+// Stores D by TMA from two staging buffers per consumer: one is filled while TMA reads the other.
+struct Store {
+  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kBytes = 64 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // this consumer's named barrier; the thread's index in its warpgroup
+  int first = 0;        // the buffer of the tile's first chunk
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the index of a 16-byte chunk in its row is XORed with bits of the row's index.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
+
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const TileCoord& at, int chunk) {
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // every store but the latest has read its buffer
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::tma_store_arrive();
+    }
+  }
+
+  // Two neighbouring elements of a row at a time.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
+        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
+      }
+    }
+  }
+
+  // The CTA must not exit while TMA still reads its shared memory.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
+  alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[16384];
+  FullBarrier full[kStages];    // all bytes of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer has read the stage
+};
+static_assert(sizeof(SharedStorage) <= 214016);
+
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const TileCoord at = tiles.at(tile, rank);
+    const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // 0: all of its rows are past the last
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this CTA multicasts
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      FullBarrier& full = shared.full[position.stage];
+      shared.empty[position.stage].wait(position.phase);
+      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
+      position.advance();
+    }
+  }
+}
+
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
+using RowOperand = OperandA; using ColumnOperand = OperandB;
+// What to add to a descriptor for the next stage, and for the next 64 rows.
+constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
+constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
+
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
+__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
+// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  const uint32_t block = threadIdx.x % 128;
+  empty.arrive(block, block < kClusterSize);
+}
+
+// The main loop's MMAs of one tile; the tensor core accumulates over all of k.
+struct Products {
+  Accumulator sums[kBlocks][kCount];
+
+  // Issues the MMAs of one stage, and does not wait for them.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
+    }
+    cute::warpgroup_commit_batch();
+  }
+
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
+
+  // Issues the MMAs of the next stage, and releases the stage before once its own are done.
+  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the batch just committed: the previous stage is read
+    release(previous);
+  }
+
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
+};
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
+  const Tiles tiles(p);
+  const int k_tiles = (p.k + kTileK - 1) / kTileK;
+  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
+  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  Position position{0, 0};
+  const Order order(consumer, k_tiles, position);
+  Store store(shared.staging, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Operands operands[kFragments];
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+    TileCoord at = tiles.at(tile, rank);
+    at.m += part * kBlocks * kWgmmaM;
+    Products products;
+    order.begin();
+    int previous = position.stage;  // the stage that wgmma may still read
+    shared.full[position.stage].wait(position.phase);
+    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    position.advance();
+    CUTE_NO_UNROLL
+    for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
+      shared.full[position.stage].wait(position.phase);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
+      previous = position.stage;
+      position.advance();
+    }
+    order.pass(position);
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
+    products.finish(shared.empty[previous]);
+    // Values stay in the registers of their accumulators until all that share a scale are known.
+    constexpr int kOfBlock = 128 / (kFragments * 8);  // chunks
+    CUTE_UNROLL
+    for (int first = 0; first < kBlocks * kChunks; first += kOfBlock) {
+      decltype(epilogue.step_1)::Largest largest;
+      CUTE_UNROLL
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        const int next = chunk + 1;
+        CUTE_UNROLL
+        for (int f = 0; f < kFragments; ++f) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4;
+          Value x[2][2];
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum + i]);
+          epilogue.apply(x, operands[f], coordinates(at, chunk, f));
+          if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+          epilogue.step_1.note(largest, x, coordinates(at, chunk, f), p.n);
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) products.sums[chunk / kChunks][sum + i] = x[i / 2][i % 2];
+        }
+      }
+      const auto inverse =
+          epilogue.step_1.inverse(largest, coordinates(at, first, 0), p.m, p.n);
+      CUTE_UNROLL
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        Value x[kFragments][2][2];
+        CUTE_UNROLL
+        for (int f = 0; f < kFragments; ++f) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i)
+            x[f][i / 2][i % 2] = inverse.row[i / 2] *
+                                 products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i];
+        }
+        store(p, x, at, chunk);
+      }
+    }
+  }
+  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+  store.finish();
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
+  const int rank = cute::block_rank_in_cluster();
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(1);
+      shared.empty[stage].init(kSharing * kClusterSize);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
+  cute::cluster_wait();
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
+    consume(p, shared, warpgroup - 1, rank, cluster, clusters);
+  }
+  // No CTA exits while another still multicasts to it or arrives at its barriers.
+  cute::cluster_arrive();
+  cute::cluster_wait();
+}
