@@ -308,6 +308,7 @@ __device__ __forceinline__ bool add_parts(const Parameters& p, Shared& shared, S
     for (int i = 0; i < kCount; ++i) sums[block][i] = 0;
   // Fragments that are read together share the latency of one read.
   constexpr int kMost = kBlocks * kCount > 128 ? 4 : 8, kBatch = kFragments < kMost ? kFragments : kMost;
+  static_assert(kFragments % kBatch == 0);
   CUTE_UNROLL
   for (int first = 0; first < kFragments; first += kBatch) {
     CUTE_NO_UNROLL
