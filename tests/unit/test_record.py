@@ -117,8 +117,8 @@ STALE: dict[str, str] = {
     ),
     "families/gemm/gpu": "calls on pieces of fp32 matrices are known to `explain`, and one "
     "more kernel of them is kept; other kernels are those that passed",
-    "families/sparse_gemm/gpu": "weights of layers that were converted to fp32 are unpacked; kernels "
-    "and launches are what they were",
+    "families/sparse_gemm/gpu": "weights of layers that were converted to fp32 are unpacked; "
+    "kernels and launches are what they were",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "
     "and messages have other words",
 }
