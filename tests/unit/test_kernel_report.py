@@ -7,6 +7,8 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -78,6 +80,14 @@ class Page(HTMLParser):
         self.loaded += [given[name] or "" for name in ("src", "srcset", "data") if name in given]
         if tag in ("link", "iframe", "object", "embed", "base"):
             self.loaded.append(tag)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """A kernel is compiled with line information once for all tests: that takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_compiled", cache(report._compiled))
+        yield
 
 
 @pytest.fixture

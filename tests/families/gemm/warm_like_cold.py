@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import warploom
+from warploom.generator.families import family
 
 CHANCE = 0.25  # of each argument, and of each leaf
 
@@ -99,6 +100,10 @@ def alone(seed: int) -> str:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    # Modules and tables of files are no calls: read once here, not in every process.
+    _ = warploom.gemm, warploom.mixed_gemm, warploom.quantize
+    for name in ("gemm", "mixed_gemm"):
+        assert family(name).table.classes
     seeds = range(int(sys.argv[1]))
     cold = {seed: alone(seed) for seed in seeds}
     for _ in range(2):
