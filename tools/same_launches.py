@@ -52,7 +52,12 @@ def packed_products(spec: Any) -> Iterator[Any]:
     steps = [step for step in spec.operation.epilogue if step.pitched]
     for m, n, k in PRODUCTS:
         c = tuple(n + 16 * i for i in range(len(steps)))
-        yield defined("MixedGemmProblem")(m, n, k, k + 16, n + 32, c)
+        problem = defined("MixedGemmProblem")(m, n, k, k + 16, n + 32, c)
+        if getattr(spec.operation, "groups", "none") == "rows":
+            fields = [step.batch_field(i) for i, step in enumerate(spec.operation.epilogue)]
+            apart = tuple(16 * i for i, field in enumerate(fields) if field)
+            problem = replace(problem, batches=6, batch_pitch_steps=apart)
+        yield problem
 
 
 def attentions(spec: Any) -> Iterator[Any]:
