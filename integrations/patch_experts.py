@@ -59,7 +59,8 @@ def _is_fp8(layer: torch.nn.Module) -> bool:
 
 def _rows(model: Any, before: dict[int, str | None]) -> Iterator[Row]:  # noqa: ANN401
     """What the layers of experts of a model are now."""
-    from warploom.integrations import transformers_experts as rules  # imports transformers
+    from warploom.integrations import fp8_experts  # imports transformers
+    from warploom.integrations import transformers_experts as rules
 
     counted: Counter[tuple[str, str, str]] = Counter()
     for layer in layers_of(model):
@@ -69,8 +70,8 @@ def _rows(model: Any, before: dict[int, str | None]) -> Iterator[Row]:  # noqa: 
             counted[what, AS_IT_WAS, "its model does not use transformers' ExpertsInterface"] += 1
             continue
         if _is_fp8(layer):
-            reason = "fp8 weights with scales of blocks are transformers'"
-            counted[what, AS_IT_WAS, reason] += 1
+            reason = fp8_experts.unfit(layer) or ""
+            counted[what, AS_IT_WAS if reason or was == NAME else f"{was} -> {NAME}", reason] += 1
             continue
         reason = rules.unfit(layer) or _by_torch(rules, layer)
         counted[what, AS_IT_WAS if was == NAME else f"{was} -> {NAME}", reason] += 1

@@ -159,7 +159,7 @@ class GroupedAtLaunch(AtLaunch):
             return problem
         rows = self.schedule.tile[0] * self.schedule.cluster[0]
         if self.operation.groups == "masked":
-            return replace(problem, m=problem.m // problem.batches)
+            return replace(problem, m=-(-problem.m // problem.batches))
         groups = min(problem.batches, problem.m)
         return replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
 
