@@ -61,6 +61,7 @@ def context(
         "listed": False,
         "varied": False,
         "groups": "none",
+        "masked": False,
         "reduction_threads": WARPGROUP,
         "parts_at_once": launch.parts_at_once(layout),
     }
