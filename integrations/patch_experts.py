@@ -65,7 +65,8 @@ def _rows(
     quantized: Container[Any],
 ) -> Iterator[Row]:
     """What the layers of experts of a model are now."""
-    from warploom.integrations import transformers_experts as rules  # imports transformers
+    from warploom.integrations import fp8_experts  # imports transformers
+    from warploom.integrations import transformers_experts as rules
 
     counted: Counter[tuple[str, str, str]] = Counter()
     for layer in layers_of(model):
@@ -77,8 +78,8 @@ def _rows(
             counted[what, AS_IT_WAS, "its model does not use transformers' ExpertsInterface"] += 1
             continue
         if _is_fp8(layer):
-            reason = "fp8 weights with scales of blocks are transformers'"
-            counted[what, AS_IT_WAS, reason] += 1
+            reason = fp8_experts.unfit(layer) or ""
+            counted[what, AS_IT_WAS if reason or was == NAME else f"{was} -> {NAME}", reason] += 1
             continue
         reason = rules.unfit(layer) or _by_torch(rules, layer)
         counted[what, AS_IT_WAS if was == NAME else f"{was} -> {NAME}", reason] += 1

@@ -13,6 +13,7 @@ import torch
 from transformers.integrations import finegrained_fp8, moe
 
 from warploom.generator.families.route.schedule import EXPERTS
+from warploom.integrations import fp8_experts
 from warploom.integrations.devices import unserved
 from warploom.integrations.experts import ALPHA, LIMIT, SWIGLU_OAI, Function, experts
 from warploom.integrations.gated_mlp import FUNCTIONS
@@ -26,9 +27,7 @@ _ROW_BYTES = 16
 def register() -> None:
     """Let models of transformers say `experts_implementation="warploom"`; again does no harm."""
     moe.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
-    # Its experts of fp8 have scales of blocks of weights, which grouped GEMMs do not take yet.
-    by_transformers = finegrained_fp8.fp8_grouped_mm_experts_forward
-    finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, by_transformers)
+    finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, fp8_experts.forward)
 
 
 def experts_forward(

@@ -1,7 +1,7 @@
 """Grouped GEMMs, whose groups end at offsets on the device, compared with torch's and DeepGEMM's.
 
 Rows are those that experts of language models get, drawn evenly or by Zipf's law; groups of k are
-the gradients of the same weights.
+the gradients of the same weights. Of masked batches the same number of rows counts in each.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from benchmarks.families import Asked, Case
 from benchmarks.peers.libraries import imported
 from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
+from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.gemm.samples import GemmData, Operands, grouped_call
@@ -26,56 +27,70 @@ from warploom.runtime.trial import wrong
 
 Routed = Literal["even", "zipf"]
 BY_ROWS = GemmOperation("bf16", "bf16", "bf16", batched=True, groups="rows")
+BLOCKS = replace(BY_ROWS, a="e4m3", b="e4m3", accumulation="promoted", block_scales="row_block")
 BY_K = replace(BY_ROWS, layout_a="col", layout_b="row", groups="k")
 PADDED = 128  # rows that DeepGEMM's contiguous groups begin at multiples of
 
 
 def grouped(_asked: Asked) -> Iterator[Case]:
-    """The listed experts, of rows drawn evenly and by Zipf's law; then gradients of weights."""
+    """The listed experts, of rows drawn evenly and by Zipf's law, in bf16 and in fp8 with block
+    scales; gradients of weights; and masked batches.
+    """
     listed = cells()["gemm"]["grouped_gemm"]
-    for operation, name in ((BY_ROWS, "rows"), (BY_K, "k")):
-        for groups, n, k, rows in listed[name]:
+    for operation, name in ((BY_ROWS, "rows"), (BLOCKS, "blocks"), (BY_K, "k")):
+        for shape in listed[name]:
             for routed in ("even", "zipf"):
-                yield _case(operation, (groups, n, k, rows), routed)
+                yield _case(operation, tuple(shape), routed)
+    for operation in (BY_ROWS, BLOCKS):
+        for groups, n, k, rows in listed["masked"]:
+            yield _case(replace(operation, groups="masked"), (groups, n, k, rows * groups), "even")
 
 
 def _case(operation: GemmOperation, shape: tuple[int, int, int, int], routed: Routed) -> Case:
     """So many rows in all of A [rows, k], and weights [n, k]; of gradients k is their rows."""
     groups, n, k, rows = shape
-    by_rows = operation.groups == "rows"
-    moved = 2 * (rows * (n + k) + groups * n * k)
+    kind, size = operation.a, element(operation.a)
     problem = {
-        "m": rows if by_rows else n,
-        "n": n if by_rows else k,
-        "k": k if by_rows else rows,
-        "type": "bf16",
+        "m": rows if operation.by_rows else n,
+        "n": n if operation.by_rows else k,
+        "k": k if operation.by_rows else rows,
+        "type": kind,
         "epilogue": f"{groups} groups of {operation.groups}, {routed}",
     }
-    name = f"{groups} groups of {operation.groups} {routed}, {rows} rows, {n}x{k}"
-    floor = Floor.of(2 * rows * n * k, moved, 16)
+    told = f"{groups} groups of {operation.groups} {routed}, {rows} rows, {n}x{k}"
+    floor = Floor.of(2 * rows * n * k, _moved(operation, shape), size.bits)
+    name = told if kind == "bf16" else f"{kind} {told}"
     return Case(name, problem, floor, partial(_contenders, operation, shape, routed))
+
+
+def _moved(operation: GemmOperation, shape: tuple[int, int, int, int]) -> int:
+    groups, n, k, rows = shape
+    return element(operation.a).bytes * (rows * k + groups * n * k) + 2 * rows * n
 
 
 def _contenders(
     operation: GemmOperation, shape: tuple[int, int, int, int], routed: Routed, asked: Asked
 ) -> list[Contender]:
     groups, n, k, rows = shape
-    by_rows = operation.groups == "rows"
-    extents = (rows // groups, n, k) if by_rows else (n, k, rows // groups)
+    extents = (rows // groups, n, k) if operation.by_rows else (n, k, rows // groups)
     data = GemmData(operation, GemmShape(*extents, groups), asked.device, 0)
     draws = torch.Generator(asked.device).manual_seed(1)
-    total = rows // groups * groups
+    total, masked = rows // groups * groups, operation.groups == "masked"
 
     def drawn() -> Operands:
-        return replace(data.operands(), offs=_ends(total, groups, routed, draws))
+        one = data.operands()
+        if masked:
+            assert one.offs is not None  # noqa: S101 (for type checkers)
+            return replace(one, offs=torch.full_like(one.offs, rows // groups))
+        return replace(one, offs=_ends(total, groups, routed, draws))
 
-    given = rotated(drawn, 2 * (rows * (n + k) + groups * n * k), asked.device)
-    found = [
-        _contender("warploom", given, partial(_ours, operation), peer=False),
-        _contender("torch._grouped_mm", given, _torch, peer=True),
-    ]
-    if by_rows and "deep_gemm" in (asked.peers or ("deep_gemm",)):
-        found.append(_deep_gemm(given))
+    given = rotated(drawn, _moved(operation, shape), asked.device)
+    found = [_contender("warploom", operation, given, partial(_ours, operation), peer=False)]
+    if operation.a == "bf16" and not masked:
+        found.append(_contender("torch._grouped_mm", operation, given, _torch, peer=True))
+    if operation.by_rows and "deep_gemm" in (asked.peers or ("deep_gemm",)):
+        prepare = _masked if masked else _contiguous
+        found.append(_deep_gemm(operation, given, prepare))
     return found
 
 
@@ -90,18 +105,23 @@ def _ends(total: int, groups: int, routed: Routed, draws: torch.Generator) -> to
 
 def _contender(
     name: str,
+    operation: GemmOperation,
     given: Sequence[Operands],
     call: Callable[[Operands], torch.Tensor],
     *,
     peer: bool,
 ) -> Contender:
     outs = [replace(one, out=wrong(torch.empty_like(one.out))) for one in given]
-    operation = BY_ROWS if given[0].b.dim() == 3 else BY_K
-
-    def share() -> float:
-        return largest_share(call(outs[0]), *grouped_call(operation, outs[0]).bound())
-
+    share = partial(_share, operation, outs[0], lambda: call(outs[0]))
     return Contender(name, [partial(call, one) for one in outs], share, peer=peer)
+
+
+def _share(operation: GemmOperation, one: Operands, call: Callable[[], torch.Tensor]) -> float:
+    """The largest error of what a call returns, in the rows that count, as a share of its bound."""
+    made = grouped_call(operation, one)
+    d, (exact, bound) = call(), made.bound()
+    counted = made.counted() if operation.groups == "masked" else slice(None)
+    return largest_share(d[counted], exact[counted], bound[counted])
 
 
 def _ours(operation: GemmOperation, one: Operands) -> torch.Tensor:
@@ -112,42 +132,94 @@ def _torch(one: Operands) -> torch.Tensor:
     return torch._grouped_mm(one.a, one.b, offs=one.offs)
 
 
-def _deep_gemm(given: Sequence[Operands]) -> Contender:
-    """DeepGEMM's contiguous groups, whose rows are padded before: that is not timed."""
-    ready: dict[int, tuple[Any, ...]] = {}
-    places: dict[int, torch.Tensor] = {}
+# ---- DeepGEMM ------------------------------------------------------------------------------------
 
-    def prepare(one: Operands) -> tuple[Any, ...]:
-        library = imported("deep_gemm", "deep_gemm")
-        assert one.offs is not None  # noqa: S101 (for type checkers)
-        ends = one.offs.long()
-        counts = ends.diff(prepend=ends.new_zeros(1))
-        padded = (counts + PADDED - 1) // PADDED * PADDED
-        starts = padded.cumsum(0) - padded
-        row = torch.arange(one.a.shape[0], device=one.a.device)
-        group = torch.searchsorted(ends, row, right=True)
-        place = starts[group] + row - (ends - counts)[group]
-        a = one.a.new_zeros(int(padded.sum()), one.a.shape[1])
-        a[place] = one.a
-        indices = torch.repeat_interleave(
-            torch.arange(len(counts), device=a.device, dtype=torch.int32), padded
-        )
-        d = a.new_empty(a.shape[0], one.b.shape[2])
-        places[id(one)] = place
-        multiply = library.m_grouped_bf16_gemm_nt_contiguous
-        return multiply, a, one.b.mT, d, indices
+Ready = tuple[Callable[[], object], torch.Tensor, torch.Tensor]
+"""A call, where it stores, and the rows of that which the results are in."""
+
+
+def _deep_gemm(
+    operation: GemmOperation, given: Sequence[Operands], prepare: Callable[[Operands], Ready]
+) -> Contender:
+    """DeepGEMM's kernel for such groups; what `prepare` does is not timed."""
+    ready: dict[int, Ready] = {}
 
     def call(one: Operands) -> torch.Tensor:
         if id(one) not in ready:
             ready[id(one)] = prepare(one)
-        multiply, a, b, d, indices = ready[id(one)]
-        multiply(a, b, d, indices)
-        found: torch.Tensor = d
+        multiply, d, _ = ready[id(one)]
+        multiply()
+        return d
+
+    def placed() -> torch.Tensor:
+        d = call(given[0])
+        return d[ready[id(given[0])][2]]
+
+    name = "deep_gemm" if operation.groups == "masked" else "deep_gemm, rows padded before"
+    calls = [partial(call, one) for one in given]
+    share = partial(_share, operation, given[0], placed)
+    return Contender(name, calls, share, peer=True)
+
+
+def _contiguous(one: Operands) -> Ready:
+    """Rows are padded so that groups begin at multiples of 128."""
+    library = imported("deep_gemm", "deep_gemm")
+    assert one.offs is not None  # noqa: S101 (for type checkers)
+    ends = one.offs.long()
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    padded = (counts + PADDED - 1) // PADDED * PADDED
+    starts = padded.cumsum(0) - padded
+    row = torch.arange(one.a.shape[0], device=one.a.device)
+    group = torch.searchsorted(ends, row, right=True)
+    place = starts[group] + row - (ends - counts)[group]
+    total = int(padded.sum())
+
+    def spread(rows: torch.Tensor) -> torch.Tensor:
+        found = rows.new_zeros(total, rows.shape[1])
+        found[place] = rows
         return found
 
-    def share() -> float:
-        d = call(given[0])[places[id(given[0])]]
-        return largest_share(d, *grouped_call(BY_ROWS, given[0]).bound())
+    indices = torch.repeat_interleave(
+        torch.arange(len(counts), device=row.device, dtype=torch.int32), padded
+    )
+    d = one.out.new_empty(total, one.b.shape[2])
+    scales = _scales(one)
+    if scales is None:
+        operands: Any = spread(one.a), one.b.mT
+        multiply = library.m_grouped_bf16_gemm_nt_contiguous
+    else:
+        eight = spread(one.a.view(torch.uint8)).view(one.a.dtype)
+        operands = (eight, _laid_out(spread(scales[0]))), (one.b.mT, scales[1])
+        multiply = library.m_grouped_fp8_gemm_nt_contiguous
+    return partial(multiply, *operands, d, indices), d, place
 
-    calls = [partial(call, one) for one in given]
-    return Contender("deep_gemm, rows padded before", calls, share, peer=True)
+
+def _masked(one: Operands) -> Ready:
+    library = imported("deep_gemm", "deep_gemm")
+    assert one.offs is not None and one.expected_m is not None  # noqa: S101 (for type checkers)
+    groups = len(one.offs)
+    a, d = one.a.view(groups, -1, one.a.shape[1]), torch.empty_like(one.out)
+    scales = _scales(one)
+    if scales is None:
+        operands: Any = a, one.b.mT
+        multiply = library.m_grouped_bf16_gemm_nt_masked
+    else:
+        of_a = _laid_out(scales[0].reshape(groups, -1, scales[0].shape[1]))
+        operands = (a, of_a), (one.b.mT, scales[1])
+        multiply = library.m_grouped_fp8_gemm_nt_masked
+    into = d.view(groups, -1, d.shape[1])
+    every = torch.arange(d.shape[0], device=d.device)
+    return partial(multiply, *operands, into, one.offs, one.expected_m), d, every
+
+
+def _scales(one: Operands) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The block scales of A and B, if there are some."""
+    found = {item[0]: item[1] for item in one.listed}
+    return (found["scale_a"], found["scale_b"]) if "scale_a" in found else None
+
+
+def _laid_out(scales: torch.Tensor) -> torch.Tensor:
+    """Scales of rows as DeepGEMM's kernels read them."""
+    layout = imported("deep_gemm", "deep_gemm.utils.layout")
+    found: torch.Tensor = layout.get_mn_major_tma_aligned_tensor(scales.contiguous())
+    return found

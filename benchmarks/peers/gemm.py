@@ -194,7 +194,7 @@ FAMILY = Products(
         ),
         "block_sparse": Group("GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True),
         "grouped": Group(
-            "Grouped GEMM, bf16, whose groups end at offsets on the device", grouped, listed=True
+            "Grouped GEMM, whose groups end at offsets on the device", grouped, listed=True
         ),
         "normed": Group(
             "GEMM, an RMS norm through two epilogues and as a kernel",

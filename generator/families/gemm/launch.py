@@ -152,7 +152,7 @@ class GroupedAtLaunch(AtLaunch):
         """The GEMM of as many tiles as groups may have, whatever their offsets or lengths are."""
         problem = self.problem
         if self.operation.groups == "masked":
-            return replace(problem, m=problem.m // problem.batches)
+            return replace(problem, m=-(-problem.m // problem.batches))
         return problem if self.operation.groups == "k" else most_tiles(self.schedule, problem)
 
     def d_map(self) -> TensorMap:

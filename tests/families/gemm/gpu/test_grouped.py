@@ -48,6 +48,13 @@ def test_block_scales_are_read_wherever_they_lie(kernel: KernelSpec, k: int) -> 
         grouped.verify(grouped.call(kernel, routing, seed=k, k=k))
 
 
+@pytest.mark.parametrize(
+    "kernel", [grouped.ROWS[0], grouped.ROWS[6], grouped.ROWS[14], *grouped.MASKED], ids=short
+)
+def test_k_of_gpt_oss_is_no_whole_number_of_tiles(kernel: KernelSpec) -> None:
+    grouped.verify(grouped.call(kernel, grouped.ROUTINGS["ragged"], k=2880))
+
+
 @pytest.mark.parametrize("kernel", [grouped.MASKED[2], grouped.MASKED[5]], ids=short)
 def test_one_graph_serves_all_lengths_and_clamps_them(kernel: KernelSpec) -> None:
     made = grouped.call(kernel, grouped.ROUTINGS["ragged"])

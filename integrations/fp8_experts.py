@@ -1,0 +1,103 @@
+"""Experts of transformers in fp8 with block scales, as DeepSeek-V3 and Qwen3 in fp8 have them.
+
+Tokens are quantized by blocks of 1x128, and multiplied by weights that stay as the checkpoint has
+them. What kernels do not take transformers computes: `unfit` says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.integrations import finegrained_fp8
+
+from warploom.generator.families.route.schedule import EXPERTS
+from warploom.integrations.devices import unserved
+from warploom.integrations.linear_rules import PRODUCTS, transformed
+from warploom.runtime.families.cast.api import cast
+from warploom.runtime.families.combine.api import combine, permute
+from warploom.runtime.families.gemm.block_scales import TYPES, blocks_of
+from warploom.runtime.families.gemm.grouped import grouped_gemm
+from warploom.runtime.families.route.api import route
+
+BLOCK = (128, 128)  # elements of a weight that share a scale
+_ALIGNMENT = 16  # elements of a row: 16 bytes
+
+
+def forward(
+    self: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """Return the output of a layer of experts [tokens, H], as transformers' registry asks.
+
+    hidden_states are [tokens, H], top_k_index and top_k_weights [tokens, k]. Ids that are no expert
+    of the module, as those of other ranks, add nothing.
+    """
+    module: Any = self
+    if refusal(module, hidden_states) is not None:
+        result: torch.Tensor = finegrained_fp8.fp8_grouped_mm_experts_forward(
+            module, hidden_states, top_k_index, top_k_weights
+        )
+        return result
+    offsets, _, inverse = route(top_k_index, module.num_experts)
+    rows = permute(hidden_states, inverse, offsets=offsets)
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    both = _multiplied(module, name, rows, offsets)
+    inner = module._apply_gate(both) if module.has_gate else module.act_fn(both)
+    result = _multiplied(module, "down_proj", inner, offsets)
+    return combine(result, inverse, top_k_weights, offsets=offsets).to(hidden_states.dtype)
+
+
+def _multiplied(
+    module: Any,  # noqa: ANN401
+    name: str,
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
+    """The rows, quantized, times the weight of their expert."""
+    quantized, scale = cast(rows, torch.float8_e4m3fn, block=(1, 128))
+    return grouped_gemm(
+        *(quantized, getattr(module, name).mT),
+        offs=offsets,
+        scale_a=scale,
+        scale_b=getattr(module, f"{name}_scale_inv"),
+        out_dtype=rows.dtype,
+    )
+
+
+def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
+    """Why transformers computes a layer on tokens, if it does."""
+    if hidden.device.type not in ("cuda", "cpu"):
+        return f"tokens are on {hidden.device}"
+    if hidden.device.type == "cuda" and (found := unserved(hidden.get_device())):
+        return found
+    if found := unfit(module):
+        return found
+    if hidden.dtype not in PRODUCTS:
+        return f"tokens are {hidden.dtype}"
+    if torch.is_grad_enabled() and (hidden.requires_grad or module.down_proj.requires_grad):
+        return "GEMMs with block scales have no gradient"
+    first = module.gate_up_proj if module.has_gate else module.up_proj
+    return transformed(hidden, first, sharded=False) or transformed(
+        hidden, module.down_proj, sharded=False
+    )
+
+
+def unfit(module: Any) -> str | None:  # noqa: ANN401
+    """Why there is no kernel for a layer's weights, of any tokens."""
+    if tuple(module.block_size or ()) != BLOCK or module.activation_scheme != "dynamic":
+        return f"scales are of {module.block_size} {module.activation_scheme}, not 128x128 dynamic"
+    for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+        weight, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")
+        if weight.dtype != torch.float8_e4m3fn or scale.dtype not in TYPES:
+            return f"{name} is {weight.dtype} with scales of {scale.dtype}"
+        count, n, k = weight.shape
+        if n % _ALIGNMENT or k % _ALIGNMENT:
+            return f"its sizes are no multiples of {_ALIGNMENT}"
+        if scale.shape != (count, blocks_of(n), blocks_of(k)):
+            return f"{name} {list(weight.shape)} has scales {list(scale.shape)}"
+        if count > EXPERTS:
+            return f"it has {count} experts; kernels take at most {EXPERTS}"
+    return None

@@ -1,0 +1,33 @@
+"""The cases of grouped GEMMs: what is measured beside torch answers rightly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.families import Asked
+from benchmarks.peers import _grouped as peer
+from warploom.generator.families.gemm import GemmOperation
+
+
+def test_the_cases_are_those_of_the_list() -> None:
+    cases = list(peer.grouped(Asked()))
+    assert len(cases) == 2 * (8 + 4 + 2) + 2 * 2
+    masked = [case for case in cases if "groups of masked" in case.name]
+    assert masked[0].name == "32 groups of masked even, 640 rows, 6144x7168"
+    assert {case.floor.limit for case in masked[::2] if case.floor} == {"bytes"}
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [peer.BY_ROWS, peer.BLOCKS, peer.BY_K, replace(peer.BLOCKS, groups="masked")],
+    ids=["rows", "blocks", "k", "masked"],
+)
+def test_every_contender_is_right(operation: GemmOperation) -> None:
+    shape = (4, 128, 256, 80)
+    found = peer._contenders(operation, shape, "zipf", Asked(device="cpu", peers=("torch",)))
+    by_torch = ["torch._grouped_mm"] if operation.a == "bf16" else []
+    assert [one.name for one in found] == ["warploom", *by_torch]
+    for one in found:
+        assert one.error_share is not None and one.error_share() <= 1

@@ -1,0 +1,97 @@
+"""transformers' experts in fp8 with block scales, by Warploom's kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers.integrations import finegrained_fp8
+
+import warploom
+from warploom.integrations import fp8_experts
+
+HIDDEN, INNER, EXPERTS, TOKENS, CHOICES = 320, 192, 5, 23, 3  # no multiples of 128
+
+
+def layer(**change: Any) -> finegrained_fp8.FP8Experts:
+    """A layer with random weights, whose scales are far from each other."""
+    config = SimpleNamespace(
+        hidden_size=HIDDEN,
+        num_experts=EXPERTS,
+        moe_intermediate_size=INNER,
+        hidden_act="silu",
+        _experts_implementation="warploom",
+    )
+    made = finegrained_fp8.FP8Experts(config, **{"block_size": (128, 128), **change})
+    torch.manual_seed(0)
+    for name, one in made.named_parameters():
+        drawn = torch.rand(one.shape) + 0.25 if "scale" in name else torch.randn(one.shape)
+        one.data.copy_((drawn / 32 if "scale" in name else drawn).to(one.dtype))
+    return made
+
+
+def wide(made: finegrained_fp8.FP8Experts, name: str) -> torch.Tensor:
+    """A weight times its scales, in float64."""
+    weight = getattr(made, name).double()
+    scale = getattr(made, f"{name}_scale_inv").double()
+    spread = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return weight * spread[:, : weight.shape[1], : weight.shape[2]]
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    hidden = torch.randn(TOKENS, HIDDEN).bfloat16()
+    chosen, ids = torch.rand(TOKENS, EXPERTS).topk(CHOICES)
+    return hidden, ids, chosen.bfloat16()
+
+
+@torch.no_grad()
+def test_experts_are_those_of_dequantized_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that was left to transformers would be right, and show nothing. Ids past the last
+    expert are of other ranks.
+    """
+    monkeypatch.setattr(finegrained_fp8, "fp8_grouped_mm_experts_forward", None)
+    made, (hidden, ids, chosen) = layer(), tokens()
+    ids[3, 1] = ids[7, 0] = EXPERTS
+    found = fp8_experts.forward(made, hidden, ids, chosen)
+    gate_up, down = wide(made, "gate_up_proj"), wide(made, "down_proj")
+    exact = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64)
+    for token, choice in torch.cartesian_prod(torch.arange(TOKENS), torch.arange(CHOICES)).tolist():
+        expert = int(ids[token, choice])
+        if expert < EXPERTS:
+            inner = made._apply_gate(gate_up[expert] @ hidden[token].double())
+            exact[token] += chosen[token, choice].double() * (down[expert] @ inner)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).abs().max() <= 2**-4 * exact.abs().max()  # tokens in e4m3
+
+
+def test_transformers_finds_them_by_name() -> None:
+    warploom.register_transformers()
+    functions = finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS
+    assert functions.get_interface("warploom", None) is fp8_experts.forward
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"block_size": None}, "scales are of None"),
+        ({"block_size": (128, 64)}, "not 128x128"),
+        ({"activation_scheme": "static"}, "static, not 128x128 dynamic"),
+        ({"expert_dtype": "fp4"}, "torch.int8"),
+    ],
+    ids=str,
+)
+def test_layers_without_kernels_say_why(change: dict[str, Any], told: str) -> None:
+    assert told in str(fp8_experts.unfit(layer(**change)))
+
+
+def test_where_a_gradient_is_wanted_transformers_computes() -> None:
+    made, (hidden, _, _) = layer(), tokens()
+    assert fp8_experts.refusal(made, hidden.requires_grad_()) == (
+        "GEMMs with block scales have no gradient"
+    )
+    with torch.no_grad():
+        assert fp8_experts.refusal(made, hidden) is None
+        assert fp8_experts.refusal(made, hidden.float()) == "tokens are torch.float32"
