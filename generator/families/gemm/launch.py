@@ -146,7 +146,7 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         groups = self.operation.groups
         if groups == "none" or (groups == "rows" and tensor == "b"):
             found = super().operand_map(tensor, tile, extent, pitch, batches)
-            if self.operation.terms == 1:
+            if self.operation.terms == 1 or (tensor == "b" and self.operation.whole_b):
                 return found
             width = self.operation.pieces * self.problem.place
             return replace(found, extents=(width, *found.extents[1:]))

@@ -61,7 +61,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "block_scales": operation.block_scales,
             "sparse": operation.sparse,
             "groups": operation.groups,
-            "terms": operation.terms,
+            "terms": 3 if operation.whole_b else operation.terms,
             "scaled_columns": _scaled_columns(operation),
             "m": shape.m,
             "k": shape.k,

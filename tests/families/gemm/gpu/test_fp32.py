@@ -67,6 +67,48 @@ def test_denormal_rows_are_as_exact_as_others() -> None:
     assert errors(warploom.gemm(a, weight.t(), precision="fp32"), a, weight)[0] < 5e-7
 
 
+@pytest.mark.parametrize(
+    "extents",
+    [(1, 1, 1), (7, 9, 13), (130, 257, 65), (1000, 520, 4097), (33, 4096, 300), (4096, 4096, 4096)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("precision", "bound"), [("fp32", 2.0**-20), ("bf16x3", 2.0**-15), ("tf32", 2.0**-10)]
+)
+def test_weights_of_bf16_and_tf32(
+    extents: tuple[int, int, int], precision: str, bound: float
+) -> None:
+    """Of every layout; of bf16 behind the last row of a weight lies what would spoil a product."""
+    torch.manual_seed(sum(extents))
+    m, n, k = extents
+    dtype = torch.float32 if precision == "tf32" else torch.bfloat16
+    room = torch.full((n * k + 64,), torch.nan, dtype=dtype, device="cuda")
+    weight = room[: n * k].view(n, k).normal_()
+    bias, residual = torch.randn(n, device="cuda"), torch.randn(m, n, device="cuda")
+    for left in (torch.randn(m, k, device="cuda"), torch.randn(k, m, device="cuda").t()):
+        exact = left.double() @ weight.double().t() + bias + residual
+        sizes = left.double().abs() @ weight.double().abs().t() + bias.abs() + residual.abs()
+        for right in (weight.t(), weight.t().contiguous()):
+            for _ in range(3):  # the last time as a call that is known
+                d = warploom.gemm(left, right, bias=bias, residual=residual, precision=precision)
+            assert ((d - exact).abs() <= bound * sizes).all()
+
+
+def test_gradients_beside_weights_of_bf16_and_of_tf32() -> None:
+    torch.manual_seed(7)
+    x = torch.randn(512, 256, device="cuda", requires_grad=True)
+    for weight, precision, bound in (
+        (torch.randn(384, 256, device="cuda").bfloat16(), "fp32", 5e-7),
+        (torch.randn(384, 256, device="cuda"), "tf32", 1e-3),
+    ):
+        parameter = torch.nn.Parameter(weight)
+        y = warploom.gemm(x, parameter.t(), precision=precision)
+        dy = torch.randn_like(y)
+        dx, dw = torch.autograd.grad(y, (x, parameter), dy)
+        assert errors(dx, dy, weight.t())[0] < bound
+        assert errors(dw.float(), dy.t(), x.detach().t())[0] < max(bound, 2.0**-8)
+
+
 def test_one_infinity_spoils_its_row_alone() -> None:
     a, weight = drawn("normal", 1024)
     a[5, 7] = torch.inf
