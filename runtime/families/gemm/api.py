@@ -459,8 +459,8 @@ def gemm(
     of b that are scaled by powers of two, and three products of pieces are added up in fp32. Where
     these pieces do not hold the values, which the device finds, three bf16 pieces and six products
     take their place. "bf16x6" always has these, "bf16x3" two pieces and an error of about 2^-17,
-    "tf32" one product of values rounded to 10 bits. The result is fp32. Gradients have the same
-    precision (docs/families/gemm.md).
+    "tf32" one product of values rounded to 10 bits. b may also be bf16. The result is fp32, and
+    gradients have the same precision (docs/families/gemm.md).
 
     Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
