@@ -103,6 +103,7 @@ __device__ __forceinline__ void raise_span(const Parameters& p, uint32_t most, u
   p.span[0] = atomicExch(p.maxima, 0u);
   p.span[1] = atomicExch(p.maxima + 1, 0u);
   p.span[2] = uint32_t(p.k);
+  p.span[3] = 0;
   p.maxima[2] = 0;
 }
 
