@@ -92,7 +92,7 @@ def check(call: GemmCall, precision: object) -> None:
     for name, one in (("a", a), ("b", b)):
         is_whole = name == "b" and one.dtype == torch.bfloat16 and precision != TF32
         if one.dtype != torch.float32 and not is_whole:
-            also = ", or torch.bfloat16 beside pieces of a" if name == "b" else ""
+            also = ", or torch.bfloat16, multiplied by pieces of a" if name == "b" else ""
             raise ProblemError(
                 f"{name} of {one.dtype} with {told}",
                 rule=f"must be torch.float32{also}",

@@ -81,7 +81,7 @@ def test_denormal_rows_are_as_exact_as_others() -> None:
 def test_weights_of_bf16_and_tf32(
     extents: tuple[int, int, int], precision: str, bound: float
 ) -> None:
-    """Of every layout; of bf16 behind the last row of a weight lies what would spoil a product."""
+    """Of every layout; what is stored behind the last row of a weight must not count."""
     torch.manual_seed(sum(extents))
     m, n, k = extents
     dtype = torch.float32 if precision == "tf32" else torch.bfloat16
@@ -97,7 +97,7 @@ def test_weights_of_bf16_and_tf32(
             assert ((d - exact).abs() <= bound * sizes).all()
 
 
-def test_gradients_beside_weights_of_bf16_and_of_tf32() -> None:
+def test_gradients_with_weights_of_bf16_and_of_tf32() -> None:
     torch.manual_seed(7)
     x = torch.randn(512, 256, device="cuda", requires_grad=True)
     for weight, precision, bound in (
