@@ -40,6 +40,7 @@ def contenders(m: int, n: int, k: int, asked: Asked) -> list[Contender]:
         _contender("warploom, weight kept", "fp32", kept, partial(_by_pieces, "fp32")),
         _contender("warploom bf16x6", "bf16x6", given, partial(_by_pieces, "bf16x6")),
         _contender("warploom bf16x3", "bf16x3", given, partial(_by_pieces, "bf16x3")),
+        _contender("warploom TF32", "tf32", given, partial(_by_pieces, "tf32")),
     ]
     if not asked.peers or "torch" in asked.peers:
         by_torch = partial(_by_torch, False)

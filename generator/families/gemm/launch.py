@@ -136,6 +136,8 @@ class PiecesAtLaunch(AtLaunch):
     ) -> TensorMap:
         """The map of all pieces of an operand."""
         found = super().operand_map(tensor, tile, extent, pitch, batches)
+        if tensor == "b" and self.operation.whole_b:
+            return found
         width = self.operation.pieces * self.problem.place
         return replace(found, extents=(width, *found.extents[1:]))
 

@@ -105,7 +105,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     return GemmLayout(
         a=a,
         b=b,
-        stage_bytes=operation.pieces * (a.bytes + b.bytes),
+        stage_bytes=operation.pieces * a.bytes + operation.pieces_b * b.bytes,
         chunk_columns=chunk_columns,
         store_box=box,
         store_span=box[0] * ELEMENTS[operation.d].bits // 8,

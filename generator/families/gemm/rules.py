@@ -101,6 +101,13 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             *(_grouped_operation(operation) if operation.groups != "none" else ()),
             *(_pieces(operation) if operation.terms > 1 else ()),
             None
+            if operation.terms in ((2, 3) if operation.whole_b else (1, 3, 6))
+            else f"terms {operation.terms} with whole_b {str(operation.whole_b).lower()}: must be "
+            + ("2 or 3, the pieces of A" if operation.whole_b else "1, 3 or 6"),
+            None
+            if operation.spans == "any" or not operation.whole_b
+            else f"spans {operation.spans} with whole_b: must be any, as B has no pieces",
+            None
             if a.name != "tf32" or (operation.sparse, operation.groups) == ("none", "none")
             else f"a tf32 with sparse {operation.sparse}, groups {operation.groups}: must be none",
             None

@@ -116,7 +116,7 @@ class GemmOperation(ProductOperation):
         "matrix of D [G, M, N]",
     )
 
-    terms: Literal[1, 3, 6] = knob(
+    terms: Literal[1, 2, 3, 6] = knob(
         default=1,
         name="terms{}",
         later=True,
@@ -134,6 +134,12 @@ class GemmOperation(ProductOperation):
         "and B, which their splits wrote to device memory; wide: where they do. Takes terms",
     )
 
+    whole_b: bool = knob(
+        default=False,
+        later=True,
+        doc="B is of 16 bits itself and not in pieces: terms 2 or 3 are those of A",
+    )
+
     @property
     def by_rows(self) -> bool:
         """Whether it has groups of rows, each with a B, wherever these begin."""
@@ -141,13 +147,20 @@ class GemmOperation(ProductOperation):
 
     @property
     def pieces(self) -> int:
-        """Of each value of A and B, side by side along k."""
-        return {1: 1, 3: 2, 6: 3}[self.terms]
+        """Of each value of A, side by side along k."""
+        return self.terms if self.whole_b else {1: 1, 2: 2, 3: 2, 6: 3}[self.terms]
+
+    @property
+    def pieces_b(self) -> int:
+        """Of each value of B, likewise."""
+        return 1 if self.whole_b else self.pieces
 
     @property
     def products(self) -> list[tuple[int, int]]:
         """The pieces of A and of B that are multiplied, 0 being the highest, smallest first."""
         count = self.pieces
+        if self.whole_b:
+            return [(piece, 0) for piece in reversed(range(count))]
         return [(total - b, b) for total in reversed(range(count)) for b in range(total + 1)]
 
     def scale_rows(self, operand: Literal["a", "b"]) -> int:

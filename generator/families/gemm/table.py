@@ -65,7 +65,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "block_scales": operation.block_scales,
             "sparse": operation.sparse,
             "groups": "rows" if operation.by_rows else operation.groups,
-            "terms": operation.terms,
+            "terms": 3 if operation.whole_b else operation.terms,
             "scaled_columns": _scaled_columns(operation),
             "gate_gradient": any(isinstance(step, GateGradient) for step in operation.epilogue),
             "m": shape.m,

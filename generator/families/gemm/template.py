@@ -31,6 +31,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         **template.context(operation, schedule, layout),
         "scaled": scaled,
         "pieces": operation.pieces,
+        "pieces_b": operation.pieces_b,
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles

@@ -469,6 +469,7 @@ def gemm(
             "fp32": errors like those of fp32 arithmetic, by two fp16 pieces of each value, or,
             where the device finds that these do not hold the values, three bf16 pieces; "bf16x6":
             always the latter; "bf16x3": errors of about 2^-17; "tf32": values rounded to 10 bits.
+            b may also be bf16.
         older: Former names of keywords, which still work: `accumulation`, `accumulate_into`.
 
     Returns:

@@ -22,7 +22,7 @@ from warploom.runtime.families.gemm import api, fp32, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall
+from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall, WholeCall
 from warploom.runtime.families.gemm.samples import (
     GemmData,
     GemmTrial,
@@ -193,6 +193,10 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             a = torch.cat([one.a] * operation.pieces, -1)
             b = torch.cat([one.b.mT] * operation.pieces, -1).mT
             terms = operation.terms
+            if operation.whole_b:
+                return [
+                    WholeCall(a, one.b, listed, *given, terms=terms) for listed in ways.values()
+                ]
             if operation.spans == "any":
                 return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
             span = a.new_empty(SPAN, dtype=torch.int32)

@@ -5,6 +5,7 @@
               pieces of the scaled values, six products: the device decides, see `_compute`
     bf16x3    two bf16 pieces, three products
     bf16x6    three bf16 pieces, six products
+    fp32 a by bf16 b: three bf16 pieces of a, of "bf16x3" two, and as many products
     tf32      values rounded to TF32 while they are loaded, one product: see tf32.py
 
 A kernel splits each operand, and one GEMM loads all pieces of a k tile once, adds their products
@@ -25,6 +26,7 @@ from warploom.errors import ProblemError
 from warploom.generator.targets import target
 from warploom.runtime import driver
 from warploom.runtime.arguments import schema_of
+from warploom.runtime.counters import counters
 from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product.operands import broadcast
 from warploom.runtime.families._product.reference import apply
@@ -35,7 +37,7 @@ from warploom.runtime.families.gemm import fp32_warm, reference
 from warploom.runtime.families.gemm.call import PRODUCT, GemmCall
 from warploom.runtime.families.gemm.fp32_warm import Step
 from warploom.runtime.families.gemm.operators import WIDTH
-from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall
+from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall, WholeCall
 from warploom.runtime.families.gemm.tf32 import Tf32Call
 from warploom.runtime.operator import is_distributed, register
 from warploom.runtime.plan import draft, planned, run
@@ -89,10 +91,12 @@ def check(call: GemmCall, precision: object) -> None:
     a, b = call.a, call.b
     told = f"precision {precision!r}"
     for name, one in (("a", a), ("b", b)):
-        if one.dtype != torch.float32:
+        is_whole = name == "b" and one.dtype == torch.bfloat16 and precision != TF32
+        if one.dtype != torch.float32 and not is_whole:
+            also = ", or torch.bfloat16, multiplied by pieces of a" if name == "b" else ""
             raise ProblemError(
                 f"{name} of {one.dtype} with {told}",
-                rule="must be torch.float32",
+                rule=f"must be torch.float32{also}",
                 fix=f"use {name}.float(), or leave precision out",
             )
         if is_distributed(one):
@@ -261,6 +265,14 @@ def _compute(call: GemmCall, precision: str) -> torch.Tensor:
         d = planned(single).run(single)
         _keep(call, precision, (), [Step.of(single, d)], d)
         return d
+    if call.b.dtype == torch.bfloat16:
+        whole, split_a = whole_call(call, precision)
+        d = planned(whole).run(whole)
+        held = [] if _parameter(call.a) is None else [split_a]
+        x = call.a.resolve_neg().detach()
+        made_of = [Step.of(Fp32PiecesCall(x, torch.bfloat16, whole.terms), split_a)]
+        _keep(call, precision, held, [*made_of[len(held) :], Step.of(whole, d)], d)
+        return d
     scheme = SCHEMES[precision]
     kept = _parameter(call.a), _parameter(call.b)
     sides = call.a.resolve_neg().detach(), call.b.mT.resolve_neg().detach()
@@ -295,6 +307,17 @@ def tf32_call(call: GemmCall) -> Tf32Call:
     return Tf32Call(call.a, call.b, call.listed, call.out, _result_type(call))
 
 
+def whole_call(call: GemmCall, precision: str) -> tuple[WholeCall, Pieces]:
+    """The GEMM of bf16 pieces of a and of b as it is, which is copied unless it is K-major."""
+    scheme, _ = _schemes(call, precision)
+    assert scheme is not None  # noqa: S101 (for type checkers)
+    a, b = _pieces(call.a, scheme), call.b.detach()
+    if b.stride(-2) != 1:
+        counters.add("copies")
+        b = b.mT.contiguous().mT
+    return WholeCall(a.q, b, call.listed, call.out, _result_type(call), terms=scheme.terms), a
+
+
 def _keep(
     call: GemmCall, precision: str, held: Sequence[Pieces], steps: Sequence[Step], d: torch.Tensor
 ) -> None:
@@ -321,10 +344,19 @@ def _again(call: GemmCall, precision: str) -> torch.Tensor | None:
         return None
     if recipe is None:
         return None
-    held, scheme = list[Pieces](), SCHEMES.get(precision)
-    if scheme is not None:
-        held = [_pieces(x, scheme) for x in (call.a, call.b.mT) if _parameter(x) is not None]
+    sides = zip((call.a, call.b.mT), _schemes(call, precision), strict=True)
+    held = [_pieces(x, one) for x, one in sides if one is not None and _parameter(x) is not None]
     return recipe.run(tensors, _tensors(held))
+
+
+def _schemes(call: GemmCall, precision: str) -> tuple[Scheme | None, Scheme | None]:
+    """How a and b are split; None where they are read as they are."""
+    if precision == TF32:
+        return None, None
+    if call.b.dtype == torch.bfloat16:
+        count = 2 if precision == "bf16x3" else 3
+        return Scheme(torch.bfloat16, count, count), None
+    return SCHEMES[precision], SCHEMES[precision]
 
 
 def _tensors(pieces: Sequence[Pieces]) -> list[torch.Tensor]:
@@ -345,6 +377,11 @@ def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanati
     if precision == TF32:
         told = _explained(tf32_call(call), gpu)
         reason = f"precision tf32: operands are rounded while they are loaded; {told.reason}"
+        return replace(told, reason=reason)
+    if call.b.dtype == torch.bfloat16:
+        whole, _ = whole_call(call, str(precision))
+        told = _explained(whole, gpu)
+        reason = f"precision {precision}: {whole.terms} bf16 pieces of a by b; {told.reason}"
         return replace(told, reason=reason)
     scheme = SCHEMES[str(precision)]
     a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
@@ -426,7 +463,7 @@ def _backward(ctx: Any, d: torch.Tensor) -> tuple[torch.Tensor | None, torch.Ten
         # The transpose of the gradient, where b is the transpose of a weight.
         turned = b.stride(-2) == 1 and b.stride(-1) != 1
         db = matmul(d.mT, a, ctx.precision).mT if turned else matmul(a.mT, d, ctx.precision)
-        db = db.sum_to_size(b.shape)
+        db = db.sum_to_size(b.shape).to(b.dtype)
     return da, db, None
 
 

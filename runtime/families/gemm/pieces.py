@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -64,6 +65,37 @@ class SpannedPiecesCall(PiecesCall):
         assert self.span_a is not None and self.span_b is not None  # noqa: S101 (types)
         if pieces_hold(self.span_a, self.span_b) == (self.spans == "narrow"):
             PiecesCall.compute(self, details, results)
+
+
+@declared
+class WholeCall(GemmCall):
+    """A call whose a [.., M, terms * place] are bf16 pieces side by side along k, and b is bf16.
+
+    terms   pieces of a, each of which is multiplied with b [.., K, N]
+    """
+
+    terms: int = option(default=3, schema="")
+
+    @property
+    def place(self) -> int:
+        """Elements from a piece of a row to the next."""
+        return self.a.shape[-1] // self.terms
+
+    def checked(self) -> Checked:
+        """Check the call as one of its first pieces, and have its kernel multiply all of them."""
+        first = GemmCall.checked(replace(self, a=self.a[..., : self.b.shape[-2]]))
+        terms: Any = {"accumulation": "promoted", "terms": self.terms, "whole_b": True}
+        problem = replace(first.problem, place=self.place)
+        return replace(first, operation=replace(first.operation, **terms), problem=problem)
+
+    def reference(self, dtype: torch.dtype) -> torch.Tensor:
+        """D by plain torch operations: products of pieces in fp32, the smallest first."""
+        b = self.b.float()
+        pieces = [one[..., : b.shape[-2]].float() for one in self.a.chunk(self.terms, -1)]
+        x = pieces.pop() @ b
+        while pieces:
+            x = x + pieces.pop() @ b
+        return rounded(apply(x, self.listed), dtype, self.listed)
 
 
 def products(terms: int) -> list[tuple[int, int]]:

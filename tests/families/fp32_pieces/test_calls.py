@@ -7,6 +7,9 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.runtime.families.fp32_pieces.api import split
+from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
+from warploom.runtime.plan import run
 
 FP16, BF16 = torch.float16, torch.bfloat16
 SCHEMES = [(FP16, 2, 2.0**-22), (BF16, 2, 2.0**-16), (BF16, 3, 2.0**-23)]
@@ -93,3 +96,59 @@ def test_empty_matrices_have_no_pieces(shape: tuple[int, int]) -> None:
     q, scale = warploom.fp32_pieces(torch.empty(shape))
     assert scale is not None and scale.shape == (3, shape[0])
     assert q.shape == (shape[0], 128 if shape[1] else 0)
+
+
+def span(x: torch.Tensor) -> list[int]:
+    found = split(x, FP16, 2).span
+    assert found is not None
+    return found.tolist()[:3]
+
+
+def test_what_rows_span_is_counted() -> None:
+    """Small is what is below 2^-7 of the largest, lost what is also inexact: here below 2^-16."""
+    x = torch.ones(3, 70)
+    x[0, :9], x[1] = 2.0**-8, 0
+    assert span(x) == [9, 0, 70]  # exact in one piece, and rows of zeros do not count
+    x[2, :5] = 1.1 * 2.0**-20
+    assert span(x) == [10, 5, 70]
+    x[2, 10], x[2, 20] = torch.inf, torch.nan  # which have no say
+    assert span(x) == [10, 5, 70]
+    most = [0, 0, 0]
+    for row in range(0, 200, 64):
+        of = span(x.repeat(67, 1)[row : row + 64].contiguous())
+        most = [max(one, other) for one, other in zip(most, of, strict=True)]
+    assert most == [10, 5, 70]
+
+
+def test_rows_read_across_count_no_less() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(300, 500) * torch.exp2(torch.randint(-20, 1, (300, 500)).float())
+    (small, lost, k), across = span(x), span(x.t().contiguous().t())
+    assert across[0] >= small and (across[1] > 0) == (lost > 0) and across[2] == k
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "holds"),
+    [
+        ((70, 0), (70, 0), True),
+        ((40, 1), (30, 0), True),
+        ((40, 1), (31, 0), False),
+        ((1, 0), (70, 3), False),
+    ],
+)
+def test_bf16_pieces_of_scaled_rows_are_made_where_fp16_pieces_do_not_hold(
+    of_a: tuple[int, int], of_b: tuple[int, int], holds: bool
+) -> None:
+    x = torch.randn(5, 70) * 2.0**-140
+    _, scale, _ = split(x, FP16, 2)
+    words = [torch.tensor([*of, 70, 0], dtype=torch.int32) for of in (of_a, of_b)]
+    call = Fp32PiecesCall(x, BF16, 3, None, scale, *words)
+    call.out = torch.full((5, 3 * 128), 7.0, dtype=BF16)
+    run(call)
+    assert scale is not None
+    if holds:
+        assert (call.out == 7).all()
+    else:
+        assert torch.allclose(added(call.out, scale, 3, 70), x.double(), rtol=2.0**-22, atol=0)
+    with pytest.raises(ProblemError, match="fp32_pieces without span_b"):
+        run(Fp32PiecesCall(x, BF16, 3, None, scale, words[0]))

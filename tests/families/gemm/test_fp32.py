@@ -144,6 +144,31 @@ def test_rows_that_fp16_pieces_do_not_hold_are_split_otherwise(kind: str) -> Non
     assert found[0] <= own[0] and found[1] <= own[1]
 
 
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-7), ("bf16x3", 1e-5)])
+def test_a_matrix_of_bf16_is_multiplied_as_it_is(precision: str, bound: float) -> None:
+    torch.manual_seed(6)
+    x, dy = torch.randn(2, 25, 300, requires_grad=True), torch.randn(2, 25, 40)
+    weight = torch.nn.Parameter(torch.randn(40, 300).bfloat16())
+    bias = torch.randn(40)
+    y = warploom.gemm(x, weight.t(), bias=bias, precision=precision)
+    dx, dw = torch.autograd.grad(y, (x, weight), dy)
+    with torch.no_grad():
+        left, right = x.double(), weight.double()
+        rows = dy.double().flatten(0, 1)
+        for found, exact in ((y - bias, left @ right.t()), (dx, dy.double() @ right)):
+            assert (found - exact).norm() <= bound * exact.norm()
+        exact = rows.t() @ left.flatten(0, 1)
+        assert dw.dtype == torch.bfloat16 and (dw - exact).norm() <= 2.0**-8 * exact.norm()
+        batches = torch.randn(2, 40, 300).bfloat16().mT  # and rows of one that is not K-major
+        for b in (batches, batches[0].contiguous()):
+            d = warploom.gemm(x, b, precision=precision)
+            assert torch.allclose(d.double(), left @ b.double(), atol=1e-3)
+    told = warploom.explain(
+        warploom.gemm, x.to("meta"), weight.to("meta").t(), precision=precision, gpu="h200"
+    )
+    assert "_whole_b_" in told.kernel and "bf16 pieces of a by b" in told.reason
+
+
 def test_tf32_rounds_operands_to_nearest() -> None:
     a, b = drawn("normal")
     exact = rounded_to_tf32(a).double() @ rounded_to_tf32(b).double().t()
