@@ -1,8 +1,30 @@
 // attention_forward_sm90a_bf16_dim64_v128_blocks_128x128_overlap_pingpong_dynamic_rescale_needed_918b28fb
 //
-// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
-//   bf16, head dimension 64, of v 128, mask none, fixed lengths, listed blocks
-//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
+// Attention forward: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T.
+//   bf16, head dimension 64, of V 128, mask none, fixed lengths, listed blocks
+//   Q tile 128, KV tile 128, 2 stages, overlap, ping-pong, dynamic tile scheduler
+//
+// Roles: one thread of warpgroup 0, the producer, loads Q, K and V by TMA. The other 2 warpgroups, the
+//   consumers, compute O of 64 rows of Q each.
+// A consumer's loop, over KV tiles n from right to left:
+//   wgmma  S(n) = Q K(n)^T  O += P(n+1) V(n+1)  S(n-1) ...
+//   ALU                     softmax of S(n)
+// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 40 + 2 x 232 = 504 of 3 x 168.
+//   A consumer thread holds S 64, O 64, P 32; about 196 of 232.
+// Shared memory, in bytes:
+//         0  q     2 x 2 warpgroups x 8,192
+//    32,768  k     2 stages x 16,384
+//    65,536  v     2 stages x 32,768
+//   131,072  work  work, barriers
+//   132,096 in all, of 232,448
+// Barriers:
+//   barrier           arrivals          who waits    guards
+//   q_full            producer + bytes  a consumer   its Q, and its Work
+//   q_empty           4 consumer warps  producer     the same
+//   k_full, v_full    producer + bytes  consumers    a stage of K, of V
+//   k_empty, v_empty  8 consumer warps  producer     the same
+//   named 4 + w       warpgroup before  warpgroup w  its turn to issue wgmma
+//
 // Digest 918b28fbadc32bd53a7d58fd468e8c1b6bc144da42fc75eaade4a65a36d077ce; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -29,22 +51,21 @@ using Element = cutlass::bfloat16_t;
 constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kDimV = 128, kValueSpan = 128;  // of v and o; of a row of v's boxes
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of Q each
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread: setmaxnreg
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
+              "else setmaxnreg waits for ever");
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
-constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
-// The output is rescaled where a maximum of the warp's rows grew; else in every step.
-constexpr bool kRescalesIfNeeded = true;
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
-// The output is rescaled under the product of scores; else after its own.
-constexpr bool kRescalesBetween = false;
-constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread
+constexpr int kStages = 2, kQStages = 2;  // of K, and of V; of Q
+constexpr float kSlack = 8;  // lazy rescale: O waits until the row max has grown by 2^8; P up to 256 is as exact as up to 1
+constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread: of S, of O
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
+using Weights = uint32_t[kKvTile / 16][4];  // P in 16 bits, wgmma's A in registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -88,8 +109,6 @@ static_assert(OFFSET(Parameters, section) == 480 && OFFSET(Parameters, all_heads
 static_assert(OFFSET(Parameters, sharing) == 488 && OFFSET(Parameters, list_tiles) == 492);
 static_assert(OFFSET(Parameters, list_batch) == 496 && OFFSET(Parameters, list_head) == 500);
 static_assert(OFFSET(Parameters, scale) == 504);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -150,7 +169,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -166,19 +184,8 @@ struct Sequence {
   }
 };
 
-struct Place {
-  Sequence sequence;
-  int head, row;
-};
-
-// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
-  const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
-}
-
-// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
-// bytes per sequence row.
+// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
+// sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -227,15 +234,14 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
-// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
-// 0 for the next launch.
+// Dynamic persistent tile scheduler. A CTA takes the next tile from a counter in global memory, one tile ahead, to
+// hide the latency of the atomic. Every tile is taken once, after which atomicInc has wrapped to 0 for the next launch.
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 
@@ -247,33 +253,33 @@ struct Tiles {
   }
 };
 
-// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
-// products. Named barrier 4 + w opens the turn of warpgroup w.
-struct Turns {
+// Ping-pong: the warpgroups issue their GEMMs in turns, in a ring, so that one's softmax runs under the others' wgmma
+// (CUTLASS: OrderedSequenceBarrier). Named barrier 4 + w is the turn of consumer warpgroup w: its 128 threads wait,
+// and the 128 of the warpgroup before arrive.
+struct OrderedBarrier {
   int consumer;
 
-  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
+  __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 is first
   }
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
-  __device__ __forceinline__ void pass() const {
+  __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
+  __device__ __forceinline__ void arrive() const {
     cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
   }
-  // The last pass opened a turn that nobody takes: it must not be left pending.
-  __device__ __forceinline__ void finish() const {
-    if (consumer == 0) begin();
+  // The last arrival opened a turn that nobody takes: a CTA must not exit with a pending barrier.
+  __device__ __forceinline__ void drain() const {
+    if (consumer == 0) wait();
   }
 };
 
-// The softmax is of scale q k^T.
+// The softmax is of scale Q K^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The softmax by rows, in base 2.
+// ---- Softmax by rows, in base 2 --------------------------------------------------------------------
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -286,7 +292,7 @@ __device__ __forceinline__ float fast_log2(float x) {
   return y;
 }
 
-// The largest, or the sum, of what the four lanes that share a row hold.
+// The max, or the sum, of the four lanes that share a row of S.
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -296,15 +302,15 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// What a thread knows of its two rows. Sums are its own columns' only, until the end.
+// The thread's two rows. A row sum is that of the thread's own columns, until store().
 struct Rows {
-  float maximum[2];  // of the scores so far, or kSlack below it
+  float maximum[2];  // the row max so far, or kSlack below it
   float sum[2];
-  float rescale[2];  // by how much what was summed before shrinks under the new maximum
+  float rescale[2];  // exp2 of the old row max minus the new: what O and the row sum are multiplied by
 };
 
-// Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
-// have met nothing but -inf so far, and its maximum must not become a NaN.
+// S becomes P = exp2(scale (S - row max)); row max and row sum are updated. kMasked: a row may have met nothing but
+// -inf so far, and -inf - -inf must not become a NaN.
 template <bool kFirst, bool kMasked>
 __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, float scale) {
   CUTE_UNROLL
@@ -316,7 +322,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
     const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
-    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // exactly 1 where the max stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -332,36 +338,36 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
+// What a consumer warpgroup does next, written by the producer: KV tiles [begin, end), of which those in
 // [full_begin, full_end) need no mask.
 struct alignas(16) Work {
-  int more;  // 0: nothing is left to do
+  int more;  // 0: nothing is left
   int row, head;
   Sequence sequence;
   int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
-  // With listed blocks `begin` to `full_end` are places in a list, 0 its end; tiles from `full_end` on have masks.
-  int list, masks;  // its number; that of its first mask
+  int skipped;  // KV tiles that the CTA loads first, for warpgroups with rows further down
+  // With listed blocks `begin` to `full_end` are indices of a list, 0 its end; tiles from `full_end` on have masks.
+  int list, masks;  // the number of the list, and of its first mask
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // the 128-byte swizzle repeats every 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][Values::kBytes];
-  Work work[kQStages][kConsumers];  // guarded by q's barriers
-  // The producer's bytes have arrived; every reader is done with them.
+  Work work[kQStages][kConsumers];  // guarded by the barriers of Q
   FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
   EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
+static_assert(OFFSET(SharedStorage, k) == kQStages * kConsumers * kQBytes);  // the map above
 static_assert(sizeof(SharedStorage) <= 132096);
 
-// ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// A piece of work, known before its turn: what its list says is read under the last loads of the piece before.
+// ---- Producer: one thread loads Q, K and V by TMA --------------------------------------------------
+// A tile of Q and its list of KV tiles, read ahead: under the last loads of the tile before.
 struct Listed {
   int4 header;  // how many tiles, how many whole, the first mask, which tile of rows
   int list, all_head, first;  // the list's number; the head's, of all batches; the tile that is walked first
 
-  // Takes the next piece if there is one, in the order in which they are worked off: by sections of heads whose k and v
+  // Takes the next one if there is one, in the order of the tile scheduler: by sections of heads whose K and V
   // fit L2 together; within one the longest lists of all its heads, then the next: lists lie in this order.
   __device__ __forceinline__ bool take(const Parameters& p, Tiles& tiles) {
     int index;
@@ -405,7 +411,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads, head = q_head / p.sharing;
     const int count = now.header.x;
     const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S of a KV tile is computed before O += P V of the tile before.
     if (count > 0 && !ahead)
       load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, now.first, batch, head);
     CUTE_NO_UNROLL
@@ -414,7 +420,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
       shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, 0, now.header.y, 0, now.list, now.header.z};
-      full.arrive_and_expect_tx(kQBytes);  // releases the work too
+      full.arrive_and_expect_tx(kQBytes);  // publishes the work, too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
     }
@@ -429,7 +435,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int of_k = n < count ? listed[n] : 0;
       if (n < count) {
         load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, of_k, batch, head);
-      } else if (more && next.header.x > 0) {  // the next piece's first
+      } else if (more && next.header.x > 0) {  // the first of the next tile of Q
         const int next_batch = next.all_head / p.heads, next_head = next.all_head % p.heads / p.sharing;
         load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, next.first, next_batch, next_head);
         ahead = true;
@@ -447,9 +453,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
-template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
+// ---- Consumer: S, softmax and O of 64 rows of Q ---------------------------------------------------
+// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
+template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -460,15 +466,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+// Two 8-column fragments of the accumulator of S are one 16-column fragment of wgmma's A: P needs no shuffle.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Issues scores = q k^T; they run on while the warpgroup goes on.
+// Issues S = Q K^T, asynchronously.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
-  fence(scores);
+  warpgroup_fence_operand(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -476,9 +482,9 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output += weights v.
+// Issues O += P V.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
-  fence(output);
+  warpgroup_fence_operand(output);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
@@ -487,7 +493,7 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;  // no row max of the warp grew
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -495,27 +501,28 @@ __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& r
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
-// What a consumer's steps work with, beside registers.
+// What the steps of a consumer warpgroup need beside S, P and O.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
-  int index;         // among the consumers
-  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
-  Scaling scaling;
-  Turns turns;
-  Ring<kQStages> at_q;
-  Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
-  int columns;       // of the sequence
-  int row, column;   // the thread's first, in a tile
-  int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
+  int index;  // among the consumer warpgroups
+  // wgmma descriptors of the first stages of Q, K and V; q is that of the Q in work.
+  uint64_t first_q = matrix(shared.q[0][index], 0, 8 * kSpan, 1), q = 0;
+  uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
+  uint64_t v = Values::descriptor(shared.v[0]);
+  Scaling scaling{p};
+  OrderedBarrier order{index};
+  Ring<kQStages> at_q{0, 0};
+  Position position{0, 0};
+  int row = 0, column = threadIdx.x % 4 * 2;  // the thread's first in a tile
+  int masks = 0;  // the number of the mask of the tile in place 0 of its list, if it had one
 
-  // Of the tile before; its v is read one step later than its k.
+  // The stage of the tile before: its V is read one step later than its K.
   __device__ __forceinline__ Position before() const {
     const bool wraps = position.stage == 0;
     return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
   }
-  // Waits for the next q, and with it for what is to be done.
+  // Waits for the next Q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
     shared.q_full[at_q.stage][index].wait(at_q.phase);
     q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
@@ -523,18 +530,15 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
-    release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
-  }
+  // S of a tile is there: its K is free.
+  __device__ __forceinline__ void release_k() const { release(shared.k_empty[position.stage]); }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  // Passes over a kv tile that only rows further down see: takes its turn, and releases K and V.
   __device__ __forceinline__ void skip() {
-    turns.begin();
-    turns.pass();
+    order.wait();
+    order.arrive();
     shared.k_full[position.stage].wait(position.phase);
     release(shared.k_empty[position.stage]);
     shared.v_full[position.stage].wait(position.phase);
@@ -577,16 +581,15 @@ struct Shown {
   }
 };
 
-// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
-// before, and the softmax of the one runs under the other's products.
+// Steps of the loop over KV tiles: S of tile n is issued, then O += P V of the tile before, under which the softmax
+// of tile n runs (FlashAttention-3's intra-warpgroup overlap).
 struct Steps {
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
     const Shown shown(c, n, masked);
     cute::warpgroup_wait<0>();
-    fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    warpgroup_fence_operand(scores);
+    c.release_k();
     if (masked) shown.hide(scores);
     softmax<true, true>(scores, rows, c.scaling.exponent);
     c.position.advance();
@@ -598,40 +601,35 @@ struct Steps {
                                               Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
     multiply_scores(scores, c.q, c.staged_k());
-    if (kRescalesBetween) rescale(output, rows);
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
-    c.turns.pass();
+    c.order.arrive();
     const Shown shown(c, n, kMasked);
-    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
-    fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    cute::warpgroup_wait<1>();  // S is there; O += P V runs on
+    warpgroup_fence_operand(scores);
+    c.release_k();
     if (kMasked) shown.hide(scores);
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     c.position.advance();
-    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
-    // softmax runs under the output's products, which only long ones gain from.
-    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
     cute::warpgroup_wait<0>();
-    fence(output);
+    warpgroup_fence_operand(output);
     release(c.shared.v_empty[before.stage]);
     pack(weights, scores);
-    if (!kRescalesBetween) rescale(output, rows);
+    rescale(output, rows);
   }
 
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
-    if (kRescalesBetween) rescale(output, rows);
+  // O += P V of the last tile.
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], const Weights& weights) {
     const Position before = c.before();
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes the four lanes of a row: each has a pair of every 8 columns, and gets the four pairs of one 8,
+// 16 bytes to store at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -641,8 +639,8 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
   return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
 }
 
-// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
-// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
+// Stores O and LSE of the warpgroup's rows from registers, so that no stage of shared memory is waited for.
+// A fully masked row has row sum 0: O is 0 and LSE -inf.
 __device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
@@ -666,43 +664,31 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first S = Q K^T of a tile of Q. Where it has no KV tile, S is of whatever the stage holds and nobody
+// reads it: ptxas keeps wgmma asynchronous only where every path issues it (else C7514).
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
   }
   multiply_scores(scores, c.q, c.staged_k());
-  if (any) c.turns.pass();
+  if (any) c.order.arrive();
 }
 
-// Passes over all such tiles at the beginning of a piece of work.
+// Passes over the skipped KV tiles of a tile of Q.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
-__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
-  fence(output);
-  release(c.shared.v_empty[stage]);
-}
-
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
-  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
-  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
-  const uint64_t v = Values::descriptor(shared.v[0]);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer};
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
   skip(c, work);
   begin(c, scores, work);
   while (work.more) {
-    c.begin = work.begin;
-    c.columns = work.sequence.columns(p);
     c.row = consumer * kWgmmaM + thread_row();
     c.masks = work.masks - work.full_end;
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
@@ -717,24 +703,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
       for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
-      CUTE_NO_UNROLL
-      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       const int stage = c.before().stage;
-      Steps::last(c, output, weights, rows);
-      if (kQStages > 1) c.release_q();
+      Steps::last(c, output, weights);
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
-        // The next tile's first scores are multiplied while this tile's output is stored.
-        begin(c, scores, next);
-        cute::warpgroup_wait<1>();
-        release_last_v(c, output, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
-        cute::warpgroup_wait<0>();
-        release_last_v(c, output, stage);
-        skip(c, next);
-        begin(c, scores, next);
-      }
+      begin(c, scores, next);  // the next tile's first S = Q K^T runs while this tile's O is stored
+      cute::warpgroup_wait<1>();
+      warpgroup_fence_operand(output);
+      release(c.shared.v_empty[stage]);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();
@@ -747,7 +724,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     work = next;
   }
   cute::warpgroup_wait<0>();
-  c.turns.finish();
+  c.order.drain();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
@@ -773,13 +750,13 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) produce(p, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     consume(p, shared, warpgroup - 1);
   }
 }
