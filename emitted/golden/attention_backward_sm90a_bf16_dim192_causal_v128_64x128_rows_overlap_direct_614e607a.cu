@@ -438,9 +438,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
-      const int m = walk(p, work, n);
+      const int m = n;
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before waits, to be there early.
+      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       const Position of_do = position;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
@@ -890,7 +890,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     int n = work.begin, tile = work.first_tile;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      const int m = walk(p, work, n);
+      const int m = n;
       steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
@@ -930,7 +930,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   cute::cluster_wait();
   // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, number(p, shared));
+  const Work work = locate(p, blockIdx.x);
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();

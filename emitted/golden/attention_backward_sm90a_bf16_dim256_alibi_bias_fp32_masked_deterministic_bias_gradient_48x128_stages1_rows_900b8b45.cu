@@ -621,7 +621,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before waits, to be there early.
+      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       const Position of_do = position;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];

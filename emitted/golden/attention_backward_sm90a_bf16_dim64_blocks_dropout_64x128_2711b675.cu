@@ -522,7 +522,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int4 listed = list.entries[n];
       const int m = listed.x;
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before waits, to be there early.
+      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       const Position of_do = position;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
@@ -966,7 +966,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   __syncthreads();
   // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
+  if (threadIdx.x == 0) shared.work = locate(p, blockIdx.x);
   __syncthreads();
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;

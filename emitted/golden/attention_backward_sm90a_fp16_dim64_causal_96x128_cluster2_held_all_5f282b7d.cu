@@ -428,9 +428,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
-      const int m = walk(p, work, n);
+      const int m = n;
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before waits, to be there early.
+      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       const Position of_do = position;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
@@ -658,7 +658,7 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
-      const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      const int m = n, place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
       shared.sums_full[writer].wait(phase);
       phase ^= 1;
       asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
@@ -897,7 +897,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   __syncthreads();
   // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, number(p, shared));
+  const Work work = locate(p, blockIdx.x / kCluster);
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();

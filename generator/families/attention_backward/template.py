@@ -140,6 +140,13 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         # Whether what lists say of a q tile is read once dp's products are under way, which else
         # wait for it. Where writers add dq a step takes 1 % longer so (H100).
         "reads_late": operation.blocks and schedule.accumulate == "direct",
+        # The Q tile at index n, and the number of the CTA's work.
+        "walked": "walk(p, work, n)" if operation.deterministic and not operation.blocks else "n",
+        "number": "number(p, shared)"
+        if operation.deterministic
+        else "blockIdx.x / kCluster"
+        if schedule.cluster > 1
+        else "blockIdx.x",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
         "number_part": ordered if operation.deterministic else "grid",
         "steps_part": steps,

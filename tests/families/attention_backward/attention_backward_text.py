@@ -27,6 +27,8 @@ struct SharedStorage {} shared;
 inline int atomicAdd(int* at, int more) { const int was = *at; *at += more; return was; }
 inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 """
+NO_ORDER = "inline int walk(const Parameters&, const Work&, int n) { return n; }"
+NO_TICKET = "inline int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }"
 ONE_RANK = "constexpr int kCluster = 1;\ninline int rank() { return 0; }"
 
 
@@ -77,7 +79,9 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
                 r"^__device__ __forceinline__ void trim\(.*?^\}\n", text, re.MULTILINE | re.DOTALL
             ),
             *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
-            piece(r"^(// (?:Which of two CTAs|Deterministic dQ).*?)^// ---- Producer"),
+            piece(r"^(// (?:The order in which CTAs|Deterministic dQ).*?)^// ---- Producer"),
+            *([] if "int walk(" in text else [NO_ORDER]),
+            *([] if "int number(" in text else [NO_TICKET]),
             piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
             f'#line 1 "{harness}"',
