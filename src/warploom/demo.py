@@ -8,8 +8,12 @@ are compiled, which needs no GPU. The exit code is 3 if a result is wrong.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING
 
 import click
@@ -81,7 +85,9 @@ def command(output: Output) -> None:
     )
     output.document("largest error / bound", largest)
     attention = next(one.kernel for one in parts if "attention" in one.name)
-    output.line("Next:")
+    activate = Path(sys.prefix, "bin", "activate")
+    hidden = which("warploom") is None and activate.is_file()
+    output.line(f"Next, after `source {os.path.relpath(activate)}`:" if hidden else "Next:")
     for written, shows in _next(attention):
         output.line(f"  {written:<56}  {shows}")
 

@@ -34,7 +34,7 @@ class Variable:
 
 
 VARIABLES: Mapping[str, Variable] = {
-    "WARPLOOM_CACHE_DIR": Variable("the kernel store", "`warploom` in the user's cache folder"),
+    "WARPLOOM_CACHE_DIR": Variable("the kernel cache", "`warploom` in the user's cache folder"),
     "WARPLOOM_CACHE_PATH": Variable("stores that are only read, separated like PATH", "none"),
     "WARPLOOM_COMPILE": Variable(
         "`forbid`: a missing kernel is an error, never a stall", "allow", ("allow", "forbid")

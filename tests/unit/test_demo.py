@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,3 +181,16 @@ def test_a_kernel_that_does_not_compile_ends_in_exit_code_2(
     result = run()
     assert result.exit_code == 2
     assert "error: no" in result.stderr
+
+
+def test_commands_that_are_not_found_are_told_how(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`warploom report` was not found by who had run `make demo`, which activates nothing."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(demo, "which", lambda _: None)
+    assert "bin/activate`:" in run().stdout
+    monkeypatch.setattr(demo, "which", lambda name: f"/usr/bin/{name}")
+    assert "Next:" in run().stdout

@@ -19,7 +19,7 @@ _SECONDS_PER_DAY = 86_400.0
 
 @click.group("cache", cls=SuggestingGroup)
 def command() -> None:
-    """Look into the kernel store, move kernels, collect garbage.
+    """Look into the kernel cache, copy kernels to other machines, delete old ones.
 
     \b
     Examples:
@@ -32,7 +32,7 @@ def command() -> None:
 @command.command()
 @reporting
 def stats(output: Output) -> None:
-    """Show how many kernels and bytes the store's directories hold.
+    """Show the number and size of the kernels in the kernel cache.
 
     \b
     Examples:
@@ -67,11 +67,11 @@ def explain(
     toolchain: str | None,
     options: tuple[str, ...],
 ) -> None:
-    """Say whether a KERNEL is stored, or one with these fields, and how the nearest ones differ.
+    """Say whether a KERNEL is in the kernel cache, and how the nearest entries differ.
 
     KERNEL is what `warploom show` takes: a name, a file of that name, a digest, or a key of the
-    store. It is stored if what is stored of it has the source that this version renders; a key is
-    of one record. Nearest are kernels of the same name or source.
+    kernel cache; or give its fields as options. It counts as stored if the entry was compiled from
+    the source that this version renders. Nearest are entries of the same name or source.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def explain(
 @click.argument("path", type=click.Path(path_type=Path))
 @reporting
 def export(output: Output, path: Path) -> None:
-    """Write every kernel of the store to one tar at PATH.
+    """Write every kernel of the kernel cache to one tar file at PATH.
 
     \b
     Examples:
@@ -139,7 +139,7 @@ def export(output: Output, path: Path) -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @reporting
 def import_(output: Output, path: Path) -> None:
-    """Verify that the tar at PATH is whole, and store the kernels in it that are new.
+    """Check that the tar file at PATH is complete, and add its new kernels to the cache.
 
     Importing is trusting: calls will run these kernels, and anyone can make such a tar. It must
     come from someone whose programs you would run.

@@ -76,7 +76,7 @@ def command(
     address: str | None,
     serving: bool,
 ) -> None:
-    """Compile the kernels of configurations into the store.
+    """Compile the kernels of configurations into the kernel cache.
 
     In place of FILE may be a kernel, as `warploom show` takes it.
 

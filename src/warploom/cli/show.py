@@ -30,8 +30,8 @@ def command(output: Output, kernel: str, only_source: bool, path: Path | None) -
     """Show one kernel, by name, digest, key or file.
 
     KERNEL is a name, in a configuration or not; a file of that name, such as NAME.cu; the digest
-    that a name ends in, of a kernel of the package's configurations, the store or FILE; or a key of
-    the store. Of a digest or a key 8 digits are enough.
+    that a name ends in, of a kernel of the package's configurations, the kernel cache or FILE; or a
+    key of the kernel cache. Of a digest or a key, 8 digits are enough.
 
     \b
     Examples:
