@@ -115,6 +115,11 @@ STALE: dict[str, str] = {
         "calls of declared functions know results that a caller gives, and runtime/family.py "
         "imports less; kernels and launches are what they were",
     ),
+    **dict.fromkeys(
+        (f"families/attention_{name}/gpu" for name in ("forward", "backward", "decode")),
+        "kernels have only live code: their machine code is what it was, but for an mbarrier that "
+        "nobody waited for and the order of some integer instructions",
+    ),
     "families/gemm/gpu": "calls on pieces of fp32 matrices are known to `explain`, and one "
     "more kernel of them is kept; other kernels are those that passed",
     "integrations/gpu": "experts of releases of transformers without norms behind them are read, "
