@@ -2,11 +2,9 @@
 //
 // Decode attention: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T, of few rows of Q by long K and V.
 //   Q bf16 fixed, K and V e4m3 in pages of 128, head dimension 64
-//   mask none, cache_seqlens, sinks
-//   16 rows of Q by 16 keys, 23 stages, clusters of 8
+//   mask none, cache_seqlens, sinks; 16 rows of Q by 16 keys, 23 stages, clusters of 8
 //
-// Roles: 1 warp of a CTA multiply, by mma.sync: each has 16 rows of Q and some keys of every KV tile. One more
-//   warp, the loader, loads K and V by TMA.
+// Roles: 1 warp of a CTA multiply by mma.sync: 16 rows of Q by some keys of a KV tile. The loader, one more, loads K and V.
 // Work: an item is a tile of rows of a sequence and KV head. A cluster of 8 CTAs shares its keys, and merges its parts
 //   through distributed shared memory.
 // Registers: 4 CTAs of 64 threads on an SM may have 255 each (launch bounds); about 118 are expected: O 32, Q 16.
@@ -129,12 +127,8 @@ struct Sequence {
   }
 
   // Row r stands at key keys - rows + r: what it sees is [begin(r), end(r)).
-  __device__ __forceinline__ int begin(const Parameters& p, int r) const {
-    return 0;
-  }
-  __device__ __forceinline__ int end(const Parameters& p, int r) const {
-    return keys;
-  }
+  __device__ __forceinline__ int begin(const Parameters&, int) const { return 0; }
+  __device__ __forceinline__ int end(const Parameters&, int) const { return keys; }
 
   // Tiles of keys that some row sees: `count` from the one numbered `first` on.
   struct Tiles { int first, count; };
@@ -142,9 +136,7 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
-    return p.row_tiles;
-  }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return p.row_tiles; }
 
   // What is divided among clusters: tiles of rows.
   __device__ __forceinline__ int work(const Parameters& p) const { return row_tiles(p) * p.kv_heads; }
@@ -155,8 +147,6 @@ __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of
 
 // Items are dealt to clusters in equal ranges: the first `more` have one more than `each`. The CTAs of a cluster share
 // the keys of an item.
-// An example, of 3 CTAs and 8 units of work: `each` is 2 and `more` is 2, so CTA 0 has units 0 to 2, CTA 1 has 3 to 5,
-// and CTA 2 has 6 and 7.
 struct Division {
   int each, more;
 
@@ -307,8 +297,7 @@ struct SharedStorage {
   EmptyBarrier k_empty[kStages], v_empty[kStages];
   FullBarrier parts_full;
 };
-static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes);
-static_assert(sizeof(SharedStorage) <= 57200);
+static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes && sizeof(SharedStorage) <= 57200);
 
 // ---- Loader: one warp loads K and V by TMA ---------------------------------------------------------
 constexpr int kPage = 128;
