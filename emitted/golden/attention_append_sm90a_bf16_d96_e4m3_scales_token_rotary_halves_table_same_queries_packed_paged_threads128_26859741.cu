@@ -1,6 +1,7 @@
 // attention_append_sm90a_bf16_d96_e4m3_scales_token_rotary_halves_table_same_queries_packed_paged_threads128_26859741
 //
-// Append to a KV cache: new rows of K and V, bf16, head dimension 96, into caches of e4m3 in pages.
+// Append to a KV cache: new rows of K and V, bf16, head dimension 96, into caches of e4m3.
+//   The caches are paged
 //   Rows of K and Q are rotated by their positions (RoPE), neox order
 //   Cached values are divided by a scale of their row, which is written, too
 //   8 threads of a warp share a row; a CTA has rows of one token. No shared memory, no barriers; memory bound.

@@ -1,6 +1,7 @@
 // attention_append_sm90a_fp16_d256_int8_scales_head_paged_threads512_bcd5ebf8
 //
-// Append to a KV cache: new rows of K and V, fp16, head dimension 256, into caches of int8 in pages.
+// Append to a KV cache: new rows of K and V, fp16, head dimension 256, into caches of int8.
+//   The caches are paged
 //   Cached values are divided by a scale of each head that the caller gives
 //   16 threads of a warp share a row; a CTA has rows of one token. No shared memory, no barriers; memory bound.
 // Digest bcd5ebf8e66daadc83e2e3be5392aadab3d7442e9f11d2f36708db41d47e2dcf; `warploom show` prints this file.

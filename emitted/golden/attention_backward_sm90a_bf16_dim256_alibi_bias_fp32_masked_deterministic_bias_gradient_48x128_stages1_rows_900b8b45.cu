@@ -492,9 +492,7 @@ struct Score {
     return fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), bias);
   }
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
-    return eight.shown[i % 8] == 0;
-  }
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
 };
 
 // ---- Work: a KV tile of one KV head, and the Q tiles that attend to it -------------------------------

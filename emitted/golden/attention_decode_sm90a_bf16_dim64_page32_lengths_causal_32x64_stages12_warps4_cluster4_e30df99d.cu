@@ -142,9 +142,7 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
-    return p.row_tiles;
-  }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return p.row_tiles; }
 
   // What is divided among clusters: tiles of rows.
   __device__ __forceinline__ int work(const Parameters& p) const { return row_tiles(p) * p.kv_heads; }
@@ -155,8 +153,6 @@ __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of
 
 // Items are dealt to clusters in equal ranges: the first `more` have one more than `each`. The CTAs of a cluster share
 // the keys of an item.
-// An example, of 3 CTAs and 8 units of work: `each` is 2 and `more` is 2, so CTA 0 has units 0 to 2, CTA 1 has 3 to 5,
-// and CTA 2 has 6 and 7.
 struct Division {
   int each, more;
 

@@ -2,11 +2,9 @@
 //
 // Decode attention: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = softcap tanh(scale Q K^T / softcap), of few rows of Q by long K and V.
 //   Q fp16 fixed, K and V int8 in pages of 32, scales of each token, head dimension 64
-//   mask window, cache_seqlens
-//   16 rows of Q by 32 keys, 16 stages
+//   mask window, cache_seqlens; 16 rows of Q by 32 keys, 16 stages
 //
-// Roles: 2 warps of a CTA multiply, by mma.sync: each has 16 rows of Q and some keys of every KV tile. One more
-//   warp, the loader, loads K and V by TMA.
+// Roles: 2 warps of a CTA multiply by mma.sync: 16 rows of Q by some keys of a KV tile. The loader, one more, loads K and V.
 // Work: an item is a tile of rows of a sequence and KV head. The KV tiles of all items are dealt to CTAs in equal
 //   ranges; where a range ends within an item, the last CTA to store its part merges all, in order.
 // Registers: 3 CTAs of 96 threads on an SM may have 168 each (launch bounds); about 110 are expected: O 32, Q 16.
@@ -160,9 +158,7 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
-    return p.row_tiles;
-  }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return p.row_tiles; }
 
   // What is divided among CTAs: KV tiles of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
@@ -174,9 +170,8 @@ __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of
 
 // The KV tiles of all items, one item after the other, are dealt in equal ranges: the first `more` CTAs have one more
 // than `each`. Where a range ends within an item, the CTAs that have its other KV tiles have a part of it each
-// (FlashDecoding's split of keys, at any KV tile).
-// An example, of 3 CTAs and 8 units of work: `each` is 2 and `more` is 2, so CTA 0 has units 0 to 2, CTA 1 has 3 to 5,
-// and CTA 2 has 6 and 7.
+// (FlashDecoding's split of keys, at any KV tile). An example, of 3 CTAs and 8 KV tiles: `each` and `more` are 2, so CTA 0
+// has tiles 0 to 2, CTA 1 has 3 to 5, and CTA 2 has 6 and 7.
 struct Division {
   int each, more;
 
@@ -344,8 +339,7 @@ struct SharedStorage {
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes);
-static_assert(sizeof(SharedStorage) <= 75520);
+static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes && sizeof(SharedStorage) <= 75520);
 
 // ---- Loader: one warp loads K and V by TMA ---------------------------------------------------------
 constexpr int kPage = 32;

@@ -2,11 +2,9 @@
 //
 // Decode attention: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T, of few rows of Q by long K and V.
 //   Q fp16 fixed, K and V e4m3 fixed, head dimension 96
-//   mask none, cache_seqlens, batch invariant
-//   16 rows of Q by 128 keys, 2 stages
+//   mask none, cache_seqlens, batch invariant; 16 rows of Q by 128 keys, 2 stages
 //
-// Roles: 4 warps of a CTA multiply, by mma.sync: each has 16 rows of Q and some keys of every KV tile. One more
-//   warp, the loader, loads K and V by TMA.
+// Roles: 4 warps of a CTA multiply by mma.sync: 16 rows of Q by some keys of a KV tile. The loader, one more, loads K and V.
 // Work: an item is a tile of rows of a sequence and KV head. It is cut into chunks by its own length alone (batch
 //   invariant); the last CTA to store a part merges all, in order.
 // Registers: 1 CTA of 160 threads on an SM may have 255 each (launch bounds); about 146 are expected: O 48, Q 24.
@@ -126,12 +124,8 @@ struct Sequence {
   }
 
   // Row r stands at key keys - rows + r: what it sees is [begin(r), end(r)).
-  __device__ __forceinline__ int begin(const Parameters& p, int r) const {
-    return 0;
-  }
-  __device__ __forceinline__ int end(const Parameters& p, int r) const {
-    return keys;
-  }
+  __device__ __forceinline__ int begin(const Parameters&, int) const { return 0; }
+  __device__ __forceinline__ int end(const Parameters&, int) const { return keys; }
 
   // Tiles of keys that some row sees: `count` from the one numbered `first` on.
   struct Tiles { int first, count; };
@@ -139,9 +133,7 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
-    return p.row_tiles;
-  }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return p.row_tiles; }
 
   // What is divided among CTAs: KV tiles of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
@@ -151,11 +143,8 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The KV tiles of all items, one item after the other, are dealt in equal ranges: the first `more` CTAs have one more
-// than `each`. An item is cut into chunks by its own length alone, so that results do not depend on the batch: a CTA
-// does the chunks that begin in its range.
-// An example, of 3 CTAs and 8 units of work: `each` is 2 and `more` is 2, so CTA 0 has units 0 to 2, CTA 1 has 3 to 5,
-// and CTA 2 has 6 and 7.
+// The KV tiles of all items are dealt in equal ranges: the first `more` CTAs have one more than `each`, and a CTA does the
+// chunks that begin in its range.
 struct Division {
   int each, more;
 
@@ -172,8 +161,7 @@ struct Division {
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
-  int end;
-  int chunk, here;  // the number of the next one of its chunks, each of which is a part; how many the CTA has done
+  int end, chunk, here;  // the number of the next of its chunks, each of which is a part; how many the CTA has done
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
@@ -183,8 +171,7 @@ struct Item {
   // An item is cut by its own length alone, in equal chunks: of how many tiles.
   __device__ __forceinline__ int each(const Parameters& p) const {
     const int weight = sequence.weight(p);
-    constexpr int kWhole = 4, kLeast = 4, kLong = 8;
-    constexpr int kFew = 8, kMost = 16;
+    constexpr int kWhole = 4, kLeast = 4, kLong = 8, kFew = 8, kMost = 16;
     if (weight <= kWhole) return weight;
     return max(max(kLeast, min(kLong, (weight + kFew - 1) / kFew)), (weight + kMost - 1) / kMost);
   }
@@ -281,9 +268,7 @@ struct TileScheduler {
     const int from = find(p);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
-    const Sequence::Tiles tiles = item.sequence.tiles(p);
-    const int weight = max(1, tiles.count);
-    const int row_tiles = item.sequence.row_tiles(p);
+    const int weight = item.sequence.weight(p), row_tiles = item.sequence.row_tiles(p);
     const int start = __shfl_sync(~0u, through, from) - weight * row_tiles * p.kv_heads;
     const int index = quotient(at - start, weight);
     item.head = index;
@@ -358,8 +343,7 @@ struct SharedStorage {
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes);
-static_assert(sizeof(SharedStorage) <= 58944);
+static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes && sizeof(SharedStorage) <= 58944);
 
 // ---- Loader: one warp loads K and V by TMA ---------------------------------------------------------
 // Where the lane's box of a tile lies in the cache.

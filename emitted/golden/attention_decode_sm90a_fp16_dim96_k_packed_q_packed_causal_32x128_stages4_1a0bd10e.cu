@@ -2,11 +2,9 @@
 //
 // Decode attention: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T, of few rows of Q by long K and V.
 //   Q fp16 varlen, K and V fp16 varlen, head dimension 96
-//   mask causal
-//   32 rows of Q by 128 keys, 4 stages
+//   mask causal; 32 rows of Q by 128 keys, 4 stages
 //
-// Roles: 8 warps of a CTA multiply, by mma.sync: each has 16 rows of Q and some keys of every KV tile. One more
-//   warp, the loader, loads K and V by TMA.
+// Roles: 8 warps of a CTA multiply by mma.sync: 16 rows of Q by some keys of a KV tile. The loader, one more, loads K and V.
 // Work: an item is a tile of rows of a sequence and KV head. The KV tiles of all items are dealt to CTAs in equal
 //   ranges; where a range ends within an item, the last CTA to store its part merges all, in order.
 // Registers: 1 CTA of 288 threads on an SM may have 168 each (launch bounds); about 146 are expected: O 48, Q 24.
@@ -134,9 +132,7 @@ struct Sequence {
   }
 
   // Row r stands at key keys - rows + r: what it sees is [begin(r), end(r)).
-  __device__ __forceinline__ int begin(const Parameters& p, int r) const {
-    return 0;
-  }
+  __device__ __forceinline__ int begin(const Parameters&, int) const { return 0; }
   __device__ __forceinline__ int end(const Parameters& p, int r) const {
     return max(0, min(keys, keys - rows + r + p.right + 1));
   }
@@ -147,9 +143,7 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
-    return (rows * p.sharing + kRows - 1) / kRows;
-  }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return (rows * p.sharing + kRows - 1) / kRows; }
 
   // What is divided among CTAs: KV tiles of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
@@ -161,9 +155,8 @@ __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of
 
 // The KV tiles of all items, one item after the other, are dealt in equal ranges: the first `more` CTAs have one more
 // than `each`. Where a range ends within an item, the CTAs that have its other KV tiles have a part of it each
-// (FlashDecoding's split of keys, at any KV tile).
-// An example, of 3 CTAs and 8 units of work: `each` is 2 and `more` is 2, so CTA 0 has units 0 to 2, CTA 1 has 3 to 5,
-// and CTA 2 has 6 and 7.
+// (FlashDecoding's split of keys, at any KV tile). An example, of 3 CTAs and 8 KV tiles: `each` and `more` are 2, so CTA 0
+// has tiles 0 to 2, CTA 1 has 3 to 5, and CTA 2 has 6 and 7.
 struct Division {
   int each, more;
 
@@ -330,8 +323,7 @@ struct SharedStorage {
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes);
-static_assert(sizeof(SharedStorage) <= 215168);
+static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes && sizeof(SharedStorage) <= 215168);
 
 // ---- Loader: one warp loads K and V by TMA ---------------------------------------------------------
 // Where the lane's box of a tile lies in the cache.

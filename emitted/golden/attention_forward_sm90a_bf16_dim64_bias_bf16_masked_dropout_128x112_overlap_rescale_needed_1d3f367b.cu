@@ -477,9 +477,7 @@ struct Score {
     return bias;
   }
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
-    return eight.shown[i % 8] == 0;
-  }
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
 };
 
 // ---- Key masks: one row for all rows of Q ------------------------------------------------------------
@@ -880,7 +878,9 @@ struct Consumer {
       const Score::Eight eight = score.read(i);
       CUTE_UNROLL
       for (int j = i; j < i + 8; ++j)
-        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
+        if (score.hides(j, eight)) scores[j] = minus_infinity();
+        else
+        scores[j] = fmaf(scores[j], scaling.factor, score.term(j, eight));
     }
     Score::finish();
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
