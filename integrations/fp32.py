@@ -94,7 +94,9 @@ class Activation(Overridden):
                 _running.inside = True  # products of references are torch's
                 try:
                     with torch.no_grad():
-                        d = run(precision, *given, **keywords)
+                        # Detached, nothing of a parameter is kept: code that knows nothing of it
+                        # may write to `.data`, or by a CUDA graph, which no version tells.
+                        d = run(precision, *map(torch.Tensor.detach, given), **keywords)
                 finally:
                     _running.inside = False
                 if d is not None:

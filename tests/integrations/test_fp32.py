@@ -109,6 +109,16 @@ def test_torchs_newer_setting_decides_where_it_is_used(newer: str, precision: st
     assert dict(activation.ran) == {("mm", precision): 1}
 
 
+def test_a_parameter_that_is_written_to_without_torchs_knowledge_counts_as_it_is() -> None:
+    """Its version stays the same: the pieces of what it was before were multiplied."""
+    weight, x = torch.nn.Parameter(torch.randn(64, 64)), torch.randn(64, 64)
+    with warploom.fp32.activate(), torch.no_grad():
+        torch.mm(weight, x)
+        weight.data.mul_(2)
+        y = torch.mm(weight, x)
+    assert near(y, weight.double() @ x.double())
+
+
 def test_a_factor_that_is_not_finite_is_torchs() -> None:
     a = torch.randn(64, 64)
     with warploom.fp32.activate() as activation:

@@ -38,6 +38,7 @@ def test_an_option_is_files_of_its_own(tmp_path: Path) -> None:
     overlay(PACKAGE, OPTION, tmp_path / "warploom")
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    command += ["-p", "no:hypothesispytest", "-p", "no:anyio"]  # a second of the process
     done = subprocess.run(
         [sys.executable, *command, str(OPTION / "checks.py")],
         env={**os.environ, "PYTHONPATH": paths},
