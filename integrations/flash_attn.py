@@ -141,7 +141,7 @@ def flash_attn_varlen_func(
     if block_table is not None:
         raise ProblemError(
             f"block_table {shown(block_table)}",
-            rule="must be None: keys and values here lie in one piece, not in pages",
+            rule="must be None: keys and values here are not paged",
             fix="gather each sequence's pages into k and v [total_k, heads_k, dim]",
         )
     if return_attn_probs is not True and return_attn_probs is not False:

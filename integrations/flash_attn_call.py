@@ -56,7 +56,7 @@ class Options:
             raise ProblemError(
                 f"softmax_scale {shown(scale)}",
                 rule="must be a number greater than 0, or None: the head dimension ** -0.5",
-                fix="to change the sign of the products, negate q",
+                fix="to change the sign of the scores, negate q",
             )
         if not (_is_number(self.softcap) and math.isfinite(self.softcap)):
             raise ProblemError(
@@ -185,7 +185,7 @@ def _window(given: Window) -> tuple[int | None, int | None] | None:
     except (TypeError, ValueError):
         raise ProblemError(
             f"window_size {shown(given)}",
-            rule="must be (left, right): how many columns beside the diagonal; -1 is no bound",
+            rule="must be (left, right): columns on each side of the diagonal; -1 is no bound",
             fix="(-1, -1) is no window",
         ) from None
     left, right = _integer("window_size", left), _integer("window_size", right)

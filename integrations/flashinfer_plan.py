@@ -117,7 +117,7 @@ def fixed(buffers: dict[str, torch.Tensor | None], device: torch.device) -> Page
     indptr, indices, last = (len(buffer) for buffer in buffers.values() if buffer is not None)
     if indptr != last + 1:
         raise ProblemError(
-            f"paged_kv_indptr_buffer [{indptr}] beside paged_kv_last_page_len_buffer [{last}]",
+            f"paged_kv_indptr_buffer [{indptr}] with paged_kv_last_page_len_buffer [{last}]",
             rule="must be one longer: it says where each sequence begins, and where the last ends",
             fix="paged_kv_last_page_len_buffer has the batch's size",
         )

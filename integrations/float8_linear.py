@@ -118,7 +118,7 @@ class Float8Linear(torch.nn.Linear):
         blocks = blocks_of(shape[0]), blocks_of(shape[1])
         if tuple(scale.shape) != blocks or scale.dtype not in TYPES:
             raise ProblemError(
-                f"scale {list(scale.shape)} of {scale.dtype} beside weight {list(shape)}",
+                f"scale {list(scale.shape)} of {scale.dtype} with weight {list(shape)}",
                 rule=f"must be {list(blocks)} of fp32 or float8_e8m0fnu",
                 fix="make one scale for each 128x128",
             )

@@ -73,7 +73,7 @@ def check_residual(input: torch.Tensor, residual: torch.Tensor, out_features: in
     """Raise ProblemError for a residual that torch would broadcast, or could not add."""
     if residual.shape != (*input.shape[:-1], out_features):
         raise ProblemError(
-            f"residual {list(residual.shape)} beside input {list(input.shape)}",
+            f"residual {list(residual.shape)} with input {list(input.shape)}",
             rule=f"must have the shape of the result, [.., {out_features}]",
             fix="expand it to that shape, or add it to the result",
         )

@@ -29,7 +29,7 @@ def check_module(module: torch.nn.Linear, *able: type[torch.nn.Linear]) -> None:
     told = ", ".join(f"{name} on {device}" for name, device in places.items())
     if any(device.type == "meta" for device in places.values()):
         raise ProblemError(
-            told, rule="must lie in memory", fix="load its weights first, then convert it"
+            told, rule="must be in memory", fix="load its weights first, then convert it"
         )
     if len(set(places.values())) > 1:
         raise ProblemError(told, rule="must be on one device", fix="move them together")

@@ -85,8 +85,8 @@ def check_parts(weight: PackedWeight, bias: torch.Tensor | None) -> None:
         )
     if weight.metadata.activations != INPUTS:
         raise ProblemError(
-            f"a weight that is packed for {weight.metadata.activations} activations",
-            rule=f"must be packed for {INPUTS} ones",
+            f"a weight that is quantized for {weight.metadata.activations} activations",
+            rule=f"must be quantized for {INPUTS} ones",
             fix="call warploom.mixed_gemm, or pack it anew",
         )
     n = weight.shape[0]

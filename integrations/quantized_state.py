@@ -33,7 +33,7 @@ def decoded(state: object) -> Metadata:
     except (AttributeError, TypeError, ValueError) as error:
         raise ProblemError(
             f"{KEY} {shown(state)}",
-            rule="must be the metadata of a packed weight, as state_dict() has it",
+            rule="must be the metadata of a quantized weight, as state_dict() has it",
             fix="save the state again",
         ) from error
     return Metadata.from_dict(found)
@@ -48,7 +48,7 @@ def check_state(given: Mapping[str, object], metadata: Metadata, bias: torch.Ten
     if "weight" in given:
         raise ProblemError(
             f"weight {shown(given['weight'])}",
-            rule=f"must be packed: {', '.join(entries(metadata))}",
+            rule=f"must be quantized: {', '.join(entries(metadata))}",
             fix="load it into a torch.nn.Linear, and quantise that with from_linear",
         )
     packed = {name: one for name, one in given.items() if name in (*NAMES, KEY)}

@@ -42,13 +42,13 @@ def fold_rms_norm(weight: torch.Tensor, norm_weight: torch.Tensor) -> torch.Tens
     """
     if isinstance(weight, PackedWeight):
         raise ProblemError(
-            f"a packed weight {[weight.metadata.n, weight.metadata.k]}",
+            f"a quantized weight {[weight.metadata.n, weight.metadata.k]}",
             rule="must be a tensor: codes cannot be multiplied by a norm's weight",
             fix="multiply before warploom.quantize, as in quantize(fold_rms_norm(weight, norm))",
         )
     if weight.dim() != 2 or norm_weight.shape != weight.shape[1:]:
         raise ProblemError(
-            f"norm_weight {list(norm_weight.shape)} beside weight {list(weight.shape)}",
+            f"norm_weight {list(norm_weight.shape)} with weight {list(weight.shape)}",
             rule="must be [K], the weight being [N, K] as torch.nn.Linear has it",
             fix="pass the weights of the norm and of the linear layer behind it",
         )

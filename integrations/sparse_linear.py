@@ -98,7 +98,7 @@ class SparseLinear(torch.nn.Module):
         if weight.dtype not in _TYPES:
             raise ProblemError(
                 f"a weight of {weight.dtype}",
-                rule="must be bfloat16 or float16 to be packed as 2:4",
+                rule="must be bfloat16 or float16 to be stored as 2:4 sparse",
                 fix="convert the layer, as by layer.to(torch.bfloat16)",
             )
         activation = linear.activation if isinstance(linear, Linear) else None

@@ -195,7 +195,7 @@ def _packed(call: Arguments, bounds: Bounds | None, keywords: dict[str, Any]) ->
     if not rows == call.key.shape[2] == bounds.keys:
         raise ProblemError(
             f"cu_seq_lens_q with {rows} rows and {call.key.shape[2]} keys",
-            rule="packed sequences must be whole: as many keys as rows",
+            rule="variable-length sequences must be whole: as many keys as rows",
             fix="use no cache, or pass an attention mask in place of cu_seq_lens",
         )
     total = batch * rows

@@ -111,20 +111,20 @@ class Metadata:
             _require_version(data["version"])  # first: another one has other names
         if not isinstance(data, Mapping) or set(data) != known:
             raise ProblemError(
-                f"metadata of a packed weight {brief(data)}",
+                f"metadata of a quantized weight {brief(data)}",
                 rule=f"must have {', '.join(sorted(known))}, and nothing else",
             )
         try:
             return cls(**data)  # type: ignore[arg-type]
         except TypeError as error:
-            what = f"metadata of a packed weight {brief(data)}"
+            what = f"metadata of a quantized weight {brief(data)}"
             raise ProblemError(f"{what}: {cut(str(error), 80)}") from None
 
 
 def _require_version(version: object) -> None:
     if version != VERSION:
         raise ProblemError(
-            f"packed weight of version {brief(version)}",
+            f"quantized weight of version {brief(version)}",
             rule=f"must be of version {VERSION}",
             fix="pack the weight again with this release",
         )

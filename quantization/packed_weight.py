@@ -117,7 +117,7 @@ class PackedWeight:
         kinds = metadata.tensors()
         if set(tensors) != set(kinds):
             raise ProblemError(
-                f"tensors {', '.join(sorted(tensors)) or 'none'} of a packed weight",
+                f"tensors {', '.join(sorted(tensors)) or 'none'} of a quantized weight",
                 rule=f"must be {', '.join(kinds)}",
             )
         devices = {str(tensor.device) for tensor in tensors.values()}
@@ -205,7 +205,7 @@ class PackedWeight:
         """
         if isinstance(device, torch.dtype):
             raise ProblemError(
-                f"a packed weight to {device}",
+                f"a quantized weight to {device}",
                 rule="must keep its types",
                 fix="dequantize(dtype) is the weight in that type",
             )

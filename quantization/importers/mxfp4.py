@@ -43,7 +43,7 @@ def read(tensors: Tensors, expert: int | None) -> Layer:
             raise refused(
                 SOURCE,
                 f"{len(blocks)} experts, expert={brief(expert)}",
-                rule="a packed weight is one expert's",
+                rule="a quantized weight is one expert's",
                 fix=f"pass expert=0 to {len(blocks) - 1}",
             )
         blocks, scales = blocks[expert], scales[expert]

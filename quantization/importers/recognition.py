@@ -99,7 +99,7 @@ def import_block_scaled(
             raise ProblemError(
                 f"{read.format} with scales of {read.group or 'rows'}",
                 rule="must be e4m3 with a scale for each 128x128",
-                fix="import_weight reads it as a packed weight",
+                fix="import_weight reads it as a quantized weight",
             )
         return read.blocks
 

@@ -107,7 +107,7 @@ def _tiles(tensors: Tensors, data: Config) -> Layer:
     n, k = pair(SOURCE, "shape", shape)
     codes = _untiled(qdata)
     if n > codes.shape[0] or k > codes.shape[1]:
-        raise refused(SOURCE, f"shape {[n, k]}", rule=f"must fit in the packed {list(codes.shape)}")
+        raise refused(SOURCE, f"shape {[n, k]}", rule=f"must fit in the stored {list(codes.shape)}")
     size = _size(data, codes.shape[1], both.shape[0])
     groups = -(-codes.shape[1] // size)
     shaped(SOURCE, "scale_and_zero", both, (groups, codes.shape[0], 2), f"groups of {size}")

@@ -83,7 +83,7 @@ def test_torch_compile_takes_it_without_a_graph_break() -> None:
         (Case(new=1), {"cache_seqlens": None}, "k and v without cache_seqlens"),
         (Case(new=1), {"rotary_cos": torch.ones(64, 16)}, "rotary_sin None"),
         (Case(), {"rotary_cos": torch.ones(64, 16)}, "rotary_sin without k and v"),
-        (Case(page=16), {"cache_batch_idx": torch.ones(3).int()}, "block_table beside"),
+        (Case(page=16), {"cache_batch_idx": torch.ones(3).int()}, "block_table together"),
         (Case(indexed=True, keys=43), {}, r"cache_batch_idx with .*: must be of a multiple of 16"),
         (Case(page=16, rows=130), {}, "block_table with 130 rows of 2 heads"),
         (Case(page=16, dim=80, new=1), {}, "dim 80: .*, and dim one of 64, 96, 128, 256"),

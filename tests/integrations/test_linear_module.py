@@ -122,7 +122,7 @@ def _wrapped() -> torch.nn.Linear:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (torch.nn.Linear(IN, OUT, device="meta"), "weight on meta.*must lie in memory"),
+        (torch.nn.Linear(IN, OUT, device="meta"), "weight on meta.*must be in memory"),
         (_mixed(), "weight on cpu, bias on meta"),
         (_Other(IN, OUT), "a _Other.*torch.nn.Linear itself"),
         (torch.nn.Conv1d(4, 4, 1), "a Conv1d"),

@@ -109,5 +109,5 @@ def test_what_merges_an_adapter_is_refused(safe: bool) -> None:
 
 @pytest.mark.parametrize("init", ["pissa", "olora"])
 def test_adapters_that_take_a_part_of_the_weight_are_refused(init: str) -> None:
-    with pytest.raises(ProblemError, match=r"a packed weight to torch\.float32"):
+    with pytest.raises(ProblemError, match=r"a quantized weight to torch\.float32"):
         adapted(init_lora_weights=init)

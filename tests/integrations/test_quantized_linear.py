@@ -121,7 +121,7 @@ def test_autocast_converts_what_comes_in(request: pytest.FixtureRequest, kernel:
 
 
 def test_a_residual_of_another_shape_is_refused(products: list[torch.Tensor]) -> None:
-    with pytest.raises(ProblemError, match=r"residual \[136\] beside input.*shape of the result"):
+    with pytest.raises(ProblemError, match=r"residual \[136\] with input.*shape of the result"):
         layer()(random(5, K), random(N))
     assert products == []
 

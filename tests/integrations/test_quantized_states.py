@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Callable[[State], object], str]] = {
     ),
     "another version": (
         lambda state: state.update(_extra_state=told(version=1)),
-        "packed weight of version 1: must be of version 2",
+        "quantized weight of version 1: must be of version 2",
     ),
     "other groups": (
         lambda state: state.update(_extra_state=told(group=128)),
@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[Callable[[State], object], str]] = {
     "no metadata": (lambda state: state.pop("_extra_state"), "without _extra_state"),
     "other bytes": (
         lambda state: state.update(_extra_state=torch.zeros(3, dtype=torch.uint8)),
-        "must be the metadata of a packed weight",
+        "must be the metadata of a quantized weight",
     ),
     "no scales": (lambda state: state.pop("channel_scales"), "without channel_scales: must have"),
     "nothing but metadata": (
@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[Callable[[State], object], str]] = {
     ),
     "a weight of torch's": (
         lambda state: (state.clear(), state.update(torch.nn.Linear(K, N).state_dict())),
-        r"weight <tensor \[136, 256\]>: must be packed",
+        r"weight <tensor \[136, 256\]>: must be quantized",
     ),
 }
 

@@ -135,15 +135,15 @@ FOREIGN: list[tuple[Change, str]] = [
     ),
     (
         lambda t, m: m["a"]["metadata"].update(version=7),
-        r"a: packed weight of version 7: must be of version 2: pack the weight again",
+        r"a: quantized weight of version 7: must be of version 2: pack the weight again",
     ),
     (
         lambda t, m: m["a"].update(metadata={"version": 1, "step": 16}),
-        r"a: packed weight of version 1: must be of version 2: pack the weight again",
+        r"a: quantized weight of version 1: must be of version 2: pack the weight again",
     ),
     (lambda t, m: m["a"]["metadata"].update(n=65), r"a: data torch.uint8 \[1, 1, 4096\]: must be"),
     (lambda t, m: m["a"]["metadata"].update(format="x"), r"a: weight format 'x': must be one of"),
-    (lambda t, m: m["b"]["metadata"].pop("k"), r"b: metadata of a packed weight .*: must have"),
+    (lambda t, m: m["b"]["metadata"].pop("k"), r"b: metadata of a quantized weight .*: must have"),
     (
         lambda t, m: t.update({"a.channel_scales": t["a.channel_scales"].float()}),
         r"a: channel_scales torch.float32 \[64\]: must be torch.bfloat16",

@@ -98,7 +98,9 @@ def test_a_layers_state_brings_it_back() -> None:
 def test_a_state_of_other_sizes_is_refused_by_name() -> None:
     weight = packed("int4", None, "bf16", "16-bit", 66, 256)
     tensors = weight.tensors()
-    with pytest.raises(ProblemError, match=r"^tensors data of a packed weight: must be data, chan"):
+    with pytest.raises(
+        ProblemError, match=r"^tensors data of a quantized weight: must be data, chan"
+    ):
         PackedWeight.from_tensors({"data": tensors["data"]}, weight.metadata)
     short = tensors | {"data": tensors["data"][:1]}
     with pytest.raises(ProblemError, match=r"^data torch.uint8 \[1, 2, 4096\]: must be .*\[2, 2, "):
@@ -111,13 +113,19 @@ def test_a_state_of_other_sizes_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 1}, r"packed weight of version 1: must be of version 2: pack the weight aga"),
+        (
+            {"version": 1},
+            r"quantized weight of version 1: must be of version 2: pack the weight aga",
+        ),
         ({"n": 0}, r"n 0: must be a positive integer"),
         ({"k": 1.5}, r"k 1.5: must be a positive integer"),
         ({"format": "int3"}, r"weight format 'int3': must be one of int4"),
         ({"scale": "e8m0"}, r"scale 'e8m0' of format int4: must be one of bf16, fp16, fp32"),
         ({"k": 100}, r"group 32: must divide k, which is 100: groups of int4 that do: None"),
-        ({"more": 1}, r"metadata of a packed weight .*: must have activations, format, group, k"),
+        (
+            {"more": 1},
+            r"metadata of a quantized weight .*: must have activations, format, group, k",
+        ),
     ],
 )
 def test_metadata_of_another_kind_is_refused(changes: dict[str, object], message: str) -> None:
@@ -133,7 +141,7 @@ def test_it_moves_and_keeps_its_types() -> None:
     assert {str(tensor.device) for tensor in moved.tensors().values()} == {"meta"}
     assert moved.metadata == weight.metadata
     with pytest.raises(
-        ProblemError, match=r"^a packed weight to torch.float16: must keep its types"
+        ProblemError, match=r"^a quantized weight to torch.float16: must keep its types"
     ):
         weight.to(torch.float16)  # type: ignore[arg-type]
     assert alike(copy.deepcopy(weight), weight)
