@@ -1,10 +1,11 @@
-// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_rms_scale_mean_square_16x64x256_mma_sums_stages13_shares2_47b3d15f
+// mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_gate_swiglu_oai_interleaved_groups_rows_8x64x256_mma_weights_stages8_shares2_ccaef867
 //
-// D[m, n] = epilogue(A[m, k] W[n, k]): rms_scale, mean_square
-//   A bf16, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
-//   tile 16x64x256 by mma, 2 consumers, of which 2 share k, 13 stages, along_n, group 8, store direct
+// D[m, n] = epilogue(A[m, k] W[n, k]): gate_swiglu_oai_interleaved
+//   A bf16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D bf16 row
+//   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-// Digest 47b3d15f66e289dc4b61d03ffb5222e9544858d94167faeaa4b6f684b5fe926b; `warploom show` prints this file.
+//   rows of A and D in groups that end at offsets in device memory, and a W for each group
+// Digest ccaef867d2b2bfe1dc18e33999dedcad14e4e0a0d968c9268ff0bed16558ce8a; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -28,14 +29,14 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
+constexpr int kTileM = 8, kTileN = 64, kTileK = 256;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
 constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
-constexpr int kStages = 13;
+constexpr int kStages = 8;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -48,42 +49,35 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
-using Bank = Accumulator[kBlocks][kCount];  // sums of a group
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
-  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
   cutlass::bfloat16_t* d;  // D[m][pitch]
-  const float* rms_scale_0;  // shares[m][pitch], one for each 16 of k
-  float* mean_square_1;  // shares[m][pitch]
+  const int* offsets;  // where each group of rows ends
   int64_t d_pitch;  // elements between rows of D
-  int64_t rms_scale_0_pitch;  // elements between rows of shares
-  int64_t mean_square_1_pitch;  // elements between rows of shares
-  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int64_t d_batch;  // elements between batches of D
   int32_t m;  // rows of D
-  int32_t n;  // columns of D
+  int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
+  int32_t batches;  // groups
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
-  float rms_scale_0_eps;  // added to a mean of squares
 };
-static_assert(sizeof(Parameters) == 384);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, rms_scale_0) == 272 && OFFSET(Parameters, mean_square_1) == 280);
-static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, rms_scale_0_pitch) == 296);
-static_assert(OFFSET(Parameters, mean_square_1_pitch) == 304 && OFFSET(Parameters, a_tail_rows) == 312);
-static_assert(OFFSET(Parameters, m) == 316 && OFFSET(Parameters, n) == 320);
-static_assert(OFFSET(Parameters, k) == 324 && OFFSET(Parameters, row_blocks) == 328);
-static_assert(OFFSET(Parameters, slabs) == 332 && OFFSET(Parameters, rms_scale_0_eps) == 336);
+static_assert(sizeof(Parameters) == 256);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b) == 128);
+static_assert(OFFSET(Parameters, d) == 136 && OFFSET(Parameters, offsets) == 144);
+static_assert(OFFSET(Parameters, d_pitch) == 152 && OFFSET(Parameters, d_batch) == 160);
+static_assert(OFFSET(Parameters, m) == 168 && OFFSET(Parameters, n) == 172);
+static_assert(OFFSET(Parameters, k) == 176 && OFFSET(Parameters, batches) == 180);
+static_assert(OFFSET(Parameters, row_blocks) == 184 && OFFSET(Parameters, slabs) == 188);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 2048;  // of one stage
+  static constexpr int kBytes = 1024;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -97,11 +91,11 @@ struct OperandA {
 // W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
 // 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
 struct Slab {
-  static constexpr int kBytes = 4224, kDepth = 128;
+  static constexpr int kBytes = 4352, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 1;
+  static constexpr int kScales = 4096, kGroups = 4;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 2 * kBytes;
 
@@ -134,28 +128,7 @@ using Position = Ring<kStages>;
 
 // Where a tile of D starts.
 struct Place {
-  int m, n;
-};
-
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
-// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
-struct Tiles {
-  int along, across;  // extents in clusters
-
-  __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
-
-  // Where this block's tile starts.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int band = index / (kGroup * across);
-    const int height = min(along - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * across;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN};
-  }
+  int m, n, batch, end;
 };
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
@@ -179,15 +152,97 @@ struct Walk {
   }
 };
 
+// Where each group of rows ends, and how many tiles come before that. Shared memory has it for a whole launch.
+struct GroupTable {
+  static constexpr int kMost = 1024, kRowsOfTile = kTileM * kClusterM;
+  int ends[kMost + 1], tiles[kMost + 1];  // of group g at g + 1; tiles along m, counted in clusters
+
+  // All threads copy the offsets, then one warp adds up. An offset below the one before it counts as that, and
+  // one past the last row as the last row: no tile has a row outside of D.
+  __device__ __forceinline__ void fill(const Parameters& p) {
+    for (int group = threadIdx.x; group < p.batches; group += blockDim.x)
+      ends[group + 1] = max(0, min(p.offsets[group], p.m));
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    // A lane has some groups in a row. Where they begin, and what it adds to, the lanes before it say.
+    const int lane = threadIdx.x, each = (p.batches + 31) / 32;
+    const int first = min(lane * each, p.batches), last = min(first + each, p.batches);
+    int largest = 0;
+    for (int group = first; group < last; ++group) largest = max(largest, ends[group + 1]);
+    CUTE_UNROLL
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int other = __shfl_up_sync(~0u, largest, apart);
+      if (lane >= apart) largest = max(largest, other);
+    }
+    int start = __shfl_up_sync(~0u, largest, 1);
+    if (lane == 0) start = 0;
+    int count = 0;
+    for (int group = first, begin = start; group < last; ++group) {
+      const int end = max(begin, ends[group + 1]);
+      count += tiles_of(end - begin);
+      begin = end;
+    }
+    const int own = count;
+    CUTE_UNROLL
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int other = __shfl_up_sync(~0u, count, apart);
+      if (lane >= apart) count += other;
+    }
+    count -= own;
+    for (int group = first; group < last; ++group) {
+      const int end = max(start, ends[group + 1]);
+      count += tiles_of(end - start);
+      ends[group + 1] = start = end;
+      tiles[group + 1] = count;
+    }
+    if (lane == 0) ends[0] = tiles[0] = 0;
+  }
+
+  __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
+};
+
+// The tiles of all groups, one group after the other: in a group bands of kGroup tiles along_n, so that
+// the operands of tiles in flight stay in L2. Groups without rows have no tile.
+struct GroupedTiles {
+  const GroupTable& table;
+  const int groups, columns;  // of tiles, in clusters
+
+  __device__ __forceinline__ GroupedTiles(const Parameters& p, const GroupTable& table)
+      : table(table), groups(p.batches), columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+
+  __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
+
+  // Where this block's tile starts, whose group it is of, and where the group ends.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int row = index / columns;
+    int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
+    while (past - group > 1) {
+      const int middle = (group + past) / 2;
+      if (table.tiles[middle] <= row) group = middle;
+      else past = middle;
+    }
+    const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
+    index -= before * columns;
+    const int band = index / (kGroup * rows);
+    const int height = min(columns - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * rows;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {table.ends[group] + (j * kClusterM + rank % kClusterM) * kTileM,
+            (i * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
+  }
+};
+
 // A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
 // only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
+// Rows of gate and up take turns in wgmma's 16 rows of a warp, rows r and r + 8 of a thread being of the same kind.
+// `exchange` gives it both for one column of D. Places in a tile count both; coordinates in D do not.
 // The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
+  return (at.n + chunk / kChunks * kWgmmaM) / 2;
 }
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
@@ -196,9 +251,21 @@ __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 8 + lane / 4 % 2 * 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {column, column + 1}, {row, row + 8} };
+  return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
+}
+
+// Turns sums of rows r and r + 8 into gate and up of one column of D, for two rows of D: lanes with an even r keep
+// gate of r and get up of r + 1; those with an odd one get gate of r + 7, and keep up of r + 8.
+__device__ __forceinline__ void exchange(float (&x)[2][2]) {
+  const bool odd = threadIdx.x / 4 % 2 != 0;
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const float other = __shfl_xor_sync(~0u, odd ? x[i][0] : x[i][1], 4);
+    if (odd) x[i][0] = other;
+    else x[i][1] = other;
+  }
 }
 
 // A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
@@ -212,105 +279,41 @@ template <class Element> struct Columns {
   __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
 };
 
-// Divides each row by the root of a mean of squares, of which `shares` has one for each 16 of k.
-struct RmsScale {
-  const float* shares;
-  int64_t pitch;
-  float eps;
-  const float* factors = nullptr;  // of rows from `first` on, in shared memory
-  int first = -1;
-  static constexpr int kColumns = 16;
-  struct Operand {
-    float row[2];
-  };
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
 
-  // Adds up the shares of kRows rows of D from `row` on, before the products of their tile: kThreads threads
-  // meet at `barrier`, and leave a factor for each row in `shared`.
-  template <int kRows, int kThreads>
-  __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
-    if (row == first) return;  // those of the tile before
-    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;  // in flight
-    const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, groups = (k - 1) / kColumns + 1;
-    first = row;
-    factors = shared;
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier);  // all have read the factors of the tile before
-    CUTE_NO_UNROLL
-    for (int i = warp; i < kRows && row + i < m; i += kAtOnce * kWarps) {
-      const float* from[kAtOnce];
-      float sum[kAtOnce] = {};
-      CUTE_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) from[j] = shares + min(row + i + j * kWarps, m - 1) * pitch;
-      CUTE_NO_UNROLL
-      for (int group = lane; group < groups; group += 32 * kGroups) {
-        float share[kGroups * kAtOnce];  // past the end of the last group: predicates are few
-        CUTE_UNROLL
-        for (int j = 0; j < kGroups * kAtOnce; ++j)
-          share[j] = from[j % kAtOnce][min(group + j / kAtOnce * 32, groups - 1)];
-        CUTE_UNROLL
-        for (int j = 0; j < kGroups * kAtOnce; ++j)
-          sum[j % kAtOnce] += group + j / kAtOnce * 32 < groups ? share[j] : 0.f;
-      }
-      CUTE_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) {
-        CUTE_UNROLL
-        for (int lanes = 16; lanes > 0; lanes /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lanes);
-        if (lane == 0 && i + j * kWarps < kRows) shared[i + j * kWarps] = rsqrtf(sum[j] + eps);
-      }
-    }
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+struct SwigluOai {
+  __device__ __forceinline__ static float function(float x) {
+    const float gate = x > 7.f ? 7.f : x;
+    return gate * logistic2(1.702f * 1.44269504f * gate);
   }
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
-    return {at.row[0] < m ? factors[at.row[0] - first] : 0.f, at.row[1] < m ? factors[at.row[1] - first] : 0.f};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
+};
+struct SwigluOaiUp {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
   }
 };
 
-// Stores what each 16 columns of D add to the mean of squares of their row: shares [m][groups].
-struct MeanSquare {
-  float* shares;
-  int64_t pitch;
-  static constexpr int kColumns = 16;
-  static constexpr int kEach = 1;  // fragments of a group: a warp's 16 rows of wgmma are its columns
-  // Lanes from kFirst to kLast apart have other columns of the same rows.
-  static constexpr int kFirst = 4, kLast = 16;
+// The other factor of most gates.
+struct Up {
+  __device__ __forceinline__ static float function(float x) { return x; }
+};
 
-  // Of a chunk that is stored next. What lies outside of D [m, n] does not count.
-  __device__ __forceinline__ void add(const float (&x)[kFragments][2][2], const Place& at, int chunk, int m,
-                                      int n) const {
-    static_assert(kFragments % kEach == 0, "a chunk has whole groups");
-    const float of_mean = __fdividef(1.f, float(n));
-    const bool second = threadIdx.x & kFirst;  // of the rows: half of the lanes go on with each
-    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
+// Multiplies a function of the gate by up, which a thread has for the same columns of D.
+template <class Function, class Factor> struct Gate {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
     CUTE_UNROLL
-    for (int first = 0; first < kFragments; first += kEach) {
-      float sum[2] = {0.f, 0.f};
-      CUTE_UNROLL
-      for (int f = first; f < first + kEach; ++f) {
-        const Coordinates place = coordinates(at, chunk, f);
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const float value = place.column[i % 2] < n ? x[f][i / 2][i % 2] : 0.f;
-          sum[i / 2] = fmaf(value, value, sum[i / 2]);
-        }
-      }
-      float total = second ? sum[1] : sum[0];
-      total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
-      CUTE_UNROLL
-      for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
-      const Coordinates place = coordinates(at, chunk, first);
-      int row = second ? place.row[1] : place.row[0];
-      asm volatile("" : "+r"(row));  // else addresses are kept for the next 64 rows, and spill
-      const int group = place.column[0] / kColumns;
-      if (last && row < m && group * kColumns < n) shares[row * pitch + group] = total * of_mean;
+    for (int i = 0; i < 2; ++i) {
+      x[i][0] = Function::function(x[i][0]) * Factor::function(x[i][1]);
+      x[i][1] = 0.f;
     }
   }
-
-  __device__ __forceinline__ void finish() const {}
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -320,34 +323,26 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    RmsScale::Operand step_0;
   };
   int m, n;
-  RmsScale step_0;
-  MeanSquare step_1;
+  Gate<SwigluOai, SwigluOaiUp> step_0;
 
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
-      : m(p.m),
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch, int end)
+      : m(end),
         n(p.n),
-        step_0{p.rms_scale_0, p.rms_scale_0_pitch, p.rms_scale_0_eps},
-        step_1{p.mean_square_1, p.mean_square_1_pitch} {}
+        step_0{} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_0.load(at, m, n)};
+    return {};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands, const Coordinates& at) {
-    step_0.apply(x, operands.step_0);
-  }
-
-  __device__ __forceinline__ void finish() const {
-    step_1.finish();
+                                        const Operands& operands) {
+    step_0.apply(x);
   }
 };
 
@@ -375,12 +370,12 @@ struct Store {
       const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= p.m) continue;
+        if (place.row[i] >= at.end) continue;
         ElementD* row = p.d + place.row[i] * p.d_pitch;
         const Pair pair = converted(x[f][i]);
         CUTE_UNROLL
         for (int j = 0; j < 2; ++j)
-          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+          if (place.column[j] < p.n / 2) row[place.column[j]] = pair.value[j];
       }
     }
   }
@@ -391,12 +386,12 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[4096];
-  alignas(16) uint8_t factors[64];  // of rows of D, in fp32
+  alignas(16) uint8_t exchange[2048];
+  GroupTable groups;
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 221184);
+static_assert(sizeof(SharedStorage) <= 113664);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -464,14 +459,14 @@ __device__ __forceinline__ void wait_for_launch_before() {
 // ---- Producer: two threads keep the ring of stages full ------------------------------------------
 // What a block loads: the k tiles of one unit after the other.
 struct Loads {
-  const Tiles tiles;
+  const GroupedTiles tiles;
   Walk walk;
   Unit unit{0, 0, 0};
   Place at;    // of the unit in D
   int k_tile;  // the one to load
 
-  __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
-      : tiles(p), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at(tiles.at(0, 0)) {}
+  __device__ __forceinline__ Loads(const Parameters& p, const SharedStorage& shared, int cluster, int clusters)
+      : tiles(p, shared.groups), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at{} {}
 
   __device__ __forceinline__ bool next() {
     if (unit.begin >= unit.end) {
@@ -483,19 +478,18 @@ struct Loads {
   }
 };
 
-// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
-// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
-// zero: there any slab will do.
+// Loads slabs of the groups' matrices. What lies past the last block of rows is not stored, and past the end of k
+// A is zero: there any slab will do.
 __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
   CUTE_NO_UNROLL
-  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+  for (Loads loads(p, shared, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
     const int first = loads.k_tile * Slab::kOfStage;
     const int there = min(p.slabs - first, Slab::kOfStage);
     const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
-    const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
+    const uint8_t* from = p.b + (int64_t(loads.at.batch) * p.row_blocks + row_block) * pitch + first * Slab::kBytes;
     uint8_t* to = shared.b[position.stage];
     shared.empty[position.stage].wait(position.phase);
     full.arrive_and_expect_tx(Slab::kStageBytes);
@@ -509,20 +503,17 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
   }
 }
 
-// Loads A, once the launch before is done.
+// Loads A. Rows of a tile past the end of its group are of the next one, and are multiplied for nothing.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  wait_for_launch_before();
   Position position{0, 1};
   CUTE_NO_UNROLL
-  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+  for (Loads loads(p, shared, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
-    const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
     shared.empty[position.stage].wait(position.phase);
-    full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
+    full.arrive_and_expect_tx(kPanels * OperandA::kBytes);
     CUTE_UNROLL
     for (int panel = 0; panel < kPanels; ++panel)
-      OperandA::load(map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
+      OperandA::load(p.a_map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
                      loads.k_tile * kTileK + panel * kPanelK);
   }
 }
@@ -535,27 +526,32 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
-__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
 
-// int4 by bf16: exact codes q / kUnit, and the scale is left to the sums. Below 256 the bits of a bf16
-// number are an integer n that means n 2^-133, subnormal or not, so that a nibble needs no exponent set: one
-// LOP3 takes two of them, and one fused multiply-add moves them up and takes the 8 away, exactly.
+// mxfp4 by bf16: exact, with the power of two of its group. Sign, exponent and mantissa at bits 15, 8, 7 and
+// 6 mean w 2^-126, subnormal or not, and one multiplication applies that and the scale, 2^(e - 127), e <=
+// 128. Three registers lie in the word as they are, turned; the fourth has what is left.
 struct Decode {
   static constexpr int kWords = 1;
-  static constexpr float kUnit = 64;
+  static constexpr float kUnit = 1;
+  uint32_t factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
+  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row)
+      factor[row] = (scales >> 8 * row & 0xff) * 0x00800080 + 0x3f003f00;  // 2^(e - 1)
+  }
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
-    const uint32_t up = words[0] >> 8;
-    registers[0] = fma_bf16(words[0] & 0x000f000f, 0x7f007f00, 0xbe00be00);  // 2^127, -8 / 64
-    registers[1] = fma_bf16(words[0] & 0x00f000f0, 0x7d007d00, 0xbe00be00);  // 2^123
-    registers[2] = fma_bf16(up & 0x000f000f, 0x7f007f00, 0xbe00be00);
-    registers[3] = fma_bf16(up & 0x00f000f0, 0x7d007d00, 0xbe00be00);
+    const uint32_t word = words[0], left = word << 6;
+    registers[0] = multiply_bf16(word & 0x81c081c0, factor[0]);
+    registers[1] = multiply_bf16(__funnelshift_r(word, word, 6) & 0x81c081c0, factor[1]);
+    registers[2] = multiply_bf16((word << 4) & 0x81c081c0, factor[0]);
+    registers[3] = multiply_bf16((left & 0x80c080c0) | ((word >> 2) & 0x01000100), factor[1]);
   }
 };
 
@@ -566,15 +562,12 @@ struct Group {
   // Of the slab at `slab`, which has both rows' side by side.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
-    const uint32_t address = slab + Slab::kScales + place * 2;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
+    const uint32_t address = slab + Slab::kScales + place * 1;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(scales) : "r"(address));  // a byte each
   }
 
-  __device__ __forceinline__ float low() const { return __uint_as_float(scales << 16); }
-  __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
-
   __device__ __forceinline__ Decode decode() const {
-    return Decode(0, 0);
+    return Decode(scales, 0);
   }
 };
 
@@ -605,14 +598,10 @@ __device__ __forceinline__ void clear(Sums& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Adds sums of a group, times the scales.
-__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
+// Weights are decoded in units of a power of two.
+__device__ __forceinline__ void to_units(Sums& sums) {
   CUTE_UNROLL
-  for (int block = 0; block < kBlocks; ++block) {
-    const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
-    CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
-  }
+  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] *= Decode::kUnit;
 }
 
 // The sums of one unit's products, by instructions of a warp each: it has 16 of every 64 rows, and reads A for
@@ -640,7 +629,6 @@ struct Products {
     Codes codes[kBlocks];
     Group group[kBlocks];
     constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
-    Sums part;
     CUTE_UNROLL
     for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // of steps: 64 bytes of A's rows
       uint32_t rows[kOfRows][4];
@@ -657,16 +645,14 @@ struct Products {
           if (step * Slab::kWords % 4 == 0) codes[block].read(slab, step * Slab::kWords / 4);
           if (step % kGroupSteps == 0) group[block].read(slab, step / kGroupSteps);
         }
-        if (step % kGroupSteps == 0) clear(part);
         CUTE_UNROLL
         for (int block = 0; block < kBlocks; ++block) {
           uint32_t registers[4];
           group[block].decode().step(codes[block].words[step], registers);
           CUTE_UNROLL
           for (int f = 0; f < kOfRows; ++f)
-            multiply(part[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
+            multiply(sums[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
         }
-        if ((step + 1) % kGroupSteps == 0) promote(sums, part, group);
       }
     }
   }
@@ -689,19 +675,18 @@ struct Products {
       release_read(shared.empty[position.stage]);
       position.advance();
     }
+    to_units(sums);
   }
 };
 
 // ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
-  wait_for_launch_before();
-  const Tiles tiles(p);
+  const GroupedTiles tiles(p, shared.groups);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
   Products products(shared.a[0]);
   Store store(nullptr, consumer);
-  Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   SharedSums total(rank, rows, share);
@@ -709,11 +694,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
-    {
-      static_assert(kChunks * kChunkColumns * 1 * sizeof(float) <= sizeof(shared.factors));
-      float* const factors = reinterpret_cast<float*>(shared.factors);
-      epilogue.step_0.prepare<kChunks * kChunkColumns, kConsumers * 128>(factors, at.m, p.m, p.k, 6);
-    }
+    Epilogue epilogue(p, at.batch, at.end);
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
     CUTE_UNROLL
@@ -725,17 +706,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
-      epilogue.apply(x[0], block[i / kAcross], operands[0], coordinates(at, i, 0));
-      epilogue.step_1.add(x, at, i, p.m, p.n);
+      exchange(x[0]);
+      epilogue.apply(x[0], block[i / kAcross], operands[0]);
       store(p, x, at, i);
     }
   }
-  epilogue.finish();
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_rms_scale_mean_square_16x64x256_mma_sums_stages13_shares2_47b3d15f(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_gate_swiglu_oai_interleaved_groups_rows_8x64x256_mma_weights_stages8_shares2_ccaef867(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
@@ -743,13 +723,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
-    for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
+    cute::prefetch_tma_descriptor(&p.a_map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(2);  // who loads slabs, and who loads A
       shared.empty[stage].init(kWarps);
     }
     cutlass::arch::fence_barrier_init();
   }
+  wait_for_launch_before();  // which may have written the offsets
+  shared.groups.fill(p);
   __syncthreads();
   if (warp >= kWarps) {
     produce(p, shared, cluster, clusters);

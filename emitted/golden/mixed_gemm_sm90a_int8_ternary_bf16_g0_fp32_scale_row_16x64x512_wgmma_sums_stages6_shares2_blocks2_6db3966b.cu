@@ -1,11 +1,10 @@
-// mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_bias_bf16_gate_swiglu_oai_interleaved_scale_row_groups_rows_8x64x256_mma_weights_stages8_shares2_blocks2_34e4da92
+// mixed_gemm_sm90a_int8_ternary_bf16_g0_fp32_scale_row_16x64x512_wgmma_sums_stages6_shares2_blocks2_6db3966b
 //
-// D[m, n] = epilogue(A[m, k] W[n, k]): bias_bf16, gate_swiglu_oai_interleaved, scale_row
-//   A bf16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D bf16 row
-//   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, group 8, store direct
+// D[m, n] = epilogue(A[m, k] W[n, k]): scale_row
+//   A int8, W ternary with scales fp32 per channel, applied to sums, accumulated in int32, D bf16 row
+//   tile 16x64x512 by wgmma, 2 consumers, of which 2 share k, 6 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-//   rows of A and D in groups that end at offsets in device memory, and a W for each group
-// Digest 34e4da926f8a12ef376881e383fa87b70c2ed549addf33b04c2782bd9bed82ec; `warploom show` prints this file.
+// Digest 6db3966b70bcc4e1bc7785cd65636160d4ca415c233710ef7281b879d6c0cb78; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,14 +28,14 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 8, kTileN = 64, kTileK = 256;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 512;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
 constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
-constexpr int kStages = 8;
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -49,41 +48,38 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
+using Bank = int32_t[kBlocks][kCount];  // sums of all k
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
+  const float* channel_scales;  // of rows of W
   cutlass::bfloat16_t* d;  // D[m][pitch]
-  cutlass::bfloat16_t* bias_0;  // bias[n]
-  float* scale_2;  // scale[m]
-  const int* offsets;  // where each group of rows ends
+  float* scale_0;  // scale[m]
   int64_t d_pitch;  // elements between rows of D
-  int64_t d_batch;  // elements between batches of D
-  int64_t bias_0_batch;  // elements between batches of bias_0
-  int64_t scale_2_batch;  // elements between batches of scale_2
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
-  int32_t n;  // columns of gate and up, twice those of D
+  int32_t n;  // columns of D
   int32_t k;  // products summed
-  int32_t batches;  // groups
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
 };
-static_assert(sizeof(Parameters) == 256);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b) == 128);
-static_assert(OFFSET(Parameters, d) == 136 && OFFSET(Parameters, bias_0) == 144);
-static_assert(OFFSET(Parameters, scale_2) == 152 && OFFSET(Parameters, offsets) == 160);
-static_assert(OFFSET(Parameters, d_pitch) == 168 && OFFSET(Parameters, d_batch) == 176);
-static_assert(OFFSET(Parameters, bias_0_batch) == 184 && OFFSET(Parameters, scale_2_batch) == 192);
-static_assert(OFFSET(Parameters, m) == 200 && OFFSET(Parameters, n) == 204);
-static_assert(OFFSET(Parameters, k) == 208 && OFFSET(Parameters, batches) == 212);
-static_assert(OFFSET(Parameters, row_blocks) == 216 && OFFSET(Parameters, slabs) == 220);
+static_assert(sizeof(Parameters) == 384);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, channel_scales) == 264);
+static_assert(OFFSET(Parameters, d) == 272 && OFFSET(Parameters, scale_0) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
+static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
+static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, row_blocks) == 312);
+static_assert(OFFSET(Parameters, slabs) == 316);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 1024;  // of one stage
+  static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -97,13 +93,13 @@ struct OperandA {
 // W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
 // 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
 struct Slab {
-  static constexpr int kBytes = 4352, kDepth = 128;
-  static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
+  static constexpr int kBytes = 2048, kDepth = 128;
+  static constexpr int kPieceBytes = 2048, kPieces = 2048 / kPieceBytes;
+  static constexpr int kSteps = kDepth / 32;  // of k, that one instruction multiplies
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 4;
+  static constexpr int kScales = 2048, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 2 * kBytes;
+  static constexpr int kStageBytes = 4 * kBytes;
 
   // Starts the load of one block's slabs from `from` on.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
@@ -118,6 +114,18 @@ struct Slab {
 // A stage has A in panels, each of as much k as one box of TMA's.
 constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
@@ -134,7 +142,28 @@ using Position = Ring<kStages>;
 
 // Where a tile of D starts.
 struct Place {
-  int m, n, batch, end;
+  int m, n;
+};
+
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
+// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+struct Tiles {
+  int along, across;  // extents in clusters
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int band = index / (kGroup * across);
+    const int height = min(along - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * across;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {(j * kClusterM + rank % kClusterM) * kTileM,
+            (i * kClusterN + rank / kClusterM) * kTileN};
+  }
 };
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
@@ -158,97 +187,15 @@ struct Walk {
   }
 };
 
-// Where each group of rows ends, and how many tiles come before that. Shared memory has it for a whole launch.
-struct GroupTable {
-  static constexpr int kMost = 1024, kRowsOfTile = kTileM * kClusterM;
-  int ends[kMost + 1], tiles[kMost + 1];  // of group g at g + 1; tiles along m, counted in clusters
-
-  // All threads copy the offsets, then one warp adds up. An offset below the one before it counts as that, and
-  // one past the last row as the last row: no tile has a row outside of D.
-  __device__ __forceinline__ void fill(const Parameters& p) {
-    for (int group = threadIdx.x; group < p.batches; group += blockDim.x)
-      ends[group + 1] = max(0, min(p.offsets[group], p.m));
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    // A lane has some groups in a row. Where they begin, and what it adds to, the lanes before it say.
-    const int lane = threadIdx.x, each = (p.batches + 31) / 32;
-    const int first = min(lane * each, p.batches), last = min(first + each, p.batches);
-    int largest = 0;
-    for (int group = first; group < last; ++group) largest = max(largest, ends[group + 1]);
-    CUTE_UNROLL
-    for (int apart = 1; apart < 32; apart *= 2) {
-      const int other = __shfl_up_sync(~0u, largest, apart);
-      if (lane >= apart) largest = max(largest, other);
-    }
-    int start = __shfl_up_sync(~0u, largest, 1);
-    if (lane == 0) start = 0;
-    int count = 0;
-    for (int group = first, begin = start; group < last; ++group) {
-      const int end = max(begin, ends[group + 1]);
-      count += tiles_of(end - begin);
-      begin = end;
-    }
-    const int own = count;
-    CUTE_UNROLL
-    for (int apart = 1; apart < 32; apart *= 2) {
-      const int other = __shfl_up_sync(~0u, count, apart);
-      if (lane >= apart) count += other;
-    }
-    count -= own;
-    for (int group = first; group < last; ++group) {
-      const int end = max(start, ends[group + 1]);
-      count += tiles_of(end - start);
-      ends[group + 1] = start = end;
-      tiles[group + 1] = count;
-    }
-    if (lane == 0) ends[0] = tiles[0] = 0;
-  }
-
-  __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
-};
-
-// The tiles of all groups, one group after the other: in a group bands of kGroup tiles along_n, so that
-// the operands of tiles in flight stay in L2. Groups without rows have no tile.
-struct GroupedTiles {
-  const GroupTable& table;
-  const int groups, columns;  // of tiles, in clusters
-
-  __device__ __forceinline__ GroupedTiles(const Parameters& p, const GroupTable& table)
-      : table(table), groups(p.batches), columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-
-  __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
-
-  // Where this block's tile starts, whose group it is of, and where the group ends.
-  __device__ __forceinline__ Place at(int index, int rank) const {
-    const int row = index / columns;
-    int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
-    while (past - group > 1) {
-      const int middle = (group + past) / 2;
-      if (table.tiles[middle] <= row) group = middle;
-      else past = middle;
-    }
-    const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
-    index -= before * columns;
-    const int band = index / (kGroup * rows);
-    const int height = min(columns - band * kGroup, kGroup);
-    const int offset = index - band * kGroup * rows;
-    const int i = band * kGroup + offset % height, j = offset / height;
-    return {table.ends[group] + (j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
-  }
-};
-
 // A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
 // only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// Rows of gate and up take turns in wgmma's 16 rows of a warp, rows r and r + 8 of a thread being of the same kind.
-// `exchange` gives it both for one column of D. Places in a tile count both; coordinates in D do not.
 // The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return (at.n + chunk / kChunks * kWgmmaM) / 2;
+  return at.n + chunk / kChunks * kWgmmaM;
 }
 __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
@@ -257,27 +204,9 @@ __device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 8 + lane / 4 % 2 * 4;
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
-}
-
-// Turns sums of rows r and r + 8 into gate and up of one column of D, for two rows of D: lanes with an even r keep
-// gate of r and get up of r + 1; those with an odd one get gate of r + 7, and keep up of r + 8.
-__device__ __forceinline__ void exchange(float (&x)[2][2]) {
-  const bool odd = threadIdx.x / 4 % 2 != 0;
-  CUTE_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const float other = __shfl_xor_sync(~0u, odd ? x[i][0] : x[i][1], 4);
-    if (odd) x[i][0] = other;
-    else x[i][1] = other;
-  }
-}
-
-// The columns of the product, of n, that a fragment of D is made of: of gate and of up.
-// Past the end where D is.
-__device__ __forceinline__ Coordinates product_columns(const Coordinates& at, int n) {
-  return { {at.row[0], at.row[1]}, {2 * at.column[0], 2 * at.column[0] + 1} };
+  return { {column, column + 1}, {row, row + 8} };
 }
 
 // A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
@@ -289,58 +218,6 @@ template <class Element> struct Columns {
       : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
 
   __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
-};
-
-// Adds a vector over the columns of D.
-template <class Element> struct Bias {
-  const Element* bias;
-  using Operand = Columns<Element>;
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {bias, at.column, n};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
-  }
-};
-
-// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
-__device__ __forceinline__ float logistic2(float x) {
-  float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
-  return inverse;
-}
-
-// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
-struct SwigluOai {
-  __device__ __forceinline__ static float function(float x) {
-    const float gate = x > 7.f ? 7.f : x;
-    return gate * logistic2(1.702f * 1.44269504f * gate);
-  }
-};
-struct SwigluOaiUp {
-  __device__ __forceinline__ static float function(float x) {
-    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
-  }
-};
-
-// The other factor of most gates.
-struct Up {
-  __device__ __forceinline__ static float function(float x) { return x; }
-};
-
-// Multiplies a function of the gate by up, which a thread has for the same columns of D.
-template <class Function, class Factor> struct Gate {
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      x[i][0] = Function::function(x[i][0]) * Factor::function(x[i][1]);
-      x[i][1] = 0.f;
-    }
-  }
 };
 
 // Multiplies each row of D by its entry of a vector.
@@ -365,38 +242,30 @@ struct ScaleRow {
 // the chunk before.
 struct Epilogue {
   struct Block {
-    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   struct Operands {
-    ScaleRow::Operand step_2;
+    ScaleRow::Operand step_0;
   };
   int m, n;
-  Bias<cutlass::bfloat16_t> step_0;
-  Gate<SwigluOai, SwigluOaiUp> step_1;
-  ScaleRow step_2;
+  ScaleRow step_0;
 
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch, int end)
-      : m(end),
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
         n(p.n),
-        step_0{p.bias_0 + batch * p.bias_0_batch},
-        step_1{},
-        step_2{p.scale_2 + batch * p.scale_2_batch} {}
+        step_0{p.scale_0} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {
-        step_0.load(product_columns(at, n), m, n)};
+    return {};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_2.load(at, m, n / 2)};
+        step_0.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
                                         const Operands& operands) {
-    step_0.apply(x, block.step_0);
-    step_1.apply(x);
-    step_2.apply(x, operands.step_2);
+    step_0.apply(x, operands.step_0);
   }
 };
 
@@ -424,12 +293,12 @@ struct Store {
       const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= at.end) continue;
+        if (place.row[i] >= p.m) continue;
         ElementD* row = p.d + place.row[i] * p.d_pitch;
         const Pair pair = converted(x[f][i]);
         CUTE_UNROLL
         for (int j = 0; j < 2; ++j)
-          if (place.column[j] < p.n / 2) row[place.column[j]] = pair.value[j];
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
       }
     }
   }
@@ -440,12 +309,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[2048];
-  GroupTable groups;
+  alignas(16) uint8_t exchange[4096];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 113664);
+static_assert(sizeof(SharedStorage) <= 103424);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -513,14 +381,14 @@ __device__ __forceinline__ void wait_for_launch_before() {
 // ---- Producer: two threads keep the ring of stages full ------------------------------------------
 // What a block loads: the k tiles of one unit after the other.
 struct Loads {
-  const GroupedTiles tiles;
+  const Tiles tiles;
   Walk walk;
   Unit unit{0, 0, 0};
   Place at;    // of the unit in D
   int k_tile;  // the one to load
 
-  __device__ __forceinline__ Loads(const Parameters& p, const SharedStorage& shared, int cluster, int clusters)
-      : tiles(p, shared.groups), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at{} {}
+  __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
+      : tiles(p), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at(tiles.at(0, 0)) {}
 
   __device__ __forceinline__ bool next() {
     if (unit.begin >= unit.end) {
@@ -532,18 +400,19 @@ struct Loads {
   }
 };
 
-// Loads slabs of the groups' matrices. What lies past the last block of rows is not stored, and past the end of k
-// A is zero: there any slab will do.
+// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
+// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
+// zero: there any slab will do.
 __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
   CUTE_NO_UNROLL
-  for (Loads loads(p, shared, cluster, clusters); loads.next(); position.advance()) {
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
     const int first = loads.k_tile * Slab::kOfStage;
     const int there = min(p.slabs - first, Slab::kOfStage);
     const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
-    const uint8_t* from = p.b + (int64_t(loads.at.batch) * p.row_blocks + row_block) * pitch + first * Slab::kBytes;
+    const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
     uint8_t* to = shared.b[position.stage];
     shared.empty[position.stage].wait(position.phase);
     full.arrive_and_expect_tx(Slab::kStageBytes);
@@ -557,17 +426,20 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
   }
 }
 
-// Loads A. Rows of a tile past the end of its group are of the next one, and are multiplied for nothing.
+// Loads A, once the launch before is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  wait_for_launch_before();
   Position position{0, 1};
   CUTE_NO_UNROLL
-  for (Loads loads(p, shared, cluster, clusters); loads.next(); position.advance()) {
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
+    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
     shared.empty[position.stage].wait(position.phase);
-    full.arrive_and_expect_tx(kPanels * OperandA::kBytes);
+    full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
     CUTE_UNROLL
     for (int panel = 0; panel < kPanels; ++panel)
-      OperandA::load(p.a_map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
+      OperandA::load(map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
                      loads.k_tile * kTileK + panel * kPanelK);
   }
 }
@@ -580,48 +452,35 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
-__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
 
-// mxfp4 by bf16: exact, with the power of two of its group. Sign, exponent and mantissa at bits 15, 8, 7 and
-// 6 mean w 2^-126, subnormal or not, and one multiplication applies that and the scale, 2^(e - 127), e <=
-// 128. Three registers lie in the word as they are, turned; the fourth has what is left.
+// int2 by int8: 64 q, which is two bits at the top of a byte; the scale is left to the sums.
 struct Decode {
   static constexpr int kWords = 1;
-  static constexpr float kUnit = 1;
-  uint32_t factor[2];
+  static constexpr float kUnit = 0.015625f;
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row)
-      factor[row] = (scales >> 8 * row & 0xff) * 0x00800080 + 0x3f003f00;  // 2^(e - 1)
-  }
+  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
-    const uint32_t word = words[0], left = word << 6;
-    registers[0] = multiply_bf16(word & 0x81c081c0, factor[0]);
-    registers[1] = multiply_bf16(__funnelshift_r(word, word, 6) & 0x81c081c0, factor[1]);
-    registers[2] = multiply_bf16((word << 4) & 0x81c081c0, factor[0]);
-    registers[3] = multiply_bf16((left & 0x80c080c0) | ((word >> 2) & 0x01000100), factor[1]);
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) registers[i] = (words[0] << (6 - 2 * i)) & 0xc0c0c0c0;
   }
 };
 
 // What a thread has of a group: the scales of its rows r and r + 8.
 struct Group {
-  uint32_t scales;
+  float2 scales;
 
-  // Of the slab at `slab`, which has both rows' side by side.
-  __device__ __forceinline__ void read(uint32_t slab, int group) {
-    const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
-    const uint32_t address = slab + Slab::kScales + place * 1;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(scales) : "r"(address));  // a byte each
+  // Of a block of 64 rows of W, which has all of them; past the last one nothing is stored.
+  __device__ __forceinline__ void read(const Parameters& p, int row_block) {
+    const int row = min(row_block, p.row_blocks - 1) * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    scales = {float(p.channel_scales[row]), float(p.channel_scales[row + 8])};
   }
 
+  __device__ __forceinline__ float low() const { return scales.x; }
+  __device__ __forceinline__ float high() const { return scales.y; }
+
   __device__ __forceinline__ Decode decode() const {
-    return Decode(scales, 0);
+    return Decode(0, 0);
   }
 };
 
@@ -638,109 +497,139 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
-// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
-// seen to overwrite the end of a stage that was still being read.
-__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
-  cutlass::arch::fence_view_async_shared();
+// A warp lets go of a stage, if there is one; without a branch, which would serialise wgmma.
+__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) empty.arrive();
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                   cute::cast_smem_ptr_to_uint(&empty)),
+               "r"(int(there && threadIdx.x % 32 == 0))
+               : "memory");
 }
 
-__device__ __forceinline__ void clear(Sums& sums) {
+__device__ __forceinline__ void clear(Bank& sums) {
   CUTE_UNROLL
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Weights are decoded in units of a power of two.
-__device__ __forceinline__ void to_units(Sums& sums) {
+// Takes the sums of all k, times the scales.
+__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] *= Decode::kUnit;
+  for (int block = 0; block < kBlocks; ++block) {
+    const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) sums[block][i] = (i % 4 < 2 ? low : high) * part[block][i];
+  }
 }
 
-// The sums of one unit's products, by instructions of a warp each: it has 16 of every 64 rows, and reads A for
-// itself, which pays for few rows of A only.
+// D[64 x 16] += A[64 x 32] * B[32 x 16]; A in registers, B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 32;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, int32_t (&d)[8], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// The sums of one unit's products, by wgmma: weights are decoded into registers while the tensor core
+// multiplies what was decoded before.
 struct Products {
-  static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
+  static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
+  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
   Sums sums;
-  uint32_t columns[2];  // where the lane's row of 8 of A begins in a panel, for its first and last 32 bytes of 64
+  Bank bank;  // integers are exact, so that scales wait for the last of them
+  Group group[kBlocks];  // of all k
+  uint64_t panels;  // of the first stage, as wgmma is told of them
 
-  __device__ __forceinline__ explicit Products(const uint8_t*) {
-    const int lane = threadIdx.x % 32;
-    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: 16-byte column XOR row
-    columns[1] = columns[0] ^ 64;
-  }
+  __device__ __forceinline__ explicit Products(const uint8_t* a)
+      : panels(matrix(a, 0, 1024, 1)) {}
 
-  __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
-        "{ %0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
-  }
-
-  // Adds the products of a slab of each block of rows, the first at `slabs`, by A's panels of its k.
-  __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
-    Codes codes[kBlocks];
-    Group group[kBlocks];
-    constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
+  // Keeps the compiler from moving sums across asynchronous products.
+  __device__ __forceinline__ static void fence(Bank& held) {
     CUTE_UNROLL
-    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // of steps: 64 bytes of A's rows
-      uint32_t rows[kOfRows][4];
+    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+r"(held[i / kCount][i % kCount])::"memory");
+  }
+
+  // Issues the products of a slab of each block of rows; the last are under way when it returns. `own`: its
+  // number among the consumer's of the stage. The stage before, if one is held, is done with meanwhile.
+  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+    Codes codes[kBlocks];
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
       CUTE_UNROLL
-      for (int f = 0; f < kOfRows; ++f)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
-                     : "=r"(rows[f][0]), "=r"(rows[f][1]), "=r"(rows[f][2]), "=r"(rows[f][3])
-                     : "r"(panels + pair * 2 / kOfPanel * OperandA::kBytes + f * 1024 + columns[pair % 2]));
+      for (int piece = 0; piece < Slab::kPieces; ++piece)
+        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
+    }
+    CUTE_UNROLL
+    for (int issue = 0; issue < kIssues; ++issue) {
+      uint32_t registers[kBlocks][kIssued][4];
       CUTE_UNROLL
-      for (int step = pair * 2; step < pair * 2 + 2; ++step) {
-        CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) {
-          const uint32_t slab = slabs + block * Slab::kOfStage * Slab::kBytes;
-          if (step * Slab::kWords % 4 == 0) codes[block].read(slab, step * Slab::kWords / 4);
-          if (step % kGroupSteps == 0) group[block].read(slab, step / kGroupSteps);
-        }
-        CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) {
-          uint32_t registers[4];
-          group[block].decode().step(codes[block].words[step], registers);
-          CUTE_UNROLL
-          for (int f = 0; f < kOfRows; ++f)
-            multiply(sums[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
-        }
+      for (int i = 0; i < kIssued * kBlocks; ++i) {
+        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
+        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
       }
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
+        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
+      Bank& into = bank;
+      fence(into);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued; ++i) {
+        const int step = issue * kIssued + i;
+        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block)
+          Wgmma::fma(registers[block][i], at, into[block], true);
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();  // what was issued before is done: its registers may be overwritten
+      if (issue == 0 && own == 0) release(previous, held);
     }
   }
 
-  // Multiplies `count` stages and lets go of them. The consumer has these rows of the tile, and this share of k.
+  // Multiplies `count` stages, one at least, and lets go of them. The consumer has these rows of the tile, and
+  // this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
-    clear(sums);
+    clear(bank);
+    int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
-    for (int i = 0; i < count; ++i) {
+    do {  // a loop that may end at once would serialise wgmma
       shared.full[position.stage].wait(position.phase);
       const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
-      const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
+      const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
       const uint32_t slabs =
           cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
       CUTE_UNROLL
       for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
         const int slab = own * kShares + share;
-        add(panels + slab * kSlabPanels * OperandA::kBytes, slabs + slab * Slab::kBytes);
+        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
+            i > 0);
       }
-      release_read(shared.empty[position.stage]);
+      previous = position.stage;
       position.advance();
-    }
-    to_units(sums);
+    } while (++i < count);
+    cute::warpgroup_wait<0>();
+    fence(bank);
+    release(shared.empty[previous]);
+    promote(sums, bank, group);
   }
 };
 
 // ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
-  const GroupedTiles tiles(p, shared.groups);
+  wait_for_launch_before();
+  const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
   Products products(shared.a[0]);
   Store store(nullptr, consumer);
+  Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   SharedSums total(rank, rows, share);
@@ -748,7 +637,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
-    Epilogue epilogue(p, at.batch, at.end);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) products.group[i].read(p, at.n / kWgmmaM + i);
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
     CUTE_UNROLL
@@ -760,7 +650,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
-      exchange(x[0]);
       epilogue.apply(x[0], block[i / kAcross], operands[0]);
       store(p, x, at, i);
     }
@@ -769,7 +658,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_bias_bf16_gate_swiglu_oai_interleaved_scale_row_groups_rows_8x64x256_mma_weights_stages8_shares2_blocks2_34e4da92(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_int8_ternary_bf16_g0_fp32_scale_row_16x64x512_wgmma_sums_stages6_shares2_blocks2_6db3966b(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
@@ -777,15 +666,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
-    cute::prefetch_tma_descriptor(&p.a_map);
+    for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(2);  // who loads slabs, and who loads A
       shared.empty[stage].init(kWarps);
     }
     cutlass::arch::fence_barrier_init();
   }
-  wait_for_launch_before();  // which may have written the offsets
-  shared.groups.fill(p);
   __syncthreads();
   if (warp >= kWarps) {
     produce(p, shared, cluster, clusters);
