@@ -1,6 +1,6 @@
-// mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_bias_bf16_gate_swiglu_oai_interleaved_scale_row_groups_rows_8x64x256_mma_weights_stages8_shares2_blocks2_34e4da92
+// mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_gate_swiglu_oai_interleaved_groups_rows_8x64x256_mma_weights_stages8_shares2_ccaef867
 //
-// D[m, n] = epilogue(A[m, k] W[n, k]): bias_bf16, gate_swiglu_oai_interleaved, scale_row
+// D[m, n] = epilogue(A[m, k] W[n, k]): gate_swiglu_oai_interleaved
 //   A bf16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D bf16 row
 //   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, swizzle 8, store direct
 //   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
@@ -69,8 +69,6 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   const uint8_t* b;  // W, in slabs
   cutlass::bfloat16_t* d;  // D[m][pitch]
-  cutlass::bfloat16_t* bias_0;  // bias[n]
-  float* scale_2;  // scale[m]
   const int* offsets;  // where each group of rows ends
   int64_t d_pitch;  // elements between rows of D
   int64_t d_batch;  // elements between batches of D
@@ -85,13 +83,11 @@ struct alignas(128) Parameters {
 };
 static_assert(sizeof(Parameters) == 256);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b) == 128);
-static_assert(OFFSET(Parameters, d) == 136 && OFFSET(Parameters, bias_0) == 144);
-static_assert(OFFSET(Parameters, scale_2) == 152 && OFFSET(Parameters, offsets) == 160);
-static_assert(OFFSET(Parameters, d_pitch) == 168 && OFFSET(Parameters, d_batch) == 176);
-static_assert(OFFSET(Parameters, bias_0_batch) == 184 && OFFSET(Parameters, scale_2_batch) == 192);
-static_assert(OFFSET(Parameters, m) == 200 && OFFSET(Parameters, n) == 204);
-static_assert(OFFSET(Parameters, k) == 208 && OFFSET(Parameters, batches) == 212);
-static_assert(OFFSET(Parameters, row_blocks) == 216 && OFFSET(Parameters, slabs) == 220);
+static_assert(OFFSET(Parameters, d) == 136 && OFFSET(Parameters, offsets) == 144);
+static_assert(OFFSET(Parameters, d_pitch) == 152 && OFFSET(Parameters, d_batch) == 160);
+static_assert(OFFSET(Parameters, m) == 168 && OFFSET(Parameters, n) == 172);
+static_assert(OFFSET(Parameters, k) == 176 && OFFSET(Parameters, batches) == 180);
+static_assert(OFFSET(Parameters, row_blocks) == 184 && OFFSET(Parameters, slabs) == 188);
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
@@ -287,12 +283,6 @@ __device__ __forceinline__ void exchange(float (&x)[2][2]) {
   }
 }
 
-// The columns of the product, of n, that a fragment of D is made of: of gate and of up.
-// Past the end where D is.
-__device__ __forceinline__ Coordinates product_columns(const Coordinates& at, int n) {
-  return { {at.row[0], at.row[1]}, {2 * at.column[0], 2 * at.column[0] + 1} };
-}
-
 // A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
 template <class Element> struct Columns {
   Element value[2];
@@ -302,21 +292,6 @@ template <class Element> struct Columns {
       : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
 
   __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
-};
-
-// Adds a vector over the columns of D.
-template <class Element> struct Bias {
-  const Element* bias;
-  using Operand = Columns<Element>;
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {bias, at.column, n};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
-  }
 };
 
 // 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
@@ -377,31 +352,23 @@ struct ScaleRow {
 // Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
   struct Block {
-    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   struct Operands {
-    ScaleRow::Operand step_2;
   };
   int m, n;
-  Bias<cutlass::bfloat16_t> step_0;
-  Gate<SwigluOai, SwigluOaiUp> step_1;
-  ScaleRow step_2;
+  Gate<SwigluOai, SwigluOaiUp> step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch, int end)
       : m(end),
         n(p.n),
-        step_0{p.bias_0 + batch * p.bias_0_batch},
-        step_1{},
-        step_2{p.scale_2 + batch * p.scale_2_batch} {}
+        step_0{} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {
-        step_0.load(product_columns(at, n), m, n)};
+    return {};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_2.load(at, m, n / 2)};
+    return {};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
@@ -772,8 +739,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_bias_bf16_gate_swiglu_oai_interleaved_scale_row_groups_rows_8x64x256_mma_weights_stages8_shares2_blocks2_34e4da92(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    mixed_gemm_sm90a_bf16_mxfp4_bf16_g32_e8m0_gate_swiglu_oai_interleaved_groups_rows_8x64x256_mma_weights_stages8_shares2_ccaef867(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform

@@ -1,4 +1,4 @@
-// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_rms_scale_mean_square_16x64x256_mma_sums_stages13_shares2_47b3d15f
+// mixed_gemm_sm90a_int8_ternary_bf16_g0_fp32_scale_row_16x64x512_wgmma_sums_stages6_shares2_blocks2_6db3966b
 //
 // D[m, n] = epilogue(A[m, k] W[n, k]): rms_scale, mean_square
 //   A bf16, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
@@ -44,7 +44,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 512;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kSplit = 1, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
 constexpr int kConsumers = 2;  // consumer warpgroups
@@ -71,29 +71,25 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
+  const float* channel_scales;  // of rows of W
   cutlass::bfloat16_t* d;  // D[m][pitch]
-  const float* rms_scale_0;  // shares[m][pitch], one for each 16 of k
-  float* mean_square_1;  // shares[m][pitch]
+  float* scale_0;  // scale[m]
   int64_t d_pitch;  // elements between rows of D
-  int64_t rms_scale_0_pitch;  // elements between rows of shares
-  int64_t mean_square_1_pitch;  // elements between rows of shares
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
-  float rms_scale_0_eps;  // added to a mean of squares
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, rms_scale_0) == 272 && OFFSET(Parameters, mean_square_1) == 280);
-static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, rms_scale_0_pitch) == 296);
-static_assert(OFFSET(Parameters, mean_square_1_pitch) == 304 && OFFSET(Parameters, a_tail_rows) == 312);
-static_assert(OFFSET(Parameters, m) == 316 && OFFSET(Parameters, n) == 320);
-static_assert(OFFSET(Parameters, k) == 324 && OFFSET(Parameters, row_blocks) == 328);
-static_assert(OFFSET(Parameters, slabs) == 332 && OFFSET(Parameters, rms_scale_0_eps) == 336);
+static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, channel_scales) == 264);
+static_assert(OFFSET(Parameters, d) == 272 && OFFSET(Parameters, scale_0) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
+static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
+static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, row_blocks) == 312);
+static_assert(OFFSET(Parameters, slabs) == 316);
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
@@ -117,9 +113,9 @@ struct Slab {
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, one for each mma
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 1;
+  static constexpr int kScales = 2048, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 2 * kBytes;
+  static constexpr int kStageBytes = 4 * kBytes;
 
   // Bulk copy of the slabs of 64 rows; weights are read once, so L2 evicts them first.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
@@ -226,56 +222,15 @@ template <class Element> struct Columns {
   __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
 };
 
-// Divides each row by the root of a mean of squares, of which `shares` has one for each 16 of k.
-struct RmsScale {
-  const float* shares;
-  int64_t pitch;
-  float eps;
-  const float* factors = nullptr;  // of rows from `first` on, in shared memory
-  int first = -1;
-  static constexpr int kColumns = 16;
+// Multiplies each row of D by its entry of a vector.
+struct ScaleRow {
+  const float* scale;
   struct Operand {
     float row[2];
   };
 
-  // Adds up the shares of kRows rows of D from `row` on, before the products of their tile: kThreads threads
-  // meet at `barrier`, and leave a factor for each row in `shared`.
-  template <int kRows, int kThreads>
-  __device__ __forceinline__ void prepare(float* shared, int row, int m, int k, int barrier) {
-    if (row == first) return;  // those of the tile before
-    constexpr int kWarps = kThreads / 32, kAtOnce = kRows > kWarps ? 2 : 1, kGroups = 8;  // in flight
-    const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, groups = (k - 1) / kColumns + 1;
-    first = row;
-    factors = shared;
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier);  // all have read the factors of the tile before
-    CUTE_NO_UNROLL
-    for (int i = warp; i < kRows && row + i < m; i += kAtOnce * kWarps) {
-      const float* from[kAtOnce];
-      float sum[kAtOnce] = {};
-      CUTE_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) from[j] = shares + min(row + i + j * kWarps, m - 1) * pitch;
-      CUTE_NO_UNROLL
-      for (int group = lane; group < groups; group += 32 * kGroups) {
-        float share[kGroups * kAtOnce];  // past the end of the last group: predicates are few
-        CUTE_UNROLL
-        for (int j = 0; j < kGroups * kAtOnce; ++j)
-          share[j] = from[j % kAtOnce][min(group + j / kAtOnce * 32, groups - 1)];
-        CUTE_UNROLL
-        for (int j = 0; j < kGroups * kAtOnce; ++j)
-          sum[j % kAtOnce] += group + j / kAtOnce * 32 < groups ? share[j] : 0.f;
-      }
-      CUTE_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) {
-        CUTE_UNROLL
-        for (int lanes = 16; lanes > 0; lanes /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lanes);
-        if (lane == 0 && i + j * kWarps < kRows) shared[i + j * kWarps] = rsqrtf(sum[j] + eps);
-      }
-    }
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
-  }
-
   __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
-    return {at.row[0] < m ? factors[at.row[0] - first] : 0.f, at.row[1] < m ? factors[at.row[1] - first] : 0.f};
+    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
   }
 
   __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
@@ -329,17 +284,15 @@ struct MeanSquare {
 // Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
   struct Operands {
-    RmsScale::Operand step_0;
+    ScaleRow::Operand step_0;
   };
   int m, n;
-  RmsScale step_0;
-  MeanSquare step_1;
+  ScaleRow step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.rms_scale_0, p.rms_scale_0_pitch, p.rms_scale_0_eps},
-        step_1{p.mean_square_1, p.mean_square_1_pitch} {}
+        step_0{p.scale_0} {}
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
@@ -388,11 +341,10 @@ struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
   alignas(16) uint8_t exchange[4096];
-  alignas(16) uint8_t factors[64];  // of rows of D, in fp32
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
-static_assert(sizeof(SharedStorage) <= 221184);
+static_assert(sizeof(SharedStorage) <= 103424);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -530,31 +482,21 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Dequantization and MMAs ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
-__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
 
-// int4 by bf16: exact codes q / kUnit, and the scale is left to the sums. Below 256 the bits of a bf16
-// number are an integer n that means n 2^-133, subnormal or not, so that a nibble needs no exponent set: one
-// LOP3 takes two of them, and one fused multiply-add moves them up and takes the 8 away, exactly.
+// int2 by int8: 64 q, which is two bits at the top of a byte; the scale is left to the sums.
 struct Decode {
   static constexpr int kWords = 1;
-  static constexpr float kUnit = 64;
+  static constexpr float kUnit = 0.015625f;
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
-    const uint32_t up = words[0] >> 8;
-    registers[0] = fma_bf16(words[0] & 0x000f000f, 0x7f007f00, 0xbe00be00);  // 2^127, -8 / 64
-    registers[1] = fma_bf16(words[0] & 0x00f000f0, 0x7d007d00, 0xbe00be00);  // 2^123
-    registers[2] = fma_bf16(up & 0x000f000f, 0x7f007f00, 0xbe00be00);
-    registers[3] = fma_bf16(up & 0x00f000f0, 0x7d007d00, 0xbe00be00);
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) registers[i] = (words[0] << (6 - 2 * i)) & 0xc0c0c0c0;
   }
 };
 
 // A group's scales of a thread's rows r and r + 8.
 struct Group {
-  uint32_t scales;
+  float2 scales;
 
   // Reads them from the slab at `slab`, where those of both rows are adjacent.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
@@ -563,8 +505,8 @@ struct Group {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
   }
 
-  __device__ __forceinline__ float low() const { return __uint_as_float(scales << 16); }
-  __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
+  __device__ __forceinline__ float low() const { return scales.x; }
+  __device__ __forceinline__ float high() const { return scales.y; }
 
   __device__ __forceinline__ Decode decode() const {
     return Decode();
@@ -589,10 +531,13 @@ static_assert(Decode::kWords == Slab::kWords);
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   cutlass::arch::fence_view_async_shared();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) empty.arrive();
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                   cute::cast_smem_ptr_to_uint(&empty)),
+               "r"(int(there && threadIdx.x % 32 == 0))
+               : "memory");
 }
 
-__device__ __forceinline__ void clear(Sums& sums) {
+__device__ __forceinline__ void clear(Bank& sums) {
   CUTE_UNROLL
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
@@ -603,14 +548,15 @@ __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Grou
   for (int block = 0; block < kBlocks; ++block) {
     const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
     CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
+    for (int i = 0; i < kCount; ++i) sums[block][i] = (i % 4 < 2 ? low : high) * part[block][i];
   }
 }
 
 // The main loop by mma.sync: a warp has 16 of every 64 rows of W, and loads A for itself by ldmatrix, which pays off
 // where A has few rows.
 struct Products {
-  static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
+  static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
+  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
   Sums sums;
   uint32_t columns[2];  // offsets of a lane's ldmatrix row in a panel: of the first and the second 32 bytes of 64
 
@@ -637,37 +583,43 @@ struct Products {
     for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // two steps: 64 bytes of A's rows
       uint32_t rows[kOfRows][4];
       CUTE_UNROLL
-      for (int f = 0; f < kOfRows; ++f)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
-                     : "=r"(rows[f][0]), "=r"(rows[f][1]), "=r"(rows[f][2]), "=r"(rows[f][3])
-                     : "r"(panels + pair * 2 / kOfPanel * OperandA::kBytes + f * 1024 + columns[pair % 2]));
+      for (int piece = 0; piece < Slab::kPieces; ++piece)
+        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
+    }
+    CUTE_UNROLL
+    for (int issue = 0; issue < kIssues; ++issue) {
+      uint32_t registers[kBlocks][kIssued][4];
       CUTE_UNROLL
-      for (int step = pair * 2; step < pair * 2 + 2; ++step) {
-        CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) {
-          const uint32_t slab = slabs + block * Slab::kOfStage * Slab::kBytes;
-          if (step * Slab::kWords % 4 == 0) codes[block].read(slab, step * Slab::kWords / 4);
-          if (step % kGroupSteps == 0) group[block].read(slab, step / kGroupSteps);
-        }
-        if (step % kGroupSteps == 0) clear(part);
-        CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) {
-          uint32_t registers[4];
-          group[block].decode().step(codes[block].words[step], registers);
-          CUTE_UNROLL
-          for (int f = 0; f < kOfRows; ++f)
-            multiply(part[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
-        }
-        if ((step + 1) % kGroupSteps == 0) promote(sums, part, group);
+      for (int i = 0; i < kIssued * kBlocks; ++i) {
+        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
+        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
       }
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
+        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
+      Bank& into = bank;
+      fence(into);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued; ++i) {
+        const int step = issue * kIssued + i;
+        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block)
+          Wgmma::fma(registers[block][i], at, into[block], true);
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();  // what was issued before is done: its registers may be overwritten
+      if (issue == 0 && own == 0) release(previous, held);
     }
   }
 
   // Runs the main loop over `count` stages, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
-    clear(sums);
+    clear(bank);
+    int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
-    for (int i = 0; i < count; ++i) {
+    do {  // a loop that may end at once would serialise wgmma
       shared.full[position.stage].wait(position.phase);
       const int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
       const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
@@ -676,11 +628,16 @@ struct Products {
       CUTE_UNROLL
       for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
         const int slab = own * kShares + share;
-        add(panels + slab * kSlabPanels * OperandA::kBytes, slabs + slab * Slab::kBytes);
+        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
+            i > 0);
       }
-      release_read(shared.empty[position.stage]);
+      previous = position.stage;
       position.advance();
-    }
+    } while (++i < count);
+    cute::warpgroup_wait<0>();
+    fence(bank);
+    release(shared.empty[previous]);
+    promote(sums, bank, group);
   }
 };
 
@@ -699,11 +656,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
-    {
-      static_assert(kChunks * kChunkColumns * 1 * sizeof(float) <= sizeof(shared.factors));
-      float* const factors = reinterpret_cast<float*>(shared.factors);
-      epilogue.step_0.prepare<kChunks * kChunkColumns, kConsumers * 128>(factors, at.m, p.m, p.k, 6);
-    }
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) products.group[i].read(p, at.n / kWgmmaM + i);
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
     CUTE_UNROLL
@@ -720,8 +674,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_rms_scale_mean_square_16x64x256_mma_sums_stages13_shares2_47b3d15f(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    mixed_gemm_sm90a_int8_ternary_bf16_g0_fp32_scale_row_16x64x512_wgmma_sums_stages6_shares2_blocks2_6db3966b(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
