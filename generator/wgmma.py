@@ -19,12 +19,11 @@ class TemplateText(str):
     __slots__ = ()
 
 
-# Registers in a line of the instruction's text, and of its operands: at most 112 characters.
-_TEXT_WIDTH, _OPERAND_WIDTH = 20, 8
+_WIDTH = 32  # registers in a line of the instruction, and of its operands, which nobody reads
 
 
-def _rows(items: list[str], width: int) -> list[str]:
-    return [",".join(items[i : i + width]) for i in range(0, len(items), width)]
+def _rows(items: list[str]) -> list[str]:
+    return [",".join(items[i : i + _WIDTH]) for i in range(0, len(items), _WIDTH)]
 
 
 def wgmma(
@@ -53,10 +52,8 @@ def wgmma(
     a_major = "" if a_in_registers else f", {int(not a_k_major)}"
     majors = f"{a_major}, {int(not b_k_major)}" if a.bits == 16 else ""
     registers = [f"%{i}" for i in range(count)]
-    quoted = ',"\n      "'.join(_rows(registers, _TEXT_WIDTH))
-    outputs = ",\n        ".join(
-        _rows([f'"+{letter}"(d[{i}])' for i in range(count)], _OPERAND_WIDTH)
-    )
+    quoted = ',"\n      "'.join(_rows(registers))
+    outputs = ",\n        ".join(_rows([f'"+{letter}"(d[{i}])' for i in range(count)]))
     shape = f"m64n{n}k{a.wgmma_k}"
     if a_in_registers:
         layouts, a_type, a_count = "A in registers, B by descriptor", "const uint32_t (&a)[4]", 4

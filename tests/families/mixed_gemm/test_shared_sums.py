@@ -42,7 +42,9 @@ CASES = (
 def text(spec: KernelSpec) -> str:
     source = render(spec)
     constants = [line for line in source.splitlines() if re.match(r"constexpr int k", line)]
-    (struct,) = re.findall(r"^(struct SharedSums \{.*?)\n  // Adds to the", source, re.M | re.S)
+    (struct,) = re.findall(
+        r"^(struct SharedSums \{.*?)\n  // Adds the others'", source, re.M | re.S
+    )
     before = next(i for i, line in enumerate(constants) if "kPanels" in line)
     constants = constants[:before] + [line for line in constants[before:] if "kAcross" in line]
     (room,) = re.findall(r"uint8_t exchange\[\d+\];", source)
