@@ -178,7 +178,6 @@ class Amax(Step):
     step: Literal["amax"] = "amax"
     arguments: ClassVar[tuple[str, ...]] = ("amax",)
     auxiliary: ClassVar[bool] = True
-    finishes: ClassVar[bool] = True
 
     def registers(self, *, paired: bool) -> int:
         return 2

@@ -30,8 +30,7 @@ class Step:
     step        its tag in YAML, and what its C++ part is called where there is one for all of it
     arguments   the words by which a call's items ask for it, see runtime/families/_product/steps
     auxiliary   its tensor is an output of its own: its C++ part is told the place in D of what it
-                is given
-    finishes    its C++ part has work left after the last tile
+                is given, and finishes after the last tile
     loads       it is auxiliary and has another tensor of the same shape and strides, which it reads
     partial     its C++ part stores sums over a few rows, which a launch of its own adds up
     prepared    its C++ part computes a factor for each row of a tile, in shared memory, before the
@@ -42,7 +41,6 @@ class Step:
     step: str
     arguments: ClassVar[tuple[str, ...]]
     auxiliary: ClassVar[bool] = False
-    finishes: ClassVar[bool] = False
     loads: ClassVar[bool] = False
     partial: ClassVar[bool] = False
     prepared: ClassVar[bool] = False
@@ -103,5 +101,5 @@ class Step:
         if self.reads == "nothing":
             return None
         name = self.fields(index)[0].name
-        meaning = f"elements between batches, or groups, of {name}"
+        meaning = f"elements between batches of {name}"
         return int64(f"{name}_batch", meaning, lambda at: at.batch_pitch(index))

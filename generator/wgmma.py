@@ -19,11 +19,12 @@ class TemplateText(str):
     __slots__ = ()
 
 
-_WIDTH = 32  # registers in a line of the instruction, and of its operands, which nobody reads
+_WIDTH = 32  # operands per line of emitted text
 
 
-def _rows(items: list[str]) -> list[str]:
-    return [",".join(items[i : i + _WIDTH]) for i in range(0, len(items), _WIDTH)]
+def _lines(items: list[str], indent: str, join: str) -> str:
+    rows = [items[i : i + _WIDTH] for i in range(0, len(items), _WIDTH)]
+    return (join.rstrip() + "\n" + indent).join(join.join(row) for row in rows)
 
 
 def wgmma(
@@ -52,8 +53,10 @@ def wgmma(
     a_major = "" if a_in_registers else f", {int(not a_k_major)}"
     majors = f"{a_major}, {int(not b_k_major)}" if a.bits == 16 else ""
     registers = [f"%{i}" for i in range(count)]
-    quoted = ',"\n      "'.join(_rows(registers))
-    outputs = ",\n        ".join(_rows([f'"+{letter}"(d[{i}])' for i in range(count)]))
+    quoted = ',"\n        "'.join(
+        ",".join(registers[i : i + _WIDTH]) for i in range(0, count, _WIDTH)
+    )
+    outputs = _lines([f'"+{letter}"(d[{i}])' for i in range(count)], " " * 10, ", ")
     shape = f"m64n{n}k{a.wgmma_k}"
     if a_in_registers:
         layouts, a_type, a_count = "A in registers, B by descriptor", "const uint32_t (&a)[4]", 4
@@ -71,11 +74,10 @@ struct {name} {{
 
   __device__ __forceinline__ static void fma({signature}) {{
     asm volatile(
-      "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{b_index + 1}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"
-      "{quoted}"
-      "}}, {a_text}, %{b_index}, add{scales}{majors};\\n}}\\n"
-      : {outputs}
-      : {a_input}, "l"(b), "r"(int(add)));
+        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{b_index + 1}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"
+        "{quoted}}}, {a_text}, %{b_index}, add{scales}{majors};\\n}}\\n"
+        : {outputs}
+        : {a_input}, "l"(b), "r"(int(add)));
   }}
 }};""")

@@ -26,6 +26,9 @@ SUBPACKAGES = (
 )
 # Where a module uses one of these, the names of its local variables may decide what it does.
 _READERS_OF_NAMES = {"currentframe", "_getframe", "dir", "eval", "exec", "locals", "vars"}
+DESCRIPTION = (
+    "doc"  # the keyword of a knob that is shown in documents and schemas, and nowhere else
+)
 _NO_BEHAVIOUR = {"ctx", "kind", "type_comment", "type_ignores"}  # fields of syntax trees
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -126,7 +129,8 @@ def closure(start: Iterable[str], graph: Mapping[str, set[str]]) -> set[str]:
 
 @cache
 def behaviour(text: str) -> str:
-    """Return a hash of what a module does: comments, docstrings and layout do not change it.
+    """Return a hash of what a module does: comments, docstrings, layout and what describes a knob
+    do not change it.
 
     Neither do code for type checkers and the names of local variables, where these are bound by
     assignments and loops alone. Other names count, since other code may use them: those of
@@ -216,7 +220,9 @@ class _Serialiser:
 
 
 def _does_nothing(node: object) -> bool:
-    """Return whether a node is a statement that does nothing when it runs."""
+    """Return whether a node decides nothing when it runs: a statement, or what describes a knob."""
+    if isinstance(node, ast.keyword):
+        return node.arg == DESCRIPTION
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)  # a docstring is one of these
     return isinstance(node, ast.Pass) or (isinstance(node, ast.AST) and is_for_type_checkers(node))

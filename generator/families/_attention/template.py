@@ -31,7 +31,7 @@ def context(modifiers: Sequence[Modifier]) -> dict[str, Any]:
 
     return {
         "parts": [_file(modifier) for modifier in modifiers],
-        "formula": folded("formula", modifiers, "scale Q K^T"),
+        "formula": folded("formula", modifiers, "scale q k^T"),
         "column": bool(columns),
         "notes": [modifier.note for modifier in modifiers if modifier.note],
         "capped": "".join(_file(modifier) for modifier in modifiers if modifier.caps),
@@ -42,4 +42,4 @@ def context(modifiers: Sequence[Modifier]) -> dict[str, Any]:
 
 
 def _file(modifier: Modifier) -> str:
-    return f"_attention/modifiers/{modifier.name}.cuh.jinja"
+    return f"_attention/modifiers/{modifier.name}.cuh"

@@ -7,6 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.epilogue import (
     GROUP,
+    Amax,
     Gate,
     factors,
     gate_of,
@@ -42,7 +43,7 @@ def context(
         "total_threads": launch.PARTIAL_THREADS,
         # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
         "loads": {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"},
-        "finishing": [i for i, step in enumerate(operation.epilogue) if step.finishes],
+        "finishing": [i for i, step in enumerate(operation.epilogue) if isinstance(step, Amax)],
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
         "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
         "rounding": len(operation.epilogue) - 1

@@ -112,16 +112,6 @@ class AttentionBackwardLayout(Boxes):
         return 2
 
     @property
-    def operand_bytes(self) -> int:
-        """Of K and V, and of all stages of Q and dO."""
-        return 2 * self.kv_bytes + (self.stages + self.do_stages) * self.q_bytes
-
-    @property
-    def fragment_bytes(self) -> int:
-        """Of a gradient of a CTA's columns, in fp32."""
-        return self.kv_rows * self.columns * 4
-
-    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
         stages = self.stages * (self.q_bytes + self.statistics_bytes)

@@ -6,7 +6,6 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
-from warploom.generator.families.attention_backward import header
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
 from warploom.generator.families.attention_backward.layout import (
     CROWDED_CAPS,
@@ -54,8 +53,6 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind, shares_rows = element(operation.element), schedule.cluster_split == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
-    makers = 1 if schedule.accumulate == "bulk" else 3  # warps, beside those that add dQ
-    steps = ("pair_" if shares_rows else "") + ("overlapped" if schedule.overlap else "serial")
     crowded = (
         (operation.dim, schedule.q_tile) in CROWDED_CAPS
         and operation.caps
@@ -115,8 +112,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and schedule.accumulate == "bulk",
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
-        "makers": makers,
-        "writers": header.WRITERS,
+        # Warps that make the words of dropout, beside those that add dq.
+        "makers": 1 if schedule.accumulate == "bulk" else 3,
         # Whether a weight is dropped is asked once, for p and ds: what else is kept leaves no room.
         "fused": operation.dropout
         and not (schedule.overlap or operation.scored or operation.caps or operation.blocks)
@@ -140,24 +137,10 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         # Whether what lists say of a q tile is read once dp's products are under way, which else
         # wait for it. Where writers add dq a step takes 1 % longer so (H100).
         "reads_late": operation.blocks and schedule.accumulate == "direct",
-        # The Q tile at index n, and the number of the CTA's work.
-        "walked": "walk(p, work, n)" if operation.deterministic and not operation.blocks else "n",
-        "number": "number(p, shared)"
-        if operation.deterministic
-        else "blockIdx.x / kCluster"
-        if schedule.cluster > 1
-        else "blockIdx.x",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
         "number_part": ordered if operation.deterministic else "grid",
-        "steps_part": steps,
-        "header": header.first_lines(spec, layout, steps, makers),
-        "shares_rows": shares_rows,
-        # The query heads that a CTA goes through, of those of a KV head.
-        "first_head": "rank()" if schedule.cluster > 1 else "0",
-        "next_head": "i += kCluster" if schedule.cluster > 1 else "++i",
-        # Whether bounds are relative to a column that depends on the sequence.
-        "diagonal": operation.mask != "none" and operation.lengths == "packed",
-        # Whether dK and dV of a cluster's CTA have room at a time where K, V, Q and dO were.
-        "together": 2 * layout.fragment_bytes <= layout.operand_bytes,
+        "steps_part": ("pair_" if shares_rows else "")
+        + ("overlapped" if schedule.overlap else "serial"),
+        "held_part": "some" if layout.held_steps else "none",
         "query_part": "swapped" if layout.swap else "straight",
     }

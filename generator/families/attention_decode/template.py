@@ -6,7 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
-from warploom.generator.families.attention_decode import header, work
+from warploom.generator.families.attention_decode import work
 from warploom.generator.families.attention_decode.layout import decode_layout
 from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSpec
 
@@ -48,14 +48,8 @@ def context(spec: DecodeSpec) -> dict[str, Any]:
         "fragments_part": "same" if operation.cache == "same" else "bytes",
         "combine_part": _combined(spec),
         "chunked": _chunked(spec),
-        "scheduler_part": "cluster"
-        if schedule.cluster > 1
-        else "chunks"
-        if _chunked(spec)
-        else "split",
         "adds": _combined(spec) == "chunks",  # a block its chunks to those before
         "lifted": operation.cache == "e4m3" and kind.name == "bf16",
-        "header": header.first_lines(spec, decode_layout(operation, schedule)),
         "first_key": "start" if operation.starts else "0",
         "bounds_left": operation.mask == "window" or operation.starts,
         "bounds_right": operation.mask != "none",

@@ -6,15 +6,12 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
-from warploom.generator.families.attention_forward import header
 from warploom.generator.families.attention_forward.launch import KEYS_THREADS
-from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.wgmma import TemplateText, wgmma
 
 MOST_BETWEEN = 160  # columns
-MAKERS = 3  # warps
 # Of the exponents of weights of e4m3, which end at 448: together below 8.8.
 OFFSET, OFFSET_IF_NEEDED, SLACK = 8, 4, 4
 
@@ -29,19 +26,6 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
     takes_early = (
         operation.dropout and schedule.overlap and not (operation.scored or operation.blocks)
     )
-    # All of the softmax runs under the output's products: faster at dimension 128 without a mask,
-    # slower with one, and at 64 (docs/notebook.md). Wider tiles have no registers for it.
-    waits_between = (
-        takes_early
-        and operation.dim == 128
-        and operation.mask == "none"
-        and schedule.kv_tile <= MOST_BETWEEN
-    )
-    # The output of a wide head takes long to rescale: it is done under the product of scores.
-    rescales_between = schedule.overlap and operation.value_dim > 128
-    layout = attention_layout(spec.architecture, operation, schedule)
-    one_q = layout.q_stages == 1
-    steps = "eight" if operation.eight else "overlapped" if schedule.overlap else "serial"
     return {
         **modifiers.context(operation.modifiers),
         "element": kind,
@@ -85,23 +69,25 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "leans": operation.leans,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         # Warps that make the words of dropout.
-        "makers": MAKERS,
+        "makers": 3,
         "takes_early": takes_early,
-        "waits_between": waits_between,
+        # All of the softmax runs under the output's products: faster at dimension 128 without a
+        # mask, slower with one, and at 64 (docs/notebook.md). Wider tiles have no registers for it.
+        "waits_between": takes_early
+        and operation.dim == 128
+        and operation.mask == "none"
+        and schedule.kv_tile <= MOST_BETWEEN,
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
-        # Whether bounds are relative to a column that depends on the sequence.
-        "diagonal": operation.mask != "none" and operation.lengths == "packed",
-        # Whether scores change before the softmax: int8 become fp32, and a softcap bends them.
-        "bends": operation.caps or operation.scores == "int8",
-        "rescales_between": rescales_between,
-        # When S of a tile is there.
-        "release_operands": "release_operands(n)" if one_q else "release_k()",
-        # Whether the loop is told which kv tile is the last: for Q's only stage, and what is ahead.
-        "counts_down": one_q or rescales_between or waits_between or operation.staged,
+        # The output of a wide head takes long to rescale: it is done under the product of scores.
+        "rescales_between": schedule.overlap and operation.value_dim > 128,
         "hide": "shown.hide(scores)"
         if operation.blocks
         else "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)",
-        "steps_part": steps,
-        "header": header.first_lines(spec, layout, steps, MAKERS),
+        "turns_part": "pingpong" if schedule.pingpong else "free",
+        "steps_part": "eight"
+        if operation.eight
+        else "overlapped"
+        if schedule.overlap
+        else "serial",
     }

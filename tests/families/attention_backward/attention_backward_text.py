@@ -27,9 +27,6 @@ struct SharedStorage {} shared;
 inline int atomicAdd(int* at, int more) { const int was = *at; *at += more; return was; }
 inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 """
-NO_ORDER = "inline int walk(const Parameters&, const Work&, int n) { return n; }"
-NO_TICKET = "inline int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }"
-ONE_RANK = "constexpr int kCluster = 1;\ninline int rank() { return 0; }"
 
 
 def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
@@ -42,8 +39,8 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
         return found
 
     keys = keys_text(text)
-    packed, ordered = "cu_seqlens_q" in text, "take tickets when they begin" in text
-    bounds_left, bounds_right = spec.operation.mask == "window", spec.operation.mask != "none"
+    packed, ordered = "cu_seqlens_q" in text, "take numbers when they begin" in text
+    bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
     assigned = [
         *(["(p).left = (l);"] if bounds_left else []),
         *(["(p).right = (r);"] if bounds_right else []),
@@ -56,32 +53,30 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             *(["#define TELLS"] if "bool hides = true" in text else []),
             f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
             f"#define PROBLEMS {PROBLEMS}",
-            f"constexpr bool kBoundsLeft = {int(bounds_left)}, kBoundsRight = {int(bounds_right)};",
-            f"#define BOTTOM_RIGHT(p) {'(p).bottom_right' if bounds_right and packed else 'false'}",
-            *([] if "int rank()" in text else [ONE_RANK]),
             *(["#define PACKED"] if packed else []),
             *(["#define ORDERED"] if ordered else []),
             *re.findall(
                 r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|KvRows|Scores|Parts|Cluster)"
-                r"|uint32_t kHidden).*?$",
+                r"|bool kBounds|uint32_t kHidden).*?$",
                 text,
                 re.MULTILINE,
             ),
             piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
+            *re.findall(
+                r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
+            ),
             piece(r"^(struct Corner .*?)$"),
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?)^// (?:Starts the store|Where a row of k or v begins)"),
             piece(r"^(struct Work \{.*?^\};)"),
-            *re.findall(r"^__device__ [^\n]* rank\(\)[^\n]*$", text, re.MULTILINE),
+            piece(r"^(__device__ [^\n]* rank\(\)[^\n]*)$"),
             piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
             keys,
             *re.findall(
                 r"^__device__ __forceinline__ void trim\(.*?^\}\n", text, re.MULTILINE | re.DOTALL
             ),
             *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
-            piece(r"^(// (?:The order in which CTAs|Deterministic dQ).*?)^// ---- Producer"),
-            *([] if "int walk(" in text else [NO_ORDER]),
-            *([] if "int number(" in text else [NO_TICKET]),
+            piece(r"^(// (?:Which of two blocks|To the dq of).*?)^// ---- Producer"),
             piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
             f'#line 1 "{harness}"',

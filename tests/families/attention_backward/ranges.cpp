@@ -119,7 +119,7 @@ static int wild_problem() {
 #endif
   const int numbers = p.q_tiles * kv_heads * p.sharing;
   for (int number = 0; number < numbers; ++number) {
-    const TileCoord at = place_q(p, number);
+    const Place at = place_q(p, number);
     const int first = at.sequence.first_row, rows = at.sequence.rows(p);
     REQUIRE(at.row >= 0, "row %d", at.row);
     REQUIRE(at.row >= rows || (first >= 0 && first <= p.total_q - rows), "rows %d and %d more of %d", first, rows, p.total_q);
@@ -214,7 +214,7 @@ static int problem() {
   struct Storage { int which, row; };
   std::vector<Storage> storage;  // what the q tile with a number is
   for (int number = 0; number < p.q_tiles * all_heads; ++number) {
-    const TileCoord at = place_q(p, number);
+    const Place at = place_q(p, number);
     storage.push_back({-1, 0});
     REQUIRE(at.row >= 0, "row %d", at.row);
     if (at.row >= at.sequence.rows(p)) continue;
@@ -270,7 +270,7 @@ static int problem() {
   for (size_t which = 0; which < seen.size(); ++which) {
     const Seen& one = seen[which];
 #ifdef PACKED
-    const int diagonal = BOTTOM_RIGHT(p) ? one.columns - one.rows : 0;
+    const int diagonal = kBoundsRight && bottom_right(p) ? one.columns - one.rows : 0;
 #else
     const int diagonal = 0;
 #endif

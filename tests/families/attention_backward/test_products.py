@@ -62,13 +62,13 @@ template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
   static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
 };
-template <int kCount> void warpgroup_fence_operand(float (&)[kCount]) {}
+template <int kCount> void fence(float (&)[kCount]) {}
 inline uint32_t pair(float low, float high) { return uint16_t(int(low)) | uint32_t(uint16_t(int(high))) << 16; }
 inline int __shfl_sync(unsigned, int x, int) { return x; }
 void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, Corner corner, int head);
 """  # noqa: E501
-FUNCTIONS = (  # those of a pair; the first is anybody's
-    "matrix", "multiply_scores", "multiply_query", "write", "multiply_gradient", "own_ds",
+FUNCTIONS = (  # those of a pair; the first two are anybody's
+    "matrix", "beside", "multiply_scores", "multiply_query", "write", "multiply_gradient", "own_ds",
     "own_p", "staged_p", "multiply_own_query", "multiply_peer_query", "gradient_part", "stage",
     "store",
 )  # fmt: skip
@@ -142,7 +142,7 @@ class Emitted:
         return (
             *(stubs, *(line for line in constants if "Tile<" not in line), tile + after),
             *(line for line in constants if "Tile<" in line),
-            f"constexpr bool kSwapped = {'true' if 'dQ^T = K^T dS^T' in self.text else 'false'};",
+            f"constexpr bool kSwapped = {'true' if 'dq^T = k^T ds^T' in self.text else 'false'};",
             "struct Position { int stage; uint32_t phase; };",
             self.piece(r"^(using Weights [^\n]*)$"),
             *(self.piece(rf"^(struct {name} \{{.*?^\}};)") for name in ("Work", "SharedStorage")),
@@ -165,13 +165,13 @@ def pair_text(spec: KernelSpec) -> str:
     instructions = [
         emulated(emitted.text, name) for name in ("ScoresWgmma", "KeyWgmma", "QueryWgmma")
     ]
-    own = emitted.piece(r"^  const int own = (16 \* c\.[^;]*);")
+    own = emitted.piece(r"^  const int own = (kKvRows == kKvTile \? c\.[^;]*);")
     return "\n".join(
         (
             *emitted.storage(instructions),
-            emitted.functions(FUNCTIONS[:1]),
+            emitted.functions(FUNCTIONS[:2]),
             *emitted.consumer()[:2],
-            emitted.functions(FUNCTIONS[1:]),
+            emitted.functions(FUNCTIONS[2:]),
             emitted.consumer()[2],
             f"#define STORE_OWN ({own})",
             *(f'#line 1 "{file}"\n{file.read_text()}' for file in (MEMORY, PAIR)),
@@ -193,7 +193,7 @@ def held_text(spec: KernelSpec) -> str:
     return "\n".join(
         (
             *emitted.storage(instructions),
-            *(emitted.functions(FUNCTIONS[:1]), *emitted.consumer(), held),
+            *(emitted.functions(FUNCTIONS[:2]), *emitted.consumer(), held),
             *(f'#line 1 "{file}"\n{file.read_text()}' for file in (MEMORY, HELD)),
         )
     )

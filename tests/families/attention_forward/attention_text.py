@@ -41,8 +41,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
     # Whether the loop is told of what a mask of keys hides; else that is asked for in every step.
     told = re.findall(r"bool hides\(int n\) const \{ (return .*?;) \}", text)
     packed = spec.operation.lengths == "packed"
-    bounds_left, bounds_right = spec.operation.mask == "window", spec.operation.mask != "none"
-    diagonal = "(sequence).diagonal(p)" if "int diagonal(" in text else "0"
+    bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
     assigned = [
         *(["(p).left = (l);"] if bounds_left else []),
         *(["(p).right = (r);"] if bounds_right else []),
@@ -53,17 +52,18 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             STUBS,
             *([attention_keys_text.STUBS] if keys else []),
             f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
-            f"#define DIAGONAL(sequence, p) {diagonal}",
             f"#define PROBLEMS {PROBLEMS}",
-            f"constexpr bool kBoundsLeft = {int(bounds_left)}, kBoundsRight = {int(bounds_right)};",
-            f"#define BOTTOM_RIGHT(p) {'(p).bottom_right' if bounds_right and packed else 'false'}",
             *(["#define PACKED"] if packed else []),
             *re.findall(
-                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores)).*?$",
+                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores)|bool k(?:Bounds|Try))"
+                r".*?$",
                 text,
                 re.MULTILINE,
             ),
             piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
+            *re.findall(
+                r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
+            ),
             piece(r"^(struct Corner .*?)$"),
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?)^// Rows of a tensor in shared memory"),

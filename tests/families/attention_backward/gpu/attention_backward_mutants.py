@@ -54,9 +54,9 @@ RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
 MEET = "    meet();\n"
 AWAIT_TURN = "      await_turn(p.turns + place, turn(p, work, m * kQTile));\n"
 AWAIT_SUMS = "      shared.sums_full[writer].wait(phase);\n"
-BEFORE_WAIT = "and touches no global memory.\n"  # in the main kernel alone
+BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
-SYNC_SUMS = "  sync_cluster();  // the fragments of all CTAs are there\n"
+SYNC_SUMS = "  sync_cluster();  // the blocks' fragments are there\n"
 LAY_DV = "  lay(of_dv, dv, warp);\n"
 AWAIT_PEER = "  c.shared.peer_full.wait(step.parity);\n"
 EXCHANGE = "    exchange(c, step);\n"
@@ -69,7 +69,7 @@ RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
 AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
 WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
 READ_MASK = "    step.mask = shared.mask[at.stage];\n"
-PLACE = "  const TileCoord at = place_q(p, blockIdx.x);\n"
+PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 HIDE = "if (score.hides(j, eight)) scores[j] = "
 HEAD = "    const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;\n"
 AWAIT_WORDS = "      shared.words_empty[at.stage].wait(at.phase);\n"
@@ -97,7 +97,7 @@ MUTANTS = {
         pauses=((PLACE, PAUSE + PLACE),),
     ),
     "a row attends to the column right of the diagonal": Mutant(
-        wrong=(("column - p.right - row;", "column - p.right - 1 - row;"),),
+        wrong=(("? column - right(p) - row : 0", "? column - right(p) - 1 - row : 0"),),
         shape=Shape(2, 3, 3, 257, 257),
     ),
     "a cluster's blocks sum dk and dv that others have not laid down": Mutant(

@@ -97,10 +97,10 @@ AWAIT_V = "  shared.v_full[position.stage].wait(position.phase);\n"
 RELEASE_K, RELEASE_V = (f"  release_read(shared.{one}_empty[position.stage]);\n" for one in "kv")
 READ_K = "  const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage])"
 READ_V = "  const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage])"
-COUNT = "    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_store(warp)) combine();\n"
+COUNT = "    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();\n"
 LAST = "    return before + 1 == item.parts;\n"
 PART = "    const int64_t at = place(item.part_place, row);\n"
-RESET = "      if (before + 1 == item.parts) *counter = 0;  // the next launch expects 0\n"
+RESET = "      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it\n"
 ORDER = "item.place_of(min(part + j, item.parts - 1))"
 OF_WHO_ADDS = "item.place_of((min(part + j, item.parts - 1) + int(blockIdx.x)) % item.parts)"
 CHUNKS = "apart * kDim * 4, part + j,"
@@ -108,14 +108,14 @@ ORDER_ROWS = "__shfl_sync(~0u, factor, from + j), found[i][j])"
 ROWS_OF_WHO_ADDS = (
     ORDER_ROWS.replace("j)", "{0})").replace("[j]", "[{0}]").format("(j + blockIdx.x) % kParts")
 )
-LEFT = "      if (part > 0) sync_warps();\n"
-NEXT = "    sync_warps();  // shared.merged of the item before has been read\n"
+LEFT = "      if (part > 0) synchronise_warps();\n"
+NEXT = "    synchronise_warps();  // what was left of the item before has been read\n"
 SEND = "    CUTE_UNROLL\n    for (int part = 0; part < kDim / kMerged; ++part) {\n"
 SENT = "    CUTE_NO_UNROLL\n    for (int place = threadIdx.x; place < own;"
 AWAIT_CLUSTER = (
     "    cute::cluster_wait();  // until all have read what was sent of the item before\n"
 )
-LEAVE_SUMS = "    store_sums(shared, rows, exponent, warp);\n"
+LEAVE_SUMS = "    leave_sums(shared, rows, exponent, warp);\n"
 AWAIT_PARTS = "    shared.parts_full.wait(phase);\n"
 SENT_READ = "at % kRowFours * 4, of_blocks(place), unit);\n    }\n"
 STORE = "  const Row row = Row::at(p, item, in_tile);\n"
@@ -138,7 +138,7 @@ MUTANTS = {
         pauses=((READ_V, PAUSE + READ_V),),
     ),
     "the key past the last one counts in the sum": Mutant(
-        wrong=(("if (place >= end)", "if (place > end)"),), shape=WHOLE
+        wrong=(("if (place >= end ||", "if (place > end ||"),), shape=WHOLE
     ),
     "a row attends to the key after its own": Mutant(
         wrong=(("keys - rows + r + p.right + 1)", "keys - rows + r + p.right + 2)"),),

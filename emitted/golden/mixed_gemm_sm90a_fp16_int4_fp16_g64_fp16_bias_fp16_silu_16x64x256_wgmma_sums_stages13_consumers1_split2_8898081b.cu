@@ -1,0 +1,759 @@
+// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b
+//
+// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu
+//   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
+//   tile 16x64x256 by wgmma, 1 consumer, k split over 2 CTAs, 13 stages, along_n, swizzle 8, store direct
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+// Digest 8898081b4b9119760aca94192141a21ecf2ab59dbb19e20a481ffd398041e79c; `warploom show` prints this file.
+//
+// Warps 0 to 3, 1 consumer of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.
+// Warps 4 and 5, the producer: one thread copies slabs of W, one loads A.
+// Registers per thread: at most 255, for 1 CTA of 192 threads per SM.
+//   A consumer thread has 8 accumulators; the epilogue takes 8 columns at once.
+// Shared memory: 221904 bytes; the launch asks for 222208 of 232448
+//   a            13 stages * 4 panels * 2048 = 106496
+//   b            13 stages * 2 slabs * 4352 = 113152
+//   exchange     partial sums of other consumers = 2048
+//   full, empty  13 stages * 2 * 8 = 208
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer   a stage while it is read     4 arrivals: every consumer warp
+// exchanged   consumers      the reduction                the bytes of other CTAs' partial sums
+// cluster     the same       peers' shared memory         all threads of 2 CTAs
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::half_t; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kSplit = 2, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
+constexpr int kConsumers = 1;  // consumer warpgroups
+constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
+constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
+constexpr int kWarps = kConsumers * 4, kThreads = 192;  // consumer warps; then the producer's
+constexpr int kStages = 13;
+constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
+constexpr int kChunkColumns = 8;  // columns of a block in one pass of the epilogue
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using Sums = Accumulator[kBlocks][kCount];
+using Bank = Accumulator[kBlocks][kCount];  // accumulators of one group of k
+
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  const uint8_t* b;  // W, in slabs
+  cutlass::half_t* d;  // D[m][pitch]
+  cutlass::half_t* bias_0;  // bias[n]
+  int64_t d_pitch;  // elements between rows of D
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+  int32_t row_blocks;  // of 64 rows of W
+  int32_t slabs;  // of k, in each of them
+};
+static_assert(sizeof(Parameters) == 384);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
+static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, d_pitch) == 280);
+static_assert(OFFSET(Parameters, a_tail_rows) == 288 && OFFSET(Parameters, m) == 292);
+static_assert(OFFSET(Parameters, n) == 296 && OFFSET(Parameters, k) == 300);
+static_assert(OFFSET(Parameters, row_blocks) == 304 && OFFSET(Parameters, slabs) == 308);
+
+// ---- Device functions ----------------------------------------------------------------------------------
+// A is K-major: a row of 128 bytes has the k tile of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 2048;  // of one stage
+  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+  }
+};
+
+// W is stored in slabs of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A
+// operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
+struct Slab {
+  static constexpr int kBytes = 4352, kDepth = 128;
+  static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
+  static constexpr int kSteps = kDepth / 16;  // of k, one for each wgmma
+  static constexpr int kWords = 1;  // of a thread, in one step
+  static constexpr int kScales = 4096, kGroups = 2;
+  static constexpr int kOfStage = kTileK / kDepth;  // along k
+  static constexpr int kStageBytes = 2 * kBytes;
+
+  // Bulk copy of the slabs of 64 rows; weights are read once, so L2 evicts them first.
+  __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&full)),
+          "l"(kEvictFirst)
+        : "memory");
+  }
+};
+
+// A stage has A in panels of as much k as one TMA box.
+constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
+
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kLength> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kLength ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The first element of a tile of D.
+struct TileCoord {
+  int m, n;
+};
+
+// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
+// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+struct Tiles {
+  int along, across;  // tiles along a band's height, and along its length
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // The tile of the CTA with this rank.
+  __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int band = index / (kSwizzle * across);
+    const int height = min(along - band * kSwizzle, kSwizzle);
+    const int offset = index - band * kSwizzle * across;
+    const int i = band * kSwizzle + offset % height, j = offset / height;
+    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+// One for each block at least: past the end of k A is zero.
+__device__ __forceinline__ int k_tiles(const Parameters& p) { return max((p.k + kTileK - 1) / kTileK, kSplit); }
+
+// A unit of work: the k tiles from `begin` to `end` of one tile.
+struct Unit {
+  int tile, begin, end;
+};
+
+// A cluster has one tile, and each of its CTAs a part of k.
+struct Walk {
+  int tile, k_tiles;
+  bool taken = false;
+
+  __device__ __forceinline__ Walk(const Parameters&, int, int k_tiles, int cluster, int)
+      : tile(cluster), k_tiles(k_tiles) {}
+
+  __device__ __forceinline__ bool next(Unit& unit) {
+    const int rank = cute::block_rank_in_cluster();
+    unit = {tile, rank * k_tiles / kSplit, (rank + 1) * k_tiles / kSplit};
+    return taken ? false : taken = true;
+  }
+};
+
+// The rows and columns of D that a thread's fragment of 2 x 2 accumulators has. Epilogue and store see
+// accumulators by these alone, never by wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
+__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
+}
+
+// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
+}
+
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// x / (1 + exp(-x)).
+struct Silu {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+  }
+
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
+};
+
+// The steps from accumulators to D, in order. Operands of a block of 64 rows are loaded once a tile.
+struct Epilogue {
+  struct Block {
+    Bias<cutlass::half_t>::Operand step_0;
+  };
+  int m, n;
+  Bias<cutlass::half_t> step_0;
+  Silu step_1;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.bias_0},
+        step_1{} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block) {
+    step_0.apply(x, block.step_0);
+    step_1.apply(x);
+  }
+};
+
+// Two adjacent elements of a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Converts two adjacent values of a row to D's type, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
+// Stores D from registers, predicated: for row strides and addresses that TMA cannot write.
+struct Store {
+  // Stores a chunk; the consumer's part of the tile starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const TileCoord& at, int chunk) {
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      const Coordinates place = coordinates(at, chunk, f);
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
+        CUTE_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+      }
+    }
+  }
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
+  alignas(128) uint8_t b[kStages][Slab::kStageBytes];
+  alignas(16) uint8_t exchange[2048];
+  FullBarrier full[kStages];    // the bytes of both producers have arrived
+  EmptyBarrier empty[kStages];  // every consumer warp has read the stage
+  FullBarrier exchanged;  // the partial sums of other CTAs have arrived
+};
+static_assert(sizeof(SharedStorage) <= 222208);
+
+constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
+
+// The reduction of a tile whose k several consumers split: those of a CTA, and those of the CTAs of a cluster. Each
+// owns an equal share of a warp's fragments of 16 rows by 8 columns; the others write their partial sums of these to
+// the owner's shared memory, and the owner adds them up in a fixed order.
+struct SharedSums {
+  static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
+  struct alignas(16) Fragment { Accumulator value[4]; };
+  static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
+  static_assert(kBytes <= sizeof(SharedStorage::exchange));
+  int rank, rows, share, warp = threadIdx.x / 32 % 4;
+
+  __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
+
+  __device__ __forceinline__ int mine() const { return rank * kShares + share; }
+
+  // The owner of a fragment: round robin, so that all own as many.
+  __device__ __forceinline__ int owner(int fragment) const {
+    return (fragment + warp) % kSources;
+  }
+  __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
+
+  // Where a source writes a thread's part of a fragment, in the CTA of its owner. The owner itself has no such place:
+  // for it, any valid one is returned.
+  __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
+    const int number = fragment / kSources * 4 + warp;
+    const int other = min(source - (source > owner), kSources - 2);
+    return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
+  }
+
+  // Adds the others' partial sums to the fragments that this consumer owns.
+  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    cute::cluster_wait();  // all CTAs of the cluster have started
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (finishes(i)) continue;
+      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      asm volatile(
+          "{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\n"
+          "mapa.shared::cluster.u32 barrier, %1, %2;\n"
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], { %3, %4, %5, %6}, [barrier];\n}"
+          ::"r"(cute::cast_smem_ptr_to_uint(place(buffer, owner(i), mine(), i))),
+            "r"(cute::cast_smem_ptr_to_uint(&shared.exchanged)), "r"(owner(i) / kShares), "f"(sum[0]), "f"(sum[1]),
+            "f"(sum[2]), "f"(sum[3])
+          : "memory");
+    }
+    shared.exchanged.wait(0);  // a cluster has one tile
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!finishes(i)) continue;
+      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator total[4] = {0, 0, 0, 0};
+      CUTE_UNROLL
+      for (int source = 0; source < kSources; ++source) {
+        const Fragment found = *place(buffer, mine(), source, i);
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) total[j] += source == mine() ? sum[j] : found.value[j];
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) sum[j] = total[j];
+    }
+  }
+};
+
+// Programmatic dependent launch: wait for the grid before, and let the next one start.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
+// The k tiles that a CTA loads, in order.
+struct Loads {
+  const Tiles tiles;
+  Walk walk;
+  Unit unit{0, 0, 0};
+  TileCoord at;    // of the unit in D
+  int k_tile;  // the one to load
+
+  __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
+      : tiles(p), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at(tiles.at(0, 0)) {}
+
+  __device__ __forceinline__ bool next() {
+    if (unit.begin >= unit.end) {
+      if (!walk.next(unit)) return false;
+      at = tiles.at(unit.tile, 0);
+    }
+    k_tile = unit.begin++;
+    return true;
+  }
+};
+
+// Loads slabs of weights, and does not wait for the previous grid: no kernel launched just before writes weights,
+// while its D may be A. Rows past the last are not stored, and A is zero past the end of k: any slab serves there.
+__device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
+  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // between blocks of 64 rows
+  CUTE_NO_UNROLL
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+    FullBarrier& full = shared.full[position.stage];
+    const int first = min(loads.k_tile * Slab::kOfStage, p.slabs - 1);
+    const int there = min(p.slabs - first, Slab::kOfStage);
+    const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
+    const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
+    uint8_t* to = shared.b[position.stage];
+    shared.empty[position.stage].wait(position.phase);
+    full.arrive_and_expect_tx(Slab::kStageBytes);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows / kWgmmaM; ++i) {
+      Slab::load(full, to, from, there * Slab::kBytes);
+      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
+      to += Slab::kOfStage * Slab::kBytes;
+      if (i < last) from += pitch;
+    }
+  }
+}
+
+// Loads A, once the previous grid is done.
+__device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  wait_for_launch_before();
+  Position position{0, 1};
+  CUTE_NO_UNROLL
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+    FullBarrier& full = shared.full[position.stage];
+    const bool tail = p.m - loads.at.m < kTileM;  // its box has no rows past the last
+    const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
+    shared.empty[position.stage].wait(position.phase);
+    full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
+    CUTE_UNROLL
+    for (int panel = 0; panel < kPanels; ++panel)
+      OperandA::load(map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
+                     loads.k_tile * kTileK + panel * kPanelK);
+  }
+}
+
+// Two warps, so that neither load waits for the other.
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  if (threadIdx.x == kWarps * 32) load_slabs(p, shared, cluster, clusters);
+  if (threadIdx.x == kWarps * 32 + 32) load_a(p, shared, cluster, clusters);
+}
+
+// ---- Dequantization and MMAs ------------------------------------------------------------------------
+// Subnormal operands count in full: what follows depends on it.
+__device__ __forceinline__ uint32_t add_fp16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// (a & mask) | more in one instruction, where the compiler makes two of two constants.
+__device__ __forceinline__ uint32_t masked_with(uint32_t a, uint32_t mask, uint32_t more) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(more));
+  return d;
+}
+
+// int4 by fp16: exact q. A nibble at bit 0 under the exponent of 1024 is 1024 + q, and one at bit 4 under
+// that of 64 is 64 + q: one LOP3 takes two, one addition takes the rest away.
+struct Decode {
+  static constexpr int kWords = 1;
+  static constexpr float kUnit = 1;
+  uint32_t offset[2];
+
+  __device__ __forceinline__ Decode() {
+    offset[0] = 0xe408e408, offset[1] = 0xd480d480;  // -(1024 + 8), -(64 + 8)
+  }
+
+  __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
+    const uint32_t up = words[0] >> 8;
+    registers[0] = add_fp16(masked_with(words[0], 0x000f000f, 0x64006400), offset[0]);
+    registers[1] = add_fp16(masked_with(words[0], 0x00f000f0, 0x54005400), offset[1]);
+    registers[2] = add_fp16(masked_with(up, 0x000f000f, 0x64006400), offset[0]);
+    registers[3] = add_fp16(masked_with(up, 0x00f000f0, 0x54005400), offset[1]);
+  }
+};
+
+// A group's scales of a thread's rows r and r + 8.
+struct Group {
+  uint32_t scales;
+
+  // Reads them from the slab at `slab`, where those of both rows are adjacent.
+  __device__ __forceinline__ void read(uint32_t slab, int group) {
+    const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
+    const uint32_t address = slab + Slab::kScales + place * 2;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
+  }
+
+  __device__ __forceinline__ float low() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[0]); }
+  __device__ __forceinline__ float high() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[1]); }
+
+  __device__ __forceinline__ Decode decode() const {
+    return Decode();
+  }
+};
+
+// A thread's codes of a slab, by steps of k.
+struct Codes {
+  uint32_t words[Slab::kSteps][Slab::kWords];
+
+  __device__ __forceinline__ void read(uint32_t slab, int piece) {
+    uint32_t* const to = words[0] + piece * 4;
+    asm volatile("ld.shared.v4.b32 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(slab + piece * Slab::kPieceBytes + threadIdx.x % 128 * 16));
+  }
+};
+static_assert(Decode::kWords == Slab::kWords);
+
+// Arrives at the empty barrier of a stage for this warp, if `there`. Predicated: a branch would serialize wgmma.
+__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
+  __syncwarp();
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                   cute::cast_smem_ptr_to_uint(&empty)),
+               "r"(int(there && threadIdx.x % 32 == 0))
+               : "memory");
+}
+
+__device__ __forceinline__ void clear(Sums& sums) {
+  CUTE_UNROLL
+  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+}
+
+// Adds the accumulators of a group to those of the tile, times the scales.
+__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
+  CUTE_UNROLL
+  for (int block = 0; block < kBlocks; ++block) {
+    const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
+  }
+}
+
+// D[64 x 16] += A[64 x 16] * B[16 x 16]; A in registers, B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[8], bool add) {
+    asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,"
+      "%1,%2,%3,%4,%5,%6,%7,"
+      "%2,%3,%4,%5,%6,%7,"
+      "%3,%4,%5,%6,%7,"
+      "%4,%5,%6,%7,"
+      "%5,%6,%7,"
+      "%6,%7,"
+      "%7"
+      "}, {%8,%9,%10,%11}, %12, add, 1, 1, 0;\n}\n"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
+        "+f"(d[6]),"+f"(d[7]),
+        "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// The main loop by wgmma: threads dequantize weights into the registers of its A operand while the tensor core
+// multiplies those dequantized before.
+struct Products {
+  static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
+  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
+  static constexpr int kOfGroup = kIssues / Slab::kGroups;
+  static constexpr int kBanks = Slab::kOfStage / kShares * Slab::kGroups;  // groups of a stage take banks in turn
+  Sums sums;
+  Bank banks[2];
+  Group pending[kBlocks];  // the group before
+  uint64_t panels;  // the descriptor of the first stage
+
+  __device__ __forceinline__ explicit Products(const uint8_t* a)
+      : panels(matrix(a, 0, 1024, 1)) {}
+
+  // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
+  __device__ __forceinline__ static void fence(Bank& held) {
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+f"(held[i / kCount][i % kCount])::"memory");
+  }
+
+  // Issues the MMAs of a slab of each block of rows, and returns while the last are in flight. `own`: the slab's
+  // index among the consumer's of the stage. Releases the previous stage, if one is held, once its MMAs are done.
+  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+    Codes codes[kBlocks];
+    Group group[kBlocks];
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      CUTE_UNROLL
+      for (int piece = 0; piece < Slab::kPieces; ++piece)
+        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
+    }
+    CUTE_UNROLL
+    for (int issue = 0; issue < kIssues; ++issue) {
+      constexpr int kEach = kIssues / Slab::kGroups;
+      if (issue % kEach == 0) {
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block)
+          group[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, issue / kEach);
+      }
+      uint32_t registers[kBlocks][kIssued][4];
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued * kBlocks; ++i) {
+        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
+        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // all are written before the MMAs are issued
+        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
+      const int bank = own * Slab::kGroups + issue / kOfGroup;
+      Bank& into = banks[bank % 2];
+      fence(into);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued; ++i) {
+        const int step = issue * kIssued + i;
+        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block)
+          Wgmma::fma(registers[block][i], at, into[block], issue % kOfGroup != 0 || i > 0);
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();  // the batch before is done: its A registers may be overwritten
+      if (issue % kOfGroup == 0) {
+        if (bank > 0) {
+          fence(banks[1 - bank % 2]);
+          promote(sums, banks[1 - bank % 2], pending);
+        }
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block) pending[block] = group[block];
+      }
+    }
+  }
+
+  // Runs the main loop over `count` stages, one at least, for these rows of the tile and this share of k.
+  __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
+    clear(sums);
+    int i = 0, previous = position.stage;
+    CUTE_NO_UNROLL
+    do {  // with a loop of zero trips ptxas would serialize wgmma (C7514)
+      shared.full[position.stage].wait(position.phase);
+      const int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
+      const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
+      const uint32_t slabs =
+          cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
+      CUTE_UNROLL
+      for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
+        const int slab = own * kShares + share;
+        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
+            i > 0);
+      }
+      // ptxas tracks a bank in flight within an iteration, but not into the next.
+      cute::warpgroup_wait<0>();
+      fence(banks[1 - kBanks % 2]);
+      release(shared.empty[position.stage]);
+      promote(sums, banks[1 - kBanks % 2], pending);
+      previous = position.stage;
+      position.advance();
+    } while (++i < count);
+  }
+};
+
+// ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
+                                        int clusters) {
+  wait_for_launch_before();
+  const Tiles tiles(p);
+  const int rows = consumer / kShares, share = consumer % kShares;
+  Position position{0, 0};
+  Products products(shared.a[0]);
+  Store store;
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
+  SharedSums total(rank, rows, share);
+  Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    TileCoord at = tiles.at(unit.tile, 0);
+    at.n += rows * kBlocks * kWgmmaM;
+    products.run(shared, position, unit.end - unit.begin, rows, share);
+    total.add(shared, products.sums);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!total.finishes(i)) continue;
+      Value x[1][2][2];
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      epilogue.apply(x[0], block[i / kAcross]);
+      store(p, x, at, i);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
+  const int rank = cute::block_rank_in_cluster();
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == kWarps * 32) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(2);  // one producer thread for slabs, and one for A
+      shared.empty[stage].init(kWarps);
+    }
+    shared.exchanged.init(1);
+    shared.exchanged.arrive_and_expect_tx(SharedSums::kBytes);
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  cute::cluster_arrive();  // no CTA writes to another's shared memory before that has started
+  if (warp >= kWarps) {
+    produce(p, shared, cluster, clusters);
+    __syncwarp();
+    cute::cluster_wait();
+  } else {
+    consume(p, shared, warp / 4, rank, cluster, clusters);
+  }
+}

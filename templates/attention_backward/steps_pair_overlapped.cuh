@@ -1,0 +1,82 @@
+// The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
+// leaves, dp while p is computed, dv while ds is, dk and the block's own half of dq while the peer's ds is on
+// its way. steps_overlapped.cuh says what the compiler must find.
+struct Steps {
+  float scores[kScores];  // of the next step
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k, c.staged_q(at) + c.row * kSpan / 16);
+    c.shared.v_full.wait(0);
+  }
+
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
+                                       Position at, bool more) {
+    const Position of_do = beside(at, step.parity);
+    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
+    float dp[kScores], dq[kQueries];
+    Weights weights;  // p^T, then ds^T
+{% if operation.blocks and not reads_late %}
+    c.read(step, at);
+{% endif %}
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    cute::warpgroup_wait<0>();  // the scores are there
+    fence(scores);
+{% if operation.dim_v %}
+    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);
+{% else %}
+    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+{% endif %}
+{% if reads_late %}
+    c.read(step, at);
+{% endif %}
+{% if operation.dropout %}
+    Words words;
+{% endif %}
+    weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
+    write(c, own_p(c, step), weights);
+    meet();
+    {{ multiply_dv }}(dv, staged_p(c, step), c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.consumer));
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    fence(dp);
+    differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
+    pack(weights, dp);
+    await_ds(c, step);
+    write(c, c.own_ds(step), weights);
+    meet();
+{% if operation.bias_gradient %}
+    store_ds(c, step);
+{% endif %}
+{% if staged %}
+    begin_staging_ahead(c, step);
+{% endif %}
+    exchange(c, step);
+    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
+    multiply_own_query(c, dq, step);
+    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
+    fence(dv);
+    release(c.shared.do_empty[of_do.stage]);
+    multiply_peer_query(c, dq, step);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
+    Position ahead = at;
+    ahead.advance();
+    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
+    multiply_scores(scores, c.k, c.staged_q(ahead) + half);
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    fence(dk);
+    fence(dq);
+    release(c.shared.q_empty[at.stage]);
+{% if operation.bias_gradient %}
+    await_stored_ds(c);
+{% endif %}
+    release_ds(c);
+    accumulate(c, dq, step);
+  }
+
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
+  __device__ __forceinline__ void end(const Consumer& c, int count) {
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
+    fence(scores);
+    await_ds(c, {0, 0, count % 2u});
+  }
+};

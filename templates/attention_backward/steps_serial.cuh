@@ -1,0 +1,77 @@
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
+struct Steps {
+  Held held;
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
+
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    float scores[kScores], dp[kScores], dq[kQueries];
+    Weights weights, ds;
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+{% if operation.blocks and not reads_late %}
+    c.read(step, at);
+{% endif %}
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    held.multiply(c, dp, c.staged_do(of_do));
+{% if reads_late %}
+    c.read(step, at);
+{% endif %}
+{% if fused %}
+    Words words;
+    c.take(words, step);
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    fence(dp);
+    weigh(c, weights, scores, step, at, words, dp);
+{% else %}
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    fence(scores);
+{% if operation.dropout %}
+    Words words;
+{% endif %}
+    weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
+    cute::warpgroup_wait<0>();
+    fence(dp);
+    differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
+{% endif %}
+    {{ multiply_dv }}(dv, weights, c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.part));
+    pack(ds, dp);
+    await_ds(c, step);
+    write(c, c.own_ds(step), ds);
+{% if operation.bias_gradient %}
+    if (kDsStages == 2) await_stored_ds(c);  // of the step before: the next one writes there
+{% endif %}
+    meet();
+{% if operation.bias_gradient %}
+    store_ds(c, step);
+{% endif %}
+{% if staged %}
+    begin_staging_ahead(c, step);
+{% endif %}
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
+    fence(dq);
+    release(c.shared.do_empty[of_do.stage]);
+{% if operation.bias_gradient %}
+    if (kDsStages == 1) await_stored_ds(c);
+{% endif %}
+    release_ds(c);
+    accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
+  }
+
+{% if operation.bias_gradient %}
+  __device__ __forceinline__ void end(const Consumer& c, int) { await_stored_ds(c); }
+{% else %}
+  __device__ __forceinline__ void end(const Consumer&, int) {}
+{% endif %}
+};
