@@ -93,7 +93,7 @@ def leaving(kernel: KernelSpec, behind: str) -> Checked:
     return Checked(guard(kernel) + behind, behind, verify, kernel)
 
 
-MAIN, REDUCTION = "  if (warpgroup == 0) {", "  Store store("
+MAIN, REDUCTION = "  if (warpgroup == 0) {", "  Store store"
 MUTANTS = {
     "fp16 pieces are multiplied though they do not hold the values": leaving(NARROW, MAIN),
     "bf16 pieces are multiplied though fp16 pieces hold": leaving(WIDE, MAIN),
