@@ -1,10 +1,9 @@
 // attention_append_sm90a_bf16_d96_e4m3_scales_token_rotary_halves_table_same_queries_packed_paged_threads128_26859741
 //
-// Append to a KV cache: new rows of K and V, bf16, head dimension 96, into caches of e4m3.
-//   The caches are paged
-//   Rows of K and Q are rotated by their positions (RoPE), neox order
-//   Cached values are divided by a scale of their row, which is written, too
-//   8 threads of a warp share a row; a CTA has rows of one token. No shared memory, no barriers; memory bound.
+// New rows of k and v, bf16, 96 numbers each, written into caches of e4m3 in pages.
+//   Rows of k and q are turned by their positions, halves
+//   What is cached is divided by a scale of its row, which is written beside it
+//   8 threads of a warp share a row; a block has rows of one token
 // Digest 26859741907d3abb0222f3d7efb33b11db37f2090187b2d0423e59f351f6e418; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -29,7 +28,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 using Cached = cutlass::float_e4m3_t;
 constexpr int kThreads = 128, kDim = 96;
-// A thread has kValues numbers from each half of a row, or of its rotated columns, or of the others.
+// A thread has kValues numbers from each half of a row, or of what is turned of it, or of the rest.
 constexpr int kValues = 8, kParts = kDim / (2 * kValues), kLanes = 8;
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
@@ -106,7 +105,7 @@ static_assert(OFFSET(Parameters, capacity) == 308 && OFFSET(Parameters, heads) =
 static_assert(OFFSET(Parameters, pages) == 316 && OFFSET(Parameters, page) == 320);
 static_assert(OFFSET(Parameters, positions) == 324 && OFFSET(Parameters, rotary) == 328);
 
-// Numbers that are loaded and stored by words of 8 or 16 bytes.
+// Some numbers in memory, which lie at a multiple of their bytes, or of 16.
 template <class Kind, int kCount> union Some {
   using Word = cute::conditional_t<kCount * sizeof(Kind) % sizeof(uint4) == 0, uint4, uint2>;
   Word words[kCount * sizeof(Kind) / sizeof(Word)];
@@ -148,14 +147,14 @@ __device__ __forceinline__ void store(Cached* to, const float (&x)[kValues]) {
   *reinterpret_cast<uint2*>(to) = {coded(x[0], x[1], x[2], x[3]), coded(x[4], x[5], x[6], x[7])};
 }
 
-// Rotates a pair of numbers. No multiplication is contracted to an FMA: torch has the same bits.
+// A pair of numbers, turned. No step is contracted with the next: torch has the same bits.
 __device__ __forceinline__ void turn(float& x, float& y, float cos, float sin) {
   const float turned = __fsub_rn(__fmul_rn(x, cos), __fmul_rn(y, sin));
   y = __fadd_rn(__fmul_rn(y, cos), __fmul_rn(x, sin));
   x = turned;
 }
 
-// Rotates all that a thread has of a row; `part` counts the threads, from the first number on.
+// All that a thread has of a row, turned; `part` counts the threads, from the first number on.
 __device__ __forceinline__ void turn(const Parameters& p, int position, int part, float (&one)[kValues],
                                      float (&other)[kValues]) {
   using Angle = cutlass::bfloat16_t;
@@ -171,7 +170,7 @@ __device__ __forceinline__ void turn(const Parameters& p, int position, int part
   for (int i = 0; i < kValues; ++i) turn(one[i], other[i], cos[i], sin[i]);
 }
 
-// The last sequence whose rows begin at or before a token: a search by a warp, 32 ways in each step.
+// The last sequence whose rows begin at or before a token: each step of a warp leaves a 32nd of them.
 __device__ __forceinline__ int sequence_of(const Parameters& p, int token) {
   int first = 0;
   for (int count = p.batch; count > 1;) {
@@ -191,16 +190,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.x % p.blocks * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const bool query = row >= 2 * p.kv_heads, value = !query && row >= p.kv_heads;
   const int head = row - (query ? 2 * p.kv_heads : value ? p.kv_heads : 0);
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const int64_t k_at = head * p.k_head + token * p.k_token, v_at = head * p.v_head + token * p.v_token;
   const int64_t q_at = head * p.q_head + token * p.q_token, out_at = head * p.out_head + token * p.out_token;
   const bool there = part < kParts && (!query || head < p.heads);
   const Element* from = query ? p.q + q_at : value ? p.v + v_at : p.k + k_at;
-  // The rotated columns of a row come first; the others are taken in halves likewise.
+  // Of a row, the numbers that are turned come first; the others are taken in halves likewise.
   const int turned = value ? 0 : p.rotary, ends = 2 * kValues * part < turned ? turned : kDim - turned;
   const int first = kValues * part + (2 * kValues * part < turned ? 0 : turned / 2), second = first + ends / 2;
-  Some<Element, kValues> some, others;  // asynchronous: the loads are waited for where they are read
+  Some<Element, kValues> some, others;  // what follows until they are read does not wait for them
   if (there) {
     some.load(from + first);
     others.load(from + second);
@@ -209,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const bool inside = index >= 0 && token < p.cu_seqlens[sequence + 1];
   const int length = p.lengths[sequence];
   const int64_t position = int64_t(length) + index;
-  // A row is not stored where its sequence is skipped (negative length), or its cache is full.
+  // A row has no place where its sequence counts for nothing, or where it is full.
   bool placed = inside && length >= 0 && position < p.capacity;
   const int column = placed ? uint32_t(position) / uint32_t(p.page) : 0;
   const int64_t page = placed ? p.page_table[sequence * p.table_step + column] : -1;
@@ -236,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
   }
   if (query || !there || !placed) return;
-  // A row of zeros has a scale, too, and a row with infinity a finite one.
+  // Of nothing but zeros too there is a scale, and of infinity a finite one.
   const float scale = fminf(fmaxf(largest, 0x1p-100f), 0x1.fffffep127f) / 448.f;
   if (part == 0) {
     if (value) p.scale_v[page * p.scale_v_page + head * p.scale_v_head + at * p.scale_v_row] = scale;

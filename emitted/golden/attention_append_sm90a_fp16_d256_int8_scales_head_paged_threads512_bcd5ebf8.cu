@@ -1,9 +1,8 @@
 // attention_append_sm90a_fp16_d256_int8_scales_head_paged_threads512_bcd5ebf8
 //
-// Append to a KV cache: new rows of K and V, fp16, head dimension 256, into caches of int8.
-//   The caches are paged
-//   Cached values are divided by a scale of each head that the caller gives
-//   16 threads of a warp share a row; a CTA has rows of one token. No shared memory, no barriers; memory bound.
+// New rows of k and v, fp16, 256 numbers each, written into caches of int8 in pages.
+//   What is cached is divided by a scale that is given
+//   16 threads of a warp share a row; a block has rows of one token
 // Digest bcd5ebf8e66daadc83e2e3be5392aadab3d7442e9f11d2f36708db41d47e2dcf; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -28,7 +27,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 using Cached = int8_t;
 constexpr int kThreads = 512, kDim = 256;
-// A thread has kValues numbers from each half of a row, or of its rotated columns, or of the others.
+// A thread has kValues numbers from each half of a row, or of what is turned of it, or of the rest.
 constexpr int kValues = 8, kParts = kDim / (2 * kValues), kLanes = 16;
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
@@ -83,7 +82,7 @@ static_assert(OFFSET(Parameters, steps) == 192 && OFFSET(Parameters, seq) == 196
 static_assert(OFFSET(Parameters, pages) == 200 && OFFSET(Parameters, page) == 204);
 static_assert(OFFSET(Parameters, head_step) == 208);
 
-// Numbers that are loaded and stored by words of 8 or 16 bytes.
+// Some numbers in memory, which lie at a multiple of their bytes, or of 16.
 template <class Kind, int kCount> union Some {
   using Word = cute::conditional_t<kCount * sizeof(Kind) % sizeof(uint4) == 0, uint4, uint2>;
   Word words[kCount * sizeof(Kind) / sizeof(Word)];
@@ -135,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.x % p.blocks * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const bool query = row >= 2 * p.kv_heads, value = !query && row >= p.kv_heads;
   const int head = row - (query ? 2 * p.kv_heads : value ? p.kv_heads : 0);
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const int sequence = token / p.steps, index = token % p.steps;
   const bool inside = index < p.seq;
@@ -143,16 +142,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int64_t v_at = sequence * p.v_sequence + head * p.v_head + index * p.v_token;
   const bool there = part < kParts && !query && inside;
   const Element* from = value ? p.v + v_at : p.k + k_at;
-  // The rotated columns of a row come first; the others are taken in halves likewise.
+  // Of a row, the numbers that are turned come first; the others are taken in halves likewise.
   const int first = kValues * part, second = first + kDim / 2;
-  Some<Element, kValues> some, others;  // asynchronous: the loads are waited for where they are read
+  Some<Element, kValues> some, others;  // what follows until they are read does not wait for them
   if (there) {
     some.load(from + first);
     others.load(from + second);
   }
   const int length = p.lengths[sequence];
   const int64_t position = int64_t(length) + index;
-  // A row is not stored where its sequence is skipped (negative length), or its cache is full.
+  // A row has no place where its sequence counts for nothing, or where it is full.
   bool placed = inside && length >= 0 && position < p.capacity;
   const int column = placed ? uint32_t(position) / uint32_t(p.page) : 0;
   const int64_t page = placed ? p.page_table[sequence * p.table_step + column] : -1;

@@ -1,45 +1,12 @@
 // attention_backward_sm90a_bf16_dim192_causal_v128_64x128_rows_overlap_direct_614e607a
 //
-// Attention backward: dQ, dK and dV of O = P V, P = softmax(S) by rows, from dO and the forward's LSE, where
-//   S = scale Q K^T
-//   P = exp(S - LSE)    dP = dO V^T    delta = rowsum(dO * O) - dLSE    dS = P (dP - delta)
-//   dV = P^T dO         dQ = scale dS K         dK = scale dS^T Q
-//   bf16, head dimension 192, of V 128, mask causal, fixed lengths
-//   Q tile 64, KV tile 128, 2 stages, overlap, dQ added by red.global, rows shared
-//
-// Three kernels, in the order of launch:
-//   _preprocess   a CTA for each Q tile: delta, LSE in base 2, zeros where dQ is added
-//   main          a CTA for each KV tile of a KV head, and part of the columns
-//   _postprocess  a CTA for each Q tile: dQ in bf16
-// Roles in main: one thread of warpgroup 0, the producer, loads K and V, then Q and dO of every Q tile, by TMA.
-//   The 2 consumer warpgroups share the CTA's 64 rows of K and V: S by rows of Q, dK and dV by columns.
-// A consumer's step, and what runs under each GEMM:
-//   dP^T = V dO^T                                  P = exp(S - LSE), to shared memory
-//   dV += P^T dO                                   dS = P (dP - delta), to shared memory, and to the peer
-//   dK += dS^T Q, dQ = dS K, with dS of both CTAs  dS of the peer arrives
-//   S^T = K Q^T of the next step                   dQ leaves
-// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 24 + 2 x 240 = 504 of 3 x 168.
-//   A consumer thread holds dK 48, dV 32, S 16, dP 16, dQ 24, P and dS 8 each, not all at a time; about 152 of 240.
-// Shared memory, in bytes:
-//         0  k           64 rows
-//    24,576  v           64 rows
-//    40,960  q           2 stages x 24,576
-//    90,112  d_o         2 stages x 16,384
-//   122,880  ds          1 stage x 16,384
-//   139,264  p           2 stages of the CTA's own rows
-//   155,648  peer_k      rows of K that the peer has, for dQ
-//   167,936  statistics  LSE and delta of Q's rows, barriers
-//   169,984 in all, of 232,448
-// Barriers:
-//   barrier            arrivals                      who waits      guards
-//   k_full, v_full     producer + bytes              consumers      K and V, loaded once
-//   q_full, do_full    producer + bytes              consumers      a stage of Q, LSE, delta; of dO
-//   q_empty, do_empty  8 consumer warps              producer       the same
-//   peer_full          bytes of the peer             consumers      the peer's part of dS
-//   peer_empty         8 consumer warps of the peer  consumers      dS that was sent to the peer
-//   named 1            all consumers                 all consumers  dS is written: meet()
-//   named 2 + w        warpgroup w                   warpgroup w    dK is staged
-//
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = scale q k^T
+//   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
+//   dv = p^T do         dq = scale ds k         dk = scale ds^T q
+//   bf16, head dimension 192, of v 128, mask causal, fixed lengths
+//   q tile 64, kv tile 128, 2 consumers, 2 stages, overlap, dq added direct, rows shared
+// Three kernels: preprocess, main, postprocess.
 // Digest 614e607a80c9a63842e0cea5f3e54a32a4ebb8707775dba5aaca28a38f26209e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -67,31 +34,31 @@ constexpr int kDim = 192, kSpan = 32;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kDimV = 128, kValueSpan = 128;  // of v, o and do, whose tiles are boxes likewise
 constexpr int kValueBoxColumns = kValueSpan / 2, kValueBoxes = kDimV / kValueBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread: setmaxnreg
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
-              "else setmaxnreg waits for ever");
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-// Stages of Q, of dO, of dS.
+// Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
-// Rows of K and V that a CTA has; rows of Q whose S a warpgroup computes.
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+constexpr int kCluster = 1;
+__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 32;
-// CTAs that share the columns of dQ, dK and dV; columns of one.
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
-constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of S or dP, of dK or dV
-constexpr int kValueColumns = kDimV / kParts, kValueGradients = kValueColumns / 2;  // the same of dV
-// Warpgroups that share the columns of dQ; columns of one.
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+constexpr int kValueColumns = kDimV / kParts, kValueGradients = kValueColumns / 2;  // the same of dv
+// Parts that columns of dq are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 48;
-constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dQ
-constexpr int kPartSums = kQTile * kColumns;  // floats of dQ of one Q tile that a CTA adds
+constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
+constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kStatistics = 2;  // of a row of Q: LSE in base 2, delta
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[(kQRows + 15) / 16][4];  // P^T or dS^T in 16 bits, wgmma's A in registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -153,6 +120,8 @@ static_assert(OFFSET(Parameters, section) == 1180 && OFFSET(Parameters, all_kv_h
 static_assert(OFFSET(Parameters, sharing) == 1188 && OFFSET(Parameters, dim) == 1192);
 static_assert(OFFSET(Parameters, dim_v) == 1196 && OFFSET(Parameters, right) == 1200);
 static_assert(OFFSET(Parameters, scale) == 1204);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
@@ -161,13 +130,11 @@ struct ScoresWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-      "}, %16, %17, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -177,19 +144,13 @@ struct KeyWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47"
-      "}, %48, %49, add, 1, 1, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -199,16 +160,11 @@ struct ValueWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, add, 1, 1, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -218,15 +174,11 @@ struct QueryWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23"
-      "}, %24, %25, add, 1, 1, 0, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -256,6 +208,7 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -271,21 +224,24 @@ struct Sequence {
   }
 };
 
-struct TileCoord { Sequence sequence; int head, row; };
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
 
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvTileCoord {
+struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvTileCoord place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
   const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
   return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ TileCoord place_q(const Parameters& p, int number) {
+__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
@@ -296,8 +252,8 @@ __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const 
   cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
-// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
-// sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -332,38 +288,46 @@ template <int kRows> struct ValueTile {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
+// The four warps let go on their own; the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The softmax is of scale Q K^T.
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-constexpr uint32_t kHidden = 0xff800000;  // S where a row does not attend: -inf
+// The slope of the scores, but for a factor that the gradients get in the end: 1.
+constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
+__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a KV tile of one KV head, and the Q tiles that attend to it -------------------------------
-// Its Q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
-  int head, column;  // of K and V; the tile's first row of them
-  int part;          // the columns of dQ are [part * kColumns, (part + 1) * kColumns)
+  int head, column;  // of k; the tile's first
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
 };
 
@@ -373,47 +337,49 @@ constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
-  alignas(1024) uint8_t k[kKvBytes];  // the 128-byte swizzle repeats every 1024 bytes
+  alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kVBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kDoBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // as ds, of the CTA's own rows of K
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, in the columns of dQ that this CTA adds
-  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by the barriers of Q
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];
-  EmptyBarrier q_empty[kStages], do_empty[kDoStages];
-  FullBarrier peer_full;
-  EmptyBarrier peer_empty;
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
+  FullBarrier peer_full;    // the peer's box of ds has arrived
+  EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
 };
-static_assert(OFFSET(SharedStorage, ds) == kKvBytes + kVBytes + kStages * kQBytes + kDoStages * kDoBytes);
 static_assert(sizeof(SharedStorage) <= 169984);
 
-// The work with number `index`: by sections of heads whose Q, dO and dQ fit L2 together; within a section the first
-// KV tiles of all its heads, then the next. With a causal mask the first have the most Q tiles.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int part = index % kParts;
   index /= kParts;
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
-  const KvTileCoord at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p);
-  const int end = rows;
-  const int begin = max(0, min(end, at.column - p.right));
+  const KvPlace at = place_kv(p, tile, all_head);
+  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
+  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
+  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
+  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
+  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
   return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end ? (end + kQTile - 1) / kQTile : 0, at.first_tile};  // no row may attend to the tile
+          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the CTA's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
 
-// Which of two CTAs adds to the dQ of a Q tile first is left to chance.
+// Which of two blocks adds to a q tile's dq first is left to chance.
 
-// The Q tile at index n of [begin, end).
+// The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
-// ---- Producer: one thread loads K and V, then Q and dO by TMA --------------------------------------
+// ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
@@ -428,39 +394,41 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + work.part * kKvRows;
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
-      const int m = n;
+      const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
+      // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = position;
+      const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
-      if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kDoBytes);
       ValueTile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
 
-// ---- Consumer: S, dP, dS, and the gradients of 64 rows of K and V ---------------------------------
-// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
-template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
+// ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -471,15 +439,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// Two 8-column fragments of the accumulator of S are one 16-column fragment of wgmma's A: P needs no shuffle.
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Issues scores = rows columns^T, asynchronously: S^T = K Q^T, and dP^T = V dO^T.
+// Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
-  warpgroup_fence_operand(scores);
+  fence(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -487,9 +455,9 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues dP^T = V dO^T.
+// Issues dp^T = v do^T.
 __device__ __forceinline__ void multiply_values(float (&dp)[kScores], uint64_t rows, uint64_t columns) {
-  warpgroup_fence_operand(dp);
+  fence(dp);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDimV / ScoresWgmma::kK; ++step)
@@ -497,13 +465,13 @@ __device__ __forceinline__ void multiply_values(float (&dp)[kScores], uint64_t r
   cute::warpgroup_commit_batch();
 }
 
-// dQ = dS K: a warpgroup has 64 rows of Q, and the columns of the head dimension or a part of them.
-// Issues the GEMM over the rows of K that one CTA of the pair has; with kMore it is added to the one issued before.
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) warpgroup_fence_operand(dq);
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -512,7 +480,7 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_commit_batch();
 }
 
-// Unpacks the sums of a Q tile: `take` gets (row, column, values of 8 columns). Of a fragment of 8
+// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
 // columns lane l holds two of row l / 4, then two of the row 8 further down.
 constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
@@ -538,52 +506,54 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// Whether rows [row, row + kQRows) of Q and columns [column, column + 64) need a mask.
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  return column + kWgmmaM > sequence.columns(p) || column + kWgmmaM - 1 > row + p.right;
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
 }
 
-// Masks S^T where a row of Q does not attend to a column. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16,
-// which are columns of S, and of every 8 columns, which are rows of Q, 2 (l % 4) and the next.
+// Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
+// columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
                                      int column) {
-  row += threadIdx.x % 4 * 2;
+  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = column - p.right - row;
-    const int end = column >= sequence.columns(p) ? 0 : kQRows;
+    const int begin = kBoundsRight ? column - right(p) - row : 0;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
 
-// LSE, or delta, of the two rows of Q that a thread has of the 8 of fragment i.
+// The statistics of the two rows of q that a thread has of the 8 of fragment i.
 __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
-// The Q tile of a step: its first row, its number in storage, and whether the step's number is odd.
+// A q tile: its first row, its number in storage, and whether the step's number is odd.
 struct Step {
   int row, tile;
   uint32_t parity;
 };
 
-// What the steps of a consumer warpgroup need beside accumulators.
+// What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
   const Work& work;
-  uint64_t k, v, q, d_o, ds;  // wgmma descriptors; of Q, dO and dS of the first stage
-  int consumer, part;  // the warpgroup's number; that of the CTA's columns
-  int row;             // the first row of a Q tile whose S the warpgroup computes
-  int box, own, column;  // its 64 rows of K and V: which 64; in a descriptor; the first, in the sequence
+  uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From all columns of the head dimension to those of a part, in units of a descriptor (16 bytes).
+  // From all columns of the head dimension to those of a part, in a descriptor.
   template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
@@ -600,9 +570,10 @@ struct Consumer {
   }
 };
 
-// P = exp(S - LSE); LSE is inf for a fully masked row. `scores` become P in fp32, `weights` P in 16 bits.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
+  c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
@@ -613,13 +584,13 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = low;
-      y = high;
+      x = steepen(low, x);
+      y = steepen(high, y);
     }
   }
 }
 
-// dP becomes dS = P (dP - delta); `weights` are what weigh() left in `scores`.
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
                                               Position at) {
   CUTE_UNROLL
@@ -630,7 +601,8 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
   }
 }
 
-// Writes P or dS to shared memory, from its transpose: a swizzled row of 128 bytes has 64 columns of a row of Q.
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
@@ -641,21 +613,25 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
                  ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
                  "r"(weights[i][3])
                  : "memory");
-  cutlass::arch::fence_view_async_shared();  // generic writes -> async proxy: wgmma reads them after meet()
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
 
-// All consumers meet: in a step, when all of dS is written; at the end, when all GEMMs have read shared memory.
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// The two CTAs of a pair exchange dS. A CTA writes its 64 columns to its own box of dS when the peer has released the
-// copy of the step before (`peer_empty`), which it does when dQ has been multiplied with it. When all is written, one
-// thread copies the box to the same place in the peer's shared memory, where the bytes complete `peer_full`. Both CTAs
-// go through the same Q tiles, those that attend to any of the pair's 128 rows of K, even if one CTA's rows are all
-// past the end of the sequence: its dS is 0, but nobody waits in vain.
+// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
+// written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
+// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
-// Issues gradient += weights rows, where `weights` is a box: dV += P^T dO, dK += dS^T Q.
+// Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
-  warpgroup_fence_operand(gradient);
+  fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
@@ -664,7 +640,7 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
 }
 
 __device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], uint64_t weights, uint64_t rows) {
-  warpgroup_fence_operand(gradient);
+  fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / ValueWgmma::kK; ++step)
@@ -673,25 +649,25 @@ __device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], 
   cute::warpgroup_commit_batch();
 }
 
-// The CTA's own box of dS.
+// The block's own box of ds.
 __device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
   return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
 }
 
-// Waits until the peer has released the box of the step before. The CTA's own warpgroups have read it, too: they have
-// come to meet() since, with P.
+// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// as well: they have come to meet() since, with p.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   c.shared.peer_empty.wait(step.parity ^ 1);
 }
 
-// The stage of P: others may still read it in the next step, but not in the one after that, whose P all have come to
-// meet() with.
+// p's stage, which others may still read in the step after, but not in the one after that: all have come to
+// meet() with that one's p.
 __device__ __forceinline__ const uint8_t* own_p(const Consumer& c, Step step) { return c.shared.p[step.parity]; }
 __device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
   return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
 }
 
-// Sends the CTA's box of dS to the peer, when all have written it, and expects the peer's.
+// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
 __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
   if (threadIdx.x != 128) return;  // the consumers' first
   c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
@@ -703,7 +679,7 @@ __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
                : "memory");
 }
 
-// Issues dQ over the CTA's own rows of K, then adds that over the peer's, when its dS is there.
+// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
 __device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
   multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
 }
@@ -713,16 +689,27 @@ __device__ __forceinline__ void multiply_peer_query(const Consumer& c, float (&d
   multiply_query<true>(dq, c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16, peer_k, c.consumer);
 }
 
-// Releases the box that the peer sent: dQ has been multiplied with it.
+// Tells the peer that dq has been multiplied with the box that it sent.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
 
-// The part of dK's and dV's columns that the warpgroup has.
+// The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
 
-// Adds a warpgroup's part of dQ to the sums of its Q tile, which are stored in the order of its accumulators: four of a
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.peer_full.init(1);
+  shared.peer_empty.init(4 * kConsumers);
+}
+
+// Barriers are there for all who arrive at them, the peer too.
+__device__ __forceinline__ void sync_share() {
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
+}
+
+// Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
@@ -734,11 +721,11 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
                  : "memory");
 }
 
-// A step for each Q tile, of a pair of CTAs: S of the next step is computed while dQ leaves, dP while P is, dV while dS
-// is, dK and the CTA's own half of dQ while the peer's dS is on its way. No wait may leave a GEMM of the step before in
-// flight: ptxas does not see around the loop, and would wait for all.
+// The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
+// leaves, dp while p is computed, dv while ds is, dk and the block's own half of dq while the peer's ds is on
+// its way. steps_overlapped.cuh says what the compiler must find.
 struct Steps {
-  float scores[kScores];  // S of the next step
+  float scores[kScores];  // of the next step
 
   __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
@@ -748,20 +735,20 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kValueGradients], Step step,
                                        Position at, bool more) {
-    const Position of_do = at;
-    const int half = c.row * kSpan / 16;  // of the Q tile, in a descriptor
+    const Position of_do = beside(at, step.parity);
+    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
     c.shared.do_full[of_do.stage].wait(of_do.phase);
-    cute::warpgroup_wait<0>();  // S is there
-    warpgroup_fence_operand(scores);
+    cute::warpgroup_wait<0>();  // the scores are there
+    fence(scores);
     multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
     multiply_dv(dv, staged_p(c, step), c.staged_do(of_do) + c.value_columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dP is there; dV runs on
-    warpgroup_fence_operand(dp);
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    fence(dp);
     differentiate(c, dp, scores, at);
     pack(weights, dp);
     await_ds(c, step);
@@ -770,27 +757,27 @@ struct Steps {
     exchange(c, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     multiply_own_query(c, dq, step);
-    cute::warpgroup_wait<2>();  // dV is there; dK and dQ run on
-    warpgroup_fence_operand(dv);
+    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
+    fence(dv);
     release(c.shared.do_empty[of_do.stage]);
     multiply_peer_query(c, dq, step);
-    // After the last step this is S of whatever the stage holds, and nobody reads it (a branch would be C7514).
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
     Position ahead = at;
     ahead.advance();
     if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
     multiply_scores(scores, c.k, c.staged_q(ahead) + half);
-    cute::warpgroup_wait<1>();  // dK and dQ are there; the next S runs on
-    warpgroup_fence_operand(dk);
-    warpgroup_fence_operand(dq);
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    fence(dk);
+    fence(dq);
     release(c.shared.q_empty[at.stage]);
     release_ds(c);
     accumulate(c, dq, step);
   }
 
-  // The peer has read the last box of dS: after that no CTA touches another's shared memory.
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
   __device__ __forceinline__ void end(const Consumer& c, int count) {
-    cute::warpgroup_wait<0>();  // the S that nobody reads still reads a stage of Q
-    warpgroup_fence_operand(scores);
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
+    fence(scores);
     await_ds(c, {0, 0, count % 2u});
   }
 };
@@ -821,7 +808,7 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
   cute::tma_store_arrive();
 }
 
-// The same of dV.
+// The same of dv.
 __device__ __forceinline__ void stage_dv(uint8_t* rows, const float (&gradient)[kValueGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
   CUTE_UNROLL
@@ -845,28 +832,30 @@ __device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const u
   cute::tma_store_arrive();
 }
 
-// dV and dK leave through the shared memory of V and K: through the boxes of them that are its own.
+// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
+// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kValueGradients]) {
-  const int own = 16 * c.columns<kKvRows>(c.consumer);
-  const int own_v = 16 * c.value_columns<kKvRows>(c.consumer);
-  meet();  // the other warpgroup reads the same rows of V
+  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+  const int own_v = kKvRows == kKvTile ? c.consumer * kWgmmaM * kValueSpan : 16 * c.value_columns<kKvRows>(c.consumer);
+  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
   stage_dv(c.shared.v + own_v, dv, 1);
-  cute::tma_store_fence();  // generic writes -> async proxy: TMA reads them after the barrier
-  meet();  // nobody reads K any more, either
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
   if (leads) store_dv(c.p.dv_map, c.shared.v + own_v, c);
   stage(c.shared.k + own, dk, c.p.scale);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c);
-  // Shared memory must outlive the stores that read it, of dQ too.
+  // Shared memory must outlive the stores that read it, of dq too.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = part, row = consumer * kQRows, own = 0;
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t v = matrix(shared.v, ValueTile<kKvRows>::kBoxBytes, 8 * kValueSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
@@ -879,23 +868,23 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (int i = 0; i < kGradients; ++i) dk[i] = 0;
   CUTE_UNROLL
   for (int i = 0; i < kValueGradients; ++i) dv[i] = 0;
-  warpgroup_fence_operand(dk);  // else ptxas sets the zeros before setmaxnreg, where registers are too few for them
-  warpgroup_fence_operand(dv);
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
-    const int count = (work.end - work.begin) * p.sharing;
+    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    steps.begin(c, position);  // waits for V, too
-    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
+    steps.begin(c, position);  // waits for v, too
+    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      const int m = n;
+      const int m = walk(p, work, n);
       steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += p.q_tiles;
+        tile += kCluster * p.q_tiles;
       }
     }
     steps.end(c, count);
@@ -922,27 +911,25 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    shared.peer_full.init(1);
-    shared.peer_empty.init(4 * kConsumers);
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  cute::cluster_arrive_relaxed();  // other CTAs arrive at these barriers, too
-  cute::cluster_wait();
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  sync_share();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, blockIdx.x);
+  const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
-// ---- Preprocess and postprocess: a CTA for each Q tile ---------------------------------------------
-// Threads of a CTA; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// Threads of a block; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
@@ -956,7 +943,7 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
 
 // Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
 // weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -971,11 +958,11 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoo
   }
 }
 
-// delta = rowsum(dO * O) - dLSE and LSE in base 2, for main to read; zeros where main adds dQ.
+// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim192_causal_v128_64x128_rows_overlap_direct_614e607a_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   bool non_finite = false;  // whether do of a fully masked row is
@@ -1021,11 +1008,11 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dQ in 16 bits, by rows: scale times the sums.
+// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim192_causal_v128_64x128_rows_overlap_direct_614e607a_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));

@@ -1,52 +1,12 @@
 // attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45
 //
-// Attention backward: dQ, dK and dV of O = P V, P = softmax(S) by rows, from dO and the forward's LSE, where
-//   S = scale Q K^T
-//   P = exp(S - LSE)    dP = dO V^T    delta = rowsum(dO * O) - dLSE    dS = P (dP - delta)
-//   dV = P^T dO         dQ = scale dS K         dK = scale dS^T Q
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = scale q k^T
+//   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
+//   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask none, fixed lengths
-//   Q tile 48, KV tile 128, 1 stage, dQ added by TMA, in order, rows shared
-//
-// Three kernels, in the order of launch:
-//   _preprocess   a CTA for each Q tile: delta, LSE in base 2, zeros where dQ is added
-//   main          a CTA for each KV tile of a KV head, and part of the columns
-//   _postprocess  a CTA for each Q tile: dQ in bf16
-// Roles in main: one thread of warpgroup 0, the producer, loads K and V, then Q and dO of every Q tile, by TMA.
-//   2 warps beside it, the writers, add dQ to global memory: each has that of every second step.
-//   The 2 consumer warpgroups share the CTA's 64 rows of K and V: S by rows of Q, dK and dV by columns.
-// A consumer's step, and what runs under each GEMM:
-//   S^T = K Q^T
-//   dP^T = V dO^T                    P = exp(S - LSE), to shared memory
-//   dV += P^T dO                     dS = P (dP - delta), to shared memory, and to the peer
-//   dQ = dS K, with dS of both CTAs
-//   dK += dS^T Q                     dQ leaves
-// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 24 + 2 x 240 = 504 of 3 x 168.
-//   A consumer thread holds dK 64, dV 64, S 12, dP 12, dQ 24, P and dS 6 each, not all at a time; about 192 of 240.
-// Shared memory, in bytes:
-//         0  k           64 rows
-//    32,768  v           64 rows
-//    65,536  q           1 stage x 24,576
-//    90,112  d_o         1 stage x 24,576
-//   114,688  ds          1 stage x 12,288
-//   126,976  p           2 stages of the CTA's own rows
-//   139,264  peer_k      rows of K that the peer has, for dQ
-//   155,648  sums        dQ on its way out
-//   180,224  staging     a warp's part of a bias or a mask
-//   184,320  statistics  LSE and delta of Q's rows, barriers
-//   186,368 in all, of 232,448
-// Barriers:
-//   barrier            arrivals                      who waits       guards
-//   k_full, v_full     producer + bytes              consumers       K and V, loaded once
-//   q_full, do_full    producer + bytes              consumers       a stage of Q, LSE, delta; of dO
-//   q_empty, do_empty  8 consumer warps              producer        the same
-//   peer_full          bytes of the peer             consumers       the peer's part of dS
-//   peer_empty         8 consumer warps of the peer  consumers       dS that was sent to the peer
-//   sums_full          8 consumer warps              a writer        dQ of every second step
-//   sums_empty         a writer                      consumers       the same
-//   ticket_full        bytes of CTA 0                all CTAs but 0  the cluster's ticket
-//   named 1            all consumers                 all consumers   dS is written: meet()
-//   named 2 + w        warpgroup w                   warpgroup w     dK is staged
-//
+//   q tile 48, kv tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
+// Three kernels: preprocess, main, postprocess.
 // Digest 900b8b45618c21ceb67bb08d86e8a653836bcaa5e7eb8fb16a9b9221cf949d5e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -73,32 +33,32 @@ using Element = cutlass::bfloat16_t;
 using BiasElement = float;
 constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread: setmaxnreg
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
-              "else setmaxnreg waits for ever");
-// Warps of the producer's warpgroup that add dQ, after the one that loads: each has that of every second step.
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
+// Warps of the producer's warpgroup that add dq, after the one that loads: each has that of every second step.
 constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 48, kKvTile = kWgmmaM * kConsumers;
-// Stages of Q, of dO, of dS.
+// Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 1, kDoStages = 1, kDsStages = 1;
-// Rows of K and V that a CTA has; rows of Q whose S a warpgroup computes.
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+constexpr int kCluster = 1;
+__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 24;
-// CTAs that share the columns of dQ, dK and dV; columns of one.
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
-constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of S or dP, of dK or dV
-// Warpgroups that share the columns of dQ transposed; columns of one.
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+// Parts that columns of dq transposed are shared out in; columns of one.
 constexpr int kQuerySplits = 1, kQueryN = 48;
-constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dQ
-constexpr int kPartSums = kQTile * kColumns;  // floats of dQ of one Q tile that a CTA adds
+constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
+constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kStatistics = 3;  // of a row of Q: LSE, delta, what LSE lacks in base 2
+constexpr int kStatistics = 3;  // of a row of q: lse, delta, what lse lacks in base 2
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[(kQRows + 15) / 16][4];  // P^T or dS^T in 16 bits, wgmma's A in registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -190,6 +150,8 @@ static_assert(OFFSET(Parameters, q_tiles) == 1464 && OFFSET(Parameters, section)
 static_assert(OFFSET(Parameters, all_kv_heads) == 1472 && OFFSET(Parameters, sharing) == 1476);
 static_assert(OFFSET(Parameters, dim) == 1480 && OFFSET(Parameters, leftward) == 1484);
 static_assert(OFFSET(Parameters, scale) == 1488);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 24] += A[64 x 16] * B[16 x 24]; A and B by descriptor, D in registers.
@@ -198,13 +160,11 @@ struct ScoresWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[12], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %14, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
-      "}, %12, %13, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %14, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}, %12, %13, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -214,22 +174,13 @@ struct KeyWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
-      "%60,%61,%62,%63"
-      "}, %64, %65, add, 1, 1, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-        "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-        "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -239,15 +190,11 @@ struct QueryWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23"
-      "}, %24, %25, add, 1, 1, 1, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 1, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -277,6 +224,7 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -292,15 +240,18 @@ struct Sequence {
   }
 };
 
-struct TileCoord { Sequence sequence; int head, row; };
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
 
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvTileCoord {
+struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvTileCoord place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
   // Where all batches have one bias they come one after the other, while L2 has it.
   const bool shared = p.bias_batch == 0;
   const int kv_heads = p.heads / p.sharing, inner = shared ? p.all_kv_heads / kv_heads : kv_heads;
@@ -310,13 +261,13 @@ __device__ __forceinline__ KvTileCoord place_kv(const Parameters& p, int tile, i
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ TileCoord place_q(const Parameters& p, int number) {
+__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
 // Where a row of k begins that rows of q at a place attend to.
-__device__ __forceinline__ int64_t key_at(const Parameters& p, const TileCoord& at, int column) {
+__device__ __forceinline__ int64_t key_at(const Parameters& p, const Place& at, int column) {
   return at.sequence.batch * p.k_batch + at.head / p.sharing * p.k_head + column * p.k_seq;
 }
 
@@ -326,8 +277,8 @@ __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const 
   cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
-// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
-// sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -346,24 +297,29 @@ template <int kRows> struct Tile {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
+// The four warps let go on their own; the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The softmax is of scale Q K^T.
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
+// The softmax is of scale q k^T.
 // A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
 // large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
 struct Scaling {
@@ -371,32 +327,37 @@ struct Scaling {
   float factor;                              // of a score before the bias is added
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : factor(p.scale) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-constexpr uint32_t kHidden = 0xff800000;  // S where a row does not attend: -inf
+// The slope of the scores, but for a factor that the gradients get in the end: 1.
+constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
+__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // Where accumulator i is, from the thread's first row of q and column.
+constexpr bool kColumnPairs = false;  // two accumulators are of one column
 constexpr int kStagedRows = kQRows, kStagedColumns = 16;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
-// What changes S before the softmax (bias, ALiBi, mask): a Score for a tile of a head, then read() for each eight
-// accumulators, and term() and hides() for each of them.
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
+// then read() for each eight accumulators, and term() and hides() for each of them.
 //
-// A bias of 16 bits and a mask go through shared memory: stage() begins to copy a warp's part of a tile by cp.async, while
-// it works on the tile before; await() waits for it. A warp stages for itself alone.
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
+// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
+// of them has been read. A warp stages for itself alone: no other waits for it.
 //
-// A predicated load: a branch with wgmma in flight would make ptxas wait for it.
+// Without a branch: products are in flight around loads.
 __device__ __forceinline__ uint32_t load(const float* at, bool there) {
   uint32_t x;
   asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%1];\n}"
       : "=r"(x) : "l"(at), "r"(int(there)));
   return x;
 }
-// A warp's part of a tile, of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
 template <int kBytes> struct Staged {
   static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
-  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // that ldmatrix reads; the last 8 may be unused
+  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
   // Lanes side by side, and rows that all of them copy at a time.
   static constexpr int kLanes = kPieces > 8 ? 16 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
   static constexpr int kRowsAtATime = 32 / kLanes;
@@ -414,7 +375,7 @@ template <int kBytes> struct Staged {
       CUTE_UNROLL
       for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
         if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
-        // Through L1: of a key mask all CTAs read one row.
+        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
                      : "memory");
@@ -422,13 +383,40 @@ template <int kBytes> struct Staged {
     }
   }
 
+  // Elements of 16 bits of accumulators i to i + 7, by twos.
+  __device__ __forceinline__ uint4 read_eight(int i) const {
+    uint4 x;
+    const int lane = threadIdx.x % 32;
+    const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
+    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+    else  // columns 0 and 8 of 8 rows, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
+    return x;
+  }
+
   // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
   __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
     const int lane = threadIdx.x % 32;
-    const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
-    CUTE_UNROLL
-    for (int j = 0; j < 8; ++j)
-      x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+    if constexpr (kColumnPairs) {  // of 16 columns of both rows
+      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
+      }
+    } else {
+      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j)
+        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+    }
   }
 };
 struct Staging {
@@ -475,8 +463,9 @@ struct Score {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
   }
+  __device__ __forceinline__ static void finish() { __syncwarp(); }
 
-  // Bias and mask of accumulators i to i + 7; 0 past the sequence's end.
+  // What is read for accumulators i to i + 7; 0 where the sequence ends.
   __device__ __forceinline__ Eight read(int i) const {
     Eight eight;
     CUTE_UNROLL
@@ -492,15 +481,17 @@ struct Score {
     return fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), bias);
   }
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
+    return eight.shown[i % 8] == 0;
+  }
 };
 
-// ---- Work: a KV tile of one KV head, and the Q tiles that attend to it -------------------------------
-// Its Q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
-  int head, column;  // of K and V; the tile's first row of them
-  int part;          // the columns of dQ are [part * kColumns, (part + 1) * kColumns)
+  int head, column;  // of k; the tile's first
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
 };
 
@@ -509,30 +500,30 @@ constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
-  alignas(1024) uint8_t k[kKvBytes];  // the 128-byte swizzle repeats every 1024 bytes
+  alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // as ds, of the CTA's own rows of K
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, in the columns of dQ that this CTA adds
-  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dQ on its way out, by warps
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
+  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   Staging staging[4 * kConsumers];  // of each warp
-  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by the barriers of Q
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];
-  EmptyBarrier q_empty[kStages], do_empty[kDoStages];
-  FullBarrier peer_full;
-  EmptyBarrier peer_empty;
-  Work work;  // read by all, which have too few registers for it
-  EmptyBarrier sums_full[kWriters], sums_empty;
-  FullBarrier ticket_full;
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
+  FullBarrier peer_full;    // the peer's box of ds has arrived
+  EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
+  Work work;  // where registers are too few for it
+  EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
+  FullBarrier ticket_full;  // the ticket that the cluster's first block has taken is here
   int ticket;
 };
-static_assert(OFFSET(SharedStorage, ds) == kKvBytes + kKvBytes + kStages * kQBytes + kDoStages * kQBytes);
 static_assert(sizeof(SharedStorage) <= 186368);
 
-// The work with number `index`: by sections of heads whose Q, dO and dQ fit L2 together; within a section the first
-// KV tiles of all its heads, then the next. With a causal mask the first have the most Q tiles.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int part = index % kParts;
   index /= kParts;
@@ -540,16 +531,18 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int place = offset / heads, all_head = section * p.section + offset - place * heads;
   const int tile = p.leftward ? p.kv_tiles - 1 - place : place;
-  const KvTileCoord at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p);
-  const int end = rows;
-  const int begin = 0;
+  const KvPlace at = place_kv(p, tile, all_head);
+  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
+  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
+  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
+  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
+  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
   return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end ? (end + kQTile - 1) / kQTile : 0, at.first_tile};  // no row may attend to the tile
+          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the CTA's work: a cluster takes one ticket when it begins. Its first CTA does, and sends it to the
-// others; one thread of each asks. Where CTAs share rows, each has an index of its own.
+// The index of the block's work: a cluster takes one ticket when it begins. Its first block does, and tells the
+// others; one thread of each asks. Where blocks share rows each is an index of its own.
 __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared) {
   constexpr int kBlocks = 2;
   const int block = blockIdx.x % kBlocks;
@@ -572,27 +565,27 @@ __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared
   return ticket * kBlocks + block;
 }
 
-// Deterministic dQ: KV tiles add to the dQ of a Q tile from left to right, the longest of a causal mask first, or
-// leftward. CTAs wait for CTAs with lower tickets only, and take tickets when they begin: so none waits for one that
-// may never begin.
+// To the dq of a q tile kv tiles add from left to right, the longest of a causal mask first, or leftward. Blocks wait
+// for blocks with lower numbers only, and take numbers when they begin: so none waits for one that may never begin.
 
-// The Q tile at index n of [begin, end): from the last on, with which kv tiles further left begin as well; leftward
+// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well; leftward
 // from a kv tile's first on, which those further right that see it begin before.
 __device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n) {
   return p.leftward ? n : work.begin + work.end - 1 - n;
 }
 
-// How many KV tiles add to the dQ of the Q tile that begins with `row` before the CTA's own.
+// How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
   const Sequence& sequence = work.sequence;
-  const int own = work.column / kKvTile, columns = sequence.columns(p);
+  const int own = work.column / kKvTile, diagonal = sequence.diagonal(p), columns = sequence.columns(p);
   if (p.leftward) {  // from the last column that one of the tile's rows attends to
-    return (columns - 1) / kKvTile - own;
+    const int rows = min(row + kQTile, sequence.rows(p));
+    return ((kBoundsRight ? min(columns, rows + diagonal + right(p)) : columns) - 1) / kKvTile - own;
   }
-  return own;
+  return own - (kBoundsLeft ? max(0, row + diagonal - left(p)) : 0) / kKvTile;  // from the row's first column
 }
 
-// ---- Producer: one thread loads K and V, then Q and dO by TMA --------------------------------------
+// ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
@@ -607,39 +600,41 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + work.part * kKvRows;
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
+      // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = position;
+      const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
-      if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
 
-// ---- Consumer: S, dP, dS, and the gradients of 64 rows of K and V ---------------------------------
-// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
-template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
+// ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -650,15 +645,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// Two 8-column fragments of the accumulator of S are one 16-column fragment of wgmma's A: P needs no shuffle.
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Issues scores = rows columns^T, asynchronously: S^T = K Q^T, and dP^T = V dO^T.
+// Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
-  warpgroup_fence_operand(scores);
+  fence(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -666,13 +661,13 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// dQ^T = K^T dS^T: a warpgroup has 64 columns of the head dimension, and the rows of Q or a part of them.
-// Issues the GEMM over the rows of K that one CTA of the pair has; with kMore it is added to the one issued before.
+// dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer % kQuerySplits * kQueryN * 128 / 16;
   k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) warpgroup_fence_operand(dq);
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -681,7 +676,7 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_commit_batch();
 }
 
-// Unpacks the sums of a Q tile: `take` gets (row, column, values of 8 columns). Of a fragment of 8
+// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
 // rows of q lane l holds two of column l / 4, then two of the column 8 further on.
 constexpr int kPieces = kPartSums / 32;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
@@ -705,53 +700,56 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// Whether rows [row, row + kQRows) of Q and columns [column, column + 64) need a mask.
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  return column + kWgmmaM > sequence.columns(p);
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
 }
 
-// Masks S^T where a row of Q does not attend to a column. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16,
-// which are columns of S, and of every 8 columns, which are rows of Q, 2 (l % 4) and the next.
+// Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
+// columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
                                      int column) {
-  row += threadIdx.x % 4 * 2;
+  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int end = column >= sequence.columns(p) ? 0 : kQRows;
+    const int begin = kBoundsRight ? column - right(p) - row : 0;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
 
-// LSE, or delta, of the two rows of Q that a thread has of the 8 of fragment i.
+// The statistics of the two rows of q that a thread has of the 8 of fragment i.
 __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
-// The Q tile of a step: its first row, its number in storage, and whether the step's number is odd.
+// A q tile: its first row, its number in storage, and whether the step's number is odd.
 struct Step {
   int row, tile;
   uint32_t parity;
-  int head;  // of Q
+  int head;  // of q
   int next_row, next_head;  // of the step after, -1: there is none
 };
 
-// What the steps of a consumer warpgroup need beside accumulators.
+// What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
   const Work& work;
-  uint64_t k, v, q, d_o, ds;  // wgmma descriptors; of Q, dO and dS of the first stage
-  int consumer, part;  // the warpgroup's number; that of the CTA's columns
-  int row;             // the first row of a Q tile whose S the warpgroup computes
-  int box, own, column;  // its 64 rows of K and V: which 64; in a descriptor; the first, in the sequence
+  uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From all columns of the head dimension to those of a part, in units of a descriptor (16 bytes).
+  // From all columns of the head dimension to those of a part, in a descriptor.
   template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
@@ -768,15 +766,16 @@ struct Consumer {
 __device__ __forceinline__ Staging& staging_of(const Consumer& c) {
   return c.shared.staging[c.consumer * 4 + threadIdx.x / 32 % 4];
 }
-// Begins to copy the bias or mask of a Q tile.
+// Begins to copy what changes the scores of a q tile.
 __device__ __forceinline__ void begin_staging(const Consumer& c, int row, int head) {
   Score::stage(c.p, staging_of(c), c.work.sequence, head, row + c.row, c.column + threadIdx.x / 32 % 4 * 16);
 }
-// The same for the next step, when all warps have read this one's: after meet(), where the fewest registers are live.
+// Begins to copy what changes those of the step after, when all warps have read this one's: after meet(), where
+// the fewest registers are in use.
 __device__ __forceinline__ void begin_staging_ahead(const Consumer& c, Step step) {
   if (step.next_row >= 0) begin_staging(c, step.next_row, step.next_head);
 }
-// What is added to S of a step.
+// What is added to the scores of a step.
 __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
   const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   return Score(c.p, staging_of(c), c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2,
@@ -796,9 +795,10 @@ __device__ __forceinline__ float below(float lse, float score) {
   return difference;
 }
 
-// P = exp(S - LSE) over what these sum to; LSE is inf for a fully masked row. `scores` become P in fp32, `weights` P in 16 bits.
+// p = exp(s - lse) over what these sum to; lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
+  c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   const Score score = score_of(c, step);
@@ -819,13 +819,13 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       const float low = fast_exp2(fmaf(below(lse.x, low_score), c.scaling.exponent, -correction.x));
       const float high = fast_exp2(fmaf(below(lse.y, high_score), c.scaling.exponent, -correction.y));
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = low;
-      y = high;
+      x = steepen(low, x);
+      y = steepen(high, y);
     }
   }
 }
 
-// dP becomes dS = P (dP - delta); `weights` are what weigh() left in `scores`.
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
                                               Position at) {
   CUTE_UNROLL
@@ -836,7 +836,8 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
   }
 }
 
-// Writes P or dS to shared memory, from its transpose: a swizzled row of 128 bytes has 64 columns of a row of Q.
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
@@ -847,19 +848,20 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
                  ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
                  "r"(weights[i][3])
                  : "memory");
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
-               ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
-               : "memory");
-  cutlass::arch::fence_view_async_shared();  // generic writes -> async proxy: wgmma reads them after meet()
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
 
-// All consumers meet: in a step, when all of dS is written; at the end, when all GEMMs have read shared memory.
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
 // The gradients of scores leave as ds lies in shared memory, when all have written it: one thread of the warpgroup
 // that has a box stores it, and waits until it is read before anybody writes there again.
 __device__ __forceinline__ bool stores_ds(const Consumer& c) {
-  return threadIdx.x % 128 == 0 && c.consumer == 0;
+  return threadIdx.x % 128 == 0 && (kKvRows == kKvTile ? c.part : c.consumer) == 0;
 }
 __device__ __forceinline__ void store_ds(const Consumer& c, Step step) {
   if (!stores_ds(c)) return;
@@ -871,15 +873,15 @@ __device__ __forceinline__ void await_stored_ds(const Consumer& c) {
   if (stores_ds(c)) cute::tma_store_wait<0>();
 }
 
-// The two CTAs of a pair exchange dS. A CTA writes its 64 columns to its own box of dS when the peer has released the
-// copy of the step before (`peer_empty`), which it does when dQ has been multiplied with it. When all is written, one
-// thread copies the box to the same place in the peer's shared memory, where the bytes complete `peer_full`. Both CTAs
-// go through the same Q tiles, those that attend to any of the pair's 128 rows of K, even if one CTA's rows are all
-// past the end of the sequence: its dS is 0, but nobody waits in vain.
+// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
+// written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
+// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
-// Issues gradient += weights rows, where `weights` is a box: dV += P^T dO, dK += dS^T Q.
+// Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
-  warpgroup_fence_operand(gradient);
+  fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
@@ -887,25 +889,25 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// The CTA's own box of dS.
+// The block's own box of ds.
 __device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
   return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
 }
 
-// Waits until the peer has released the box of the step before. The CTA's own warpgroups have read it, too: they have
-// come to meet() since, with P.
+// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// as well: they have come to meet() since, with p.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   c.shared.peer_empty.wait(step.parity ^ 1);
 }
 
-// The stage of P: others may still read it in the next step, but not in the one after that, whose P all have come to
-// meet() with.
+// p's stage, which others may still read in the step after, but not in the one after that: all have come to
+// meet() with that one's p.
 __device__ __forceinline__ const uint8_t* own_p(const Consumer& c, Step step) { return c.shared.p[step.parity]; }
 __device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
   return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
 }
 
-// Sends the CTA's box of dS to the peer, when all have written it, and expects the peer's.
+// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
 __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
   if (threadIdx.x != 128) return;  // the consumers' first
   c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
@@ -917,7 +919,7 @@ __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
                : "memory");
 }
 
-// Issues dQ over the CTA's own rows of K, then adds that over the peer's, when its dS is there.
+// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
 __device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
   multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
 }
@@ -927,28 +929,40 @@ __device__ __forceinline__ void multiply_peer_query(const Consumer& c, float (&d
   multiply_query<true>(dq, c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16, peer_k, c.consumer);
 }
 
-// Releases the box that the peer sent: dQ has been multiplied with it.
+// Tells the peer that dq has been multiplied with the box that it sent.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
 
-// The part of dK's and dV's columns that the warpgroup has.
+// The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
 
-// dQ leaves through two writers, warps beside the producer's: each has that of every second step. A writer adds what the
-// consumers stage to the sums of its Q tile by one TMA reduction, and releases the staging as soon as TMA has
-// read it. For a fixed order it waits for its turn at the Q tile first, and passes the turn on when all is added;
-// meanwhile the other writer has the next step's. A CTA only ever waits for those with lower tickets.
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.peer_full.init(1);
+  shared.peer_empty.init(4 * kConsumers);
+  shared.ticket_full.init(1);
+}
+
+// Barriers are there for all who arrive at them, the peer too.
+__device__ __forceinline__ void sync_share() {
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
+}
+
+// dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
+// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
+// writer has the next step's. A block only ever waits for those with lower numbers.
 //
-// Stages a warpgroup's part of dQ for the step's writer, in the order of its accumulators, which is that of the sums.
+// Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
   c.shared.sums_empty.wait(step.parity ^ 1);
   CUTE_UNROLL
   for (int i = 0; i < kQueries / 4; ++i)
     c.shared.sums[warp][i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();  // generic writes -> async proxy: TMA reads them after the barrier
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier lets the writer go
   release(c.shared.sums_full[step.parity]);
 }
 
@@ -964,11 +978,11 @@ __device__ __forceinline__ void pass_turn(int* turns) {
                ::"l"(turns) : "memory");
 }
 
-// Adds dQ of every second step: of those whose parity is `writer`.
+// Adds what every second step lays down, the steps whose parity is `writer`.
 __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
@@ -981,37 +995,37 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
                    "n"(kPartSums * 4), "l"(kEvictLast)
                    : "memory");
       cute::tma_store_arrive();
-      cute::tma_store_wait<0>();  // TMA has read it
+      cute::tma_store_wait<0>();  // it is read
       shared.sums_empty.arrive();
       pass_turn(p.turns + place);
     }
   }
 }
 
-// A step for each Q tile, of a pair of CTAs, one after the other, so that one stage of Q may do. Within a step, as far
-// as ptxas keeps the order, dP's GEMM runs while P is computed, dV's while dS is, the CTA's own half of dQ while the
-// peer's dS is on its way, and dK's while dQ leaves.
+// The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
+// only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
+// while the peer's ds is on its way, and dk while dq leaves.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer& c) { c.shared.v_full.wait(0); }
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at) {
-    const Position of_do = at;
-    const int half = c.row * kSpan / 16;  // of the Q tile, in a descriptor
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k, c.staged_q(at) + half);
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     multiply_scores(dp, c.v, c.staged_do(of_do) + half);
-    cute::warpgroup_wait<1>();  // S is there; dP runs on
-    warpgroup_fence_operand(scores);
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    fence(scores);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
     multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dP is there; dV runs on
-    warpgroup_fence_operand(dp);
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    fence(dp);
     differentiate(c, dp, scores, at);
     pack(weights, dp);
     await_ds(c, step);
@@ -1023,19 +1037,19 @@ struct Steps {
     multiply_own_query(c, dq, step);
     multiply_peer_query(c, dq, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dV and dQ are there; dK runs on
-    warpgroup_fence_operand(dv);
-    warpgroup_fence_operand(dq);
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
+    fence(dq);
     release(c.shared.do_empty[of_do.stage]);
     await_stored_ds(c);
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(dk);
+    fence(dk);
     release(c.shared.q_empty[at.stage]);
   }
 
-  // The peer has read the last box of dS: after that no CTA touches another's shared memory.
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
   __device__ __forceinline__ void end(const Consumer& c, int count) { await_ds(c, {0, 0, count % 2u}); }
 };
 
@@ -1065,27 +1079,29 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
   cute::tma_store_arrive();
 }
 
-// dV and dK leave through the shared memory of V and K: through the boxes of them that are its own.
+// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
+// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = 16 * c.columns<kKvRows>(c.consumer);
-  meet();  // the other warpgroup reads the same rows of V
+  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, 1);
-  cute::tma_store_fence();  // generic writes -> async proxy: TMA reads them after the barrier
-  meet();  // nobody reads K any more, either
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
   if (leads) store(c.p.dv_map, c.shared.v + own, c);
   stage(c.shared.k + own, dk, c.p.scale);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c);
-  // Shared memory must outlive the stores that read it, of dQ too.
+  // Shared memory must outlive the stores that read it, of dq too.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = part, row = consumer * kQRows, own = 0;
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
@@ -1096,29 +1112,29 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
-  warpgroup_fence_operand(dk);  // else ptxas sets the zeros before setmaxnreg, where registers are too few for them
-  warpgroup_fence_operand(dv);
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
-    const int count = (work.end - work.begin) * p.sharing;
-    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing);
+    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing + rank());
     shared.k_full.wait(0);
-    steps.begin(c);  // waits for V, too
-    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
-    int head = work.head * p.sharing;
+    steps.begin(c, position);  // waits for v, too
+    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+    int head = work.head * p.sharing + rank();
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
       Step step{m * kQTile, tile + m, i % 2u, head};
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += p.q_tiles;
-        ++head;
+        tile += kCluster * p.q_tiles;
+        head += kCluster;
       }
       step.next_row = i + 1 < count ? walk(p, work, n) * kQTile : -1;
       step.next_head = head;
-      steps.next(c, dk, dv, step, position);
+      steps.next(c, dk, dv, step, position, i + 1 < count);
       position.advance();
     }
     steps.end(c, count);
@@ -1147,32 +1163,29 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
     shared.sums_empty.init(1);
-    shared.peer_full.init(1);
-    shared.peer_empty.init(4 * kConsumers);
-    shared.ticket_full.init(1);
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  cute::cluster_arrive_relaxed();  // other CTAs arrive at these barriers, too
-  cute::cluster_wait();
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  sync_share();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
     const int writer = int(threadIdx.x) / 32 - kFirstWriter;
     if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
-// ---- Preprocess and postprocess: a CTA for each Q tile ---------------------------------------------
-// Threads of a CTA; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// Threads of a block; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
@@ -1199,7 +1212,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
 
 // Adds exp(score - lse) of a lane's two rows of 16 (l / 4, and 8 below) over its share of the columns. Rows that do
 // not exist have an lse of 0; nobody reads what is summed of them.
-__device__ __forceinline__ void sum_weights(const Parameters& p, const TileCoord& at, int first_row, int share,
+__device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at, int first_row, int share,
                                             const float (&lse)[2], float (&sums)[2]) {
   const Sequence& sequence = at.sequence;
   const int columns = sequence.columns(p), rows = sequence.rows(p), lane = threadIdx.x % 32, pair = lane % 4 * 2;
@@ -1224,8 +1237,10 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const TileCoord
     }
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int r = i / 2, column = first + pair + i % 2;
-      if (column >= columns) continue;
+      const int r = i / 2, column = first + pair + i % 2, diagonal = row[r] + sequence.diagonal(p);
+      if (column >= columns || (kBoundsRight && column > diagonal + right(p)) ||
+          (kBoundsLeft && column < diagonal - left(p)))
+        continue;
       if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
       const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
       const float term = fmaf(slope, fabsf(float(row[r] + columns - rows - column)), bias);
@@ -1240,7 +1255,7 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const TileCoord
 }
 
 // log2 of these sums for the rows of a q tile, by all threads of a block: 0 where lse is exact enough.
-__device__ __forceinline__ void find_corrections(const Parameters& p, const TileCoord& at, float (&corrections)[kQTile]) {
+__device__ __forceinline__ void find_corrections(const Parameters& p, const Place& at, float (&corrections)[kQTile]) {
   __shared__ float sums_of_shares[kShares][kQTile];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = at.sequence.rows(p) - at.row;
   const auto lse_of = [&](int i) { return i < rows ? p.lse[at.sequence.lse_at(p, at.head, at.row + i)] : 0; };
@@ -1276,7 +1291,7 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
 
 // Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
 // weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -1290,13 +1305,13 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoo
   }
 }
 
-// delta = rowsum(dO * O) - dLSE and LSE, for main to read; zeros where main adds dQ.
+// delta = rowsum(do * o) - dlse and lse, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   __shared__ float corrections[kQTile];
@@ -1345,11 +1360,11 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dQ in 16 bits, by rows: scale times the sums.
+// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));

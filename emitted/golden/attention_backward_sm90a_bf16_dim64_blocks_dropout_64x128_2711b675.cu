@@ -1,50 +1,13 @@
 // attention_backward_sm90a_bf16_dim64_blocks_dropout_64x128_2711b675
 //
-// Attention backward: dQ, dK and dV of O = P V, P = softmax(S) by rows, from dO and the forward's LSE, where
-//   S = scale Q K^T
-//   P = exp(S - LSE)    dP = dO V^T    delta = rowsum(dO * O) - dLSE    dS = P (dP - delta)
-//   dV = P^T dO         dQ = scale dS K         dK = scale dS^T Q
-//   where P of dV, and dP, are 0 for a weight that is dropped, and otherwise divided by p.keep
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = scale q k^T
+//   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
+//   dv = p^T do         dq = scale ds k         dk = scale ds^T q
+//   where p of dv, and dp, are 0 for a weight that is dropped, and otherwise divided by p.keep
 //   bf16, head dimension 64, mask none, fixed lengths, listed blocks
-//   Q tile 64, KV tile 128, 2 stages, dQ added by TMA
-//
-// Three kernels, in the order of launch:
-//   _preprocess   a CTA for each Q tile: delta, LSE in base 2, zeros where dQ is added
-//   main          a CTA for each KV tile of a KV head
-//   _postprocess  a CTA for each Q tile: dQ in bf16
-// Roles in main: one thread of warpgroup 0, the producer, loads K and V, then Q and dO of every Q tile, by TMA.
-//   2 warps beside it, the writers, add dQ to global memory: each has that of every second step.
-//   1 warp of warpgroup 0, the maker, draws the random words of dropout.
-//   The 2 consumer warpgroups have 64 rows of K and V each.
-// A consumer's step, and what runs under each GEMM:
-//   S^T = K Q^T
-//   dP^T = V dO^T  P = exp(S - LSE), as far as ptxas leaves it there
-//   dV += P^T dO   dS = P (dP - delta), to shared memory
-//   dQ = dS K
-//   dK += dS^T Q   dQ leaves
-// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 56 + 2 x 224 = 504 of 3 x 168.
-//   A consumer thread holds dK 32, dV 32, S 32, dP 32, dQ 16, P and dS 16 each, not all at a time; about 164 of 224.
-// Shared memory, in bytes:
-//         0  k           128 rows
-//    16,384  v           128 rows
-//    32,768  q           2 stages x 8,192
-//    49,152  d_o         2 stages x 8,192
-//    65,536  ds          2 stages x 16,384
-//    98,304  sums        dQ on its way out
-//   114,688  statistics  LSE and delta of Q's rows, words of dropout, barriers
-//   118,784 in all, of 232,448
-// Barriers:
-//   barrier            arrivals          who waits      guards
-//   k_full, v_full     producer + bytes  consumers      K and V, loaded once
-//   q_full, do_full    producer + bytes  consumers      a stage of Q, LSE, delta; of dO
-//   q_empty, do_empty  8 consumer warps  producer       the same
-//   sums_full          8 consumer warps  a writer       dQ of every second step
-//   sums_empty         a writer          consumers      the same
-//   words_full         1 maker           consumers      dropout
-//   words_empty        8 consumer warps  makers         the same
-//   named 1            all consumers     all consumers  dS is written: meet()
-//   named 2 + w        warpgroup w       warpgroup w    dK is staged
-//
+//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk
+// Three kernels: preprocess, main, postprocess.
 // Digest 2711b67592bd0eecb8eb12ef16e0dbdab4d86a677ab0d0a751cc87c6ede5d8d5; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -70,32 +33,32 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 64, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of a thread: setmaxnreg
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
-              "else setmaxnreg waits for ever");
-// Warps of the producer's warpgroup that add dQ, after the one that loads: each has that of every second step.
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
+// Warps of the producer's warpgroup that add dq, after the one that loads: each has that of every second step.
 constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-// Stages of Q, of dO, of dS.
+// Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
-// Rows of K and V that a CTA has; rows of Q whose S a warpgroup computes.
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+constexpr int kCluster = 1;
+__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 64;
-// CTAs that share the columns of dQ, dK and dV; columns of one.
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
-constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of S or dP, of dK or dV
-// Warpgroups that share the columns of dQ; columns of one.
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+// Parts that columns of dq are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 32;
-constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dQ
-constexpr int kPartSums = kQTile * kColumns;  // floats of dQ of one Q tile that a CTA adds
+constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
+constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kStatistics = 2;  // of a row of Q: LSE in base 2, delta
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[(kQRows + 15) / 16][4];  // P^T or dS^T in 16 bits, wgmma's A in registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -166,6 +129,8 @@ static_assert(OFFSET(Parameters, sharing) == 1220 && OFFSET(Parameters, dim) == 
 static_assert(OFFSET(Parameters, list_tiles) == 1228 && OFFSET(Parameters, list_batch) == 1232);
 static_assert(OFFSET(Parameters, list_head) == 1236 && OFFSET(Parameters, scale) == 1240);
 static_assert(OFFSET(Parameters, keep) == 1244);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -174,16 +139,11 @@ struct ScoresWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -193,16 +153,11 @@ struct KeyWgmma {
 
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
@@ -212,13 +167,11 @@ struct QueryWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-      "}, %16, %17, add, 1, 1, 0, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -248,6 +201,7 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -263,21 +217,24 @@ struct Sequence {
   }
 };
 
-struct TileCoord { Sequence sequence; int head, row; };
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
 
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvTileCoord {
+struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvTileCoord place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
   const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
   return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ TileCoord place_q(const Parameters& p, int number) {
+__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
@@ -288,8 +245,8 @@ __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const 
   cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
-// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
-// sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -308,50 +265,55 @@ template <int kRows> struct Tile {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
+// The four warps let go on their own; the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The softmax is of scale Q K^T.
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-constexpr uint32_t kHidden = 0xff800000;  // S where a row does not attend: -inf
+// The slope of the scores, but for a factor that the gradients get in the end: 1.
+constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
+__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // ---- Dropout: which weights are dropped --------------------------------------------------------------
-// It is a function of state, batch, head, row and column alone: both passes and every tile find the same.
-//
+// A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
 // A patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2 b + c
 // has a bit of word 2 i + g: 16 h + 8 c + 7 - 4 r - 2 b - a, 1 where it is dropped. A thread of the forward pass has
 // all h, c and a of a word, one of the backward pass all h, r and a.
-//
 // A weight is dropped where its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up as
 // one more number says, so that each is kept with probability keep to 2^-16. Random words are of one bit of the
 // numbers of 32 weights, which are compared at once, from the lowest bit on.
 // Words 0 to 3 share the two lowest bits and the number that rounds, and so do words 4 to 7: these count where the six
 // bits above equal the threshold's, once in 2^6. docs/families/attention_forward.md says how much that correlates.
-//
-// Generator: Philox4x32 (Salmon et al., 2011; 7 rounds, the fewest that pass BigCrush, key 0) of the call's state, and
-// again of that XOR the patch's row, column and head, seeds a multiply-with-carry generator of lag 3: u[n + 3] = u[n] + c low(u[n + 1]), with
-// c = 2^32 - 69069; the upper halves are the random words.
+// Philox4x32 (Salmon et al., 2011; in 7 rounds, the fewest that pass BigCrush, with key 0) of the call's state, and again
+// of that with the patch's place added bit by bit, seeds numbers of 64 bits, u[n + 3] = u[n] + c low(u[n + 1]), whose upper
+// halves are the random words. The lower ones are a recursive generator modulo 2^32, c = 2^32 - 69069 (docs/notebook.md).
 struct Dropout {
-  // In shared memory, for lack of registers: Philox of the state, and a word for each bit of the threshold, ~0 where it is 0.
+  // For lack of registers: what Philox makes of the state, and words of the threshold's bits that are 0, rounded down.
   using Shared = uint4[3];
   static constexpr int kBits = 8, kSharedBits = 2;
   uint32_t shared, share;  // the latter of 2^32 numbers of words: those that round up
@@ -367,7 +329,7 @@ struct Dropout {
     this->shared = cute::cast_smem_ptr_to_uint(&shared), share = uint32_t(threshold) << 24;
   }
   __device__ __forceinline__ uint4 read(int offset) const {
-    uint4 four;  // volatile: else ptxas keeps all of it in registers
+    uint4 four;  // volatile, or it is kept
     asm volatile("ld.volatile.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w) : "r"(shared + offset));
     return four;
@@ -375,7 +337,7 @@ struct Dropout {
   __device__ __forceinline__ static void philox(uint32_t (&x)[4]) {
     CUTE_UNROLL
     for (int round = 0; round < 7; ++round) {
-      uint64_t first, second;  // not by *: the compiler would multiply upper halves, too, which are 0
+      uint64_t first, second;  // not by *: the compiler would add products of upper halves, which are 0
       asm("mul.wide.u32 %0, %1, %2;" : "=l"(first) : "r"(x[0]), "r"(0xd2511f53));
       asm("mul.wide.u32 %0, %1, %2;" : "=l"(second) : "r"(x[2]), "r"(0xcd9e8d57));
       x[0] = uint32_t(second >> 32) ^ x[1] ^ round * 0x9e3779b9u;
@@ -402,7 +364,7 @@ struct Dropout {
     };
     const auto compare = [&](uint32_t& word, int bit) {
       const uint32_t drawn = draw();
-      word = (drawn & word) | (zeros[bit] & (drawn | word));  // greater where the first differing bit is 1 against 0
+      word = (drawn & word) | (zeros[bit] & (drawn | word));  // 1 is above 0
     };
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -433,12 +395,12 @@ __device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Drop
   turn = turn == 0 ? kMakers - 1 : turn - 1;
 }
 
-// ---- Work: a KV tile of one KV head, and the Q tiles that attend to it -------------------------------
-// Its Q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
-  int head, column;  // of K and V; the tile's first row of them
-  int part;          // the columns of dQ are [part * kColumns, (part + 1) * kColumns)
+  int head, column;  // of k; the tile's first
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
   int list;  // of the first query head; `end` counts what the lists of all have
 };
@@ -448,41 +410,44 @@ constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
-  alignas(1024) uint8_t k[kKvBytes];  // the 128-byte swizzle repeats every 1024 bytes
+  alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dQ on its way out, by warps
-  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by the barriers of Q
+  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   uint4 words[kWordStages][kConsumers * 4 * kQRows / 16][2];  // of a warp's columns, 16 rows after the other
   Dropout::Shared dropout[kMakers];
   EmptyBarrier words_full[kWordStages], words_empty[kWordStages];
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];
-  EmptyBarrier q_empty[kStages], do_empty[kDoStages];
-  int mask[kStages];  // of the Q tile, -1: none; guarded by the barriers of Q
-  Work work;  // read by all, which have too few registers for it
-  EmptyBarrier sums_full[kWriters], sums_empty;
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  int mask[kStages];  // of the q tile, -1: all of it counts; guarded by q's barriers
+  Work work;  // where registers are too few for it
+  EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
 };
-static_assert(OFFSET(SharedStorage, ds) == kKvBytes + kKvBytes + kStages * kQBytes + kDoStages * kQBytes);
 static_assert(sizeof(SharedStorage) <= 118784);
 
-// The work with number `index`: by sections of heads whose Q, dO and dQ fit L2 together; within a section the first
-// KV tiles of all its heads, then the next. With a causal mask the first have the most Q tiles.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
+  const int part = index % kParts;
+  index /= kParts;
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
-  const KvTileCoord at = place_kv(p, tile, all_head);
+  const KvPlace at = place_kv(p, tile, all_head);
   const int list = at.sequence.batch * p.list_batch + at.head * p.sharing * p.list_head + tile;
   int steps = 0;
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) steps += p.lists[list + i * p.list_head];
-  return {at.sequence, at.head, at.column, 0, 0, steps, at.first_tile, list};
+  return {at.sequence, at.head, at.column, part, 0, steps, at.first_tile, list};
 }
 
-// The index of the CTA's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
 
 // Of a kv tile and a query head, by the head's number among those of the kv head: what is listed of each q tile to
 // walk is its number, its mask (-1: all of it counts), and how many kv tiles further left add to its dq.
@@ -497,7 +462,7 @@ struct List {
   }
 };
 
-// ---- Producer: one thread loads K and V, then Q and dO by TMA --------------------------------------
+// ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
@@ -507,14 +472,15 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column;
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   bool first = true;
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
     const List list(p, work, i);
     CUTE_NO_UNROLL
@@ -522,9 +488,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int4 listed = list.entries[n];
       const int m = listed.x;
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
+      // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = position;
+      const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       shared.mask[position.stage] = listed.y;  // released with what comes next
@@ -538,6 +504,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
@@ -550,7 +517,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
   int turn = threadIdx.x / 32 - kFirstMaker;
   Ring<kWordStages> at{0, 1};
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;
     const List list(p, work, i);
     CUTE_NO_UNROLL
@@ -558,8 +525,8 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
       const int m = list.entries[n].x;
       shared.words_empty[at.stage].wait(at.phase);
       make_words(shared.words[at.stage], dropout, head, turn, [&](int i) {
-        const int consumer = i / (kPatches * 4), box = consumer;
-        const int first = m * (kQTile / 16);
+        const int consumer = i / (kPatches * 4), box = kKvRows == kKvTile ? consumer : work.part;
+        const int first = m * (kQTile / 16) + (kQRows == kQTile ? 0 : consumer * kPatches);
         return make_uint2(first + i % kPatches, column + box * (kWgmmaM / 16) + i / kPatches % 4);
       });
       release(shared.words_full[at.stage]);
@@ -576,9 +543,9 @@ __device__ __forceinline__ bool is_dropped(const Words& words, int i) {
   return words[i / 8] >> (i / 4 % 2 * 16 + 5 - i % 2 * 4 - i / 2 % 2) & 1;
 }
 
-// ---- Consumer: S, dP, dS, and the gradients of 64 rows of K and V ---------------------------------
-// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
-template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
+// ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -589,15 +556,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// Two 8-column fragments of the accumulator of S are one 16-column fragment of wgmma's A: P needs no shuffle.
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Issues scores = rows columns^T, asynchronously: S^T = K Q^T, and dP^T = V dO^T.
+// Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
-  warpgroup_fence_operand(scores);
+  fence(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -605,20 +572,22 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// dQ = dS K: a warpgroup has 64 rows of Q, and the columns of the head dimension or a part of them.
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  warpgroup_fence_operand(dq);
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
-                    dq, step > 0);
+                    dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
-// Unpacks the sums of a Q tile: `take` gets (row, column, values of 8 columns). Of a fragment of 8
+// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
 // columns lane l holds two of row l / 4, then two of the row 8 further down.
 constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
@@ -644,36 +613,36 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// LSE, or delta, of the two rows of Q that a thread has of the 8 of fragment i.
+// The statistics of the two rows of q that a thread has of the 8 of fragment i.
 __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
-// The Q tile of a step: its first row, its number in storage, and whether the step's number is odd, and half of it.
+// A q tile: its first row, its number in storage, and whether the step's number is odd, and half of it.
 struct Step {
   int row, tile;
   uint32_t parity, half_parity;
-  int mask;  // of a listed tile, -1: none
+  int mask;  // of a listed tile, -1: all of it counts
 };
 
-// What the steps of a consumer warpgroup need beside accumulators.
+// What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
   const Work& work;
-  uint64_t k, v, q, d_o, ds;  // wgmma descriptors; of Q, dO and dS of the first stage
-  int consumer, part;  // the warpgroup's number; that of the CTA's columns
-  int row;             // the first row of a Q tile whose S the warpgroup computes
-  int box, own, column;  // its 64 rows of K and V: which 64; in a descriptor; the first, in the sequence
+  uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From all columns of the head dimension to those of a part, in units of a descriptor (16 bytes).
+  // From all columns of the head dimension to those of a part, in a descriptor.
   template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
-  // What the producer wrote of a Q tile: read under a GEMM, to hide the latency of shared memory.
+  // What the producer says of a q tile that has arrived: under products, since shared memory takes its time.
   __device__ __forceinline__ void read(Step& step, Position at) const {
     step.mask = shared.mask[at.stage];
   }
@@ -684,7 +653,7 @@ struct Consumer {
     return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 
-  // Reads which weights of a Q tile are dropped.
+  // Reads which weights of a q tile are dropped.
   __device__ __forceinline__ void take(Words& words, Step step) const {
     const int lane = threadIdx.x % 32, patches = (consumer * 4 + threadIdx.x / 32 % 4) * (kQRows / 16);
     const auto* own = reinterpret_cast<const uint32_t(*)[8]>(shared.words[step.parity] + patches);
@@ -717,9 +686,10 @@ __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores]
   }
 }
 
-// P = exp(S - LSE); LSE is inf for a fully masked row. `scores` become P in fp32, `weights` P in 16 bits.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at, Words& words) {
+  c.scaling.cap(scores);
   if (step.mask >= 0) hide(c, scores, step.mask);
   c.take(words, step);
   CUTE_UNROLL
@@ -731,27 +701,28 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
-      x = low;
-      y = high;
+      x = steepen(low, x);
+      y = steepen(high, y);
     }
   }
 }
 
-// dP becomes dS = P (dP - delta); `weights` are what weigh() left in `scores`.
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
                                               Position at, const Words& words) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) {  // dP is 0 where the weight is dropped
+    for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is dropped
       const float weight = weights[4 * i + j], less = -weight * (j % 2 ? delta.y : delta.x);
       dp[4 * i + j] = is_dropped(words, 4 * i + j) ? less : fmaf(weight, dp[4 * i + j], less);
     }
   }
 }
 
-// Writes dS to shared memory, from its transpose: a swizzled row of 128 bytes has 64 columns of a row of Q.
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
@@ -762,19 +733,23 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
                  ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
                  "r"(weights[i][3])
                  : "memory");
-  cutlass::arch::fence_view_async_shared();  // generic writes -> async proxy: wgmma reads them after meet()
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
 
-// All consumers meet: in a step, when all of dS is written; at the end, when all GEMMs have read shared memory.
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// Each warpgroup has 64 rows of K and V: P^T and dS^T are wgmma's A from the registers that they were computed in; dS
-// goes through shared memory for dQ alone.
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
 //
-// Issues gradient += weights rows: dV += P^T dO, dK += dS^T Q.
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
                                                   uint64_t rows) {
-  warpgroup_fence_operand(gradient);
+  fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
@@ -782,29 +757,47 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// The part of dK's and dV's columns that the warpgroup has.
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
+__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
+  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
+}
+
+// Lets go of the only stage of ds, which dq has been multiplied with.
+__device__ __forceinline__ void release_ds(const Consumer& c) {
+  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
+}
+
+// The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
 
-// dQ leaves through two writers, warps beside the producer's: each has that of every second step. A writer adds what the
-// consumers stage to the sums of its Q tile by one TMA reduction, and releases the staging as soon as TMA has
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.ds_empty.init(4 * kConsumers);
+}
+
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
+
+// dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
+// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
 // read it.
 //
-// Stages a warpgroup's part of dQ for the step's writer, in the order of its accumulators, which is that of the sums.
+// Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
   c.shared.sums_empty.wait(step.parity ^ 1);
   CUTE_UNROLL
   for (int i = 0; i < kQueries / 4; ++i)
     c.shared.sums[warp][i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();  // generic writes -> async proxy: TMA reads them after the barrier
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier lets the writer go
   release(c.shared.sums_full[step.parity]);
 }
 
-// Adds dQ of every second step: of those whose parity is `writer`.
+// Adds what every second step lays down, the steps whose parity is `writer`.
 __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const List list(p, work, i);
     CUTE_NO_UNROLL
     for (int n = 0; n < list.count; ++n, parity ^= 1) {
@@ -818,49 +811,66 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
                    "n"(kPartSums * 4), "l"(kEvictLast)
                    : "memory");
       cute::tma_store_arrive();
-      cute::tma_store_wait<0>();  // TMA has read it
+      cute::tma_store_wait<0>();  // it is read
       shared.sums_empty.arrive();
     }
   }
 }
 
-// A step for each Q tile, one after the other, so that the fewest registers are live. Within a step, as far as ptxas
-// keeps the order, dP's GEMM runs while P is computed, dV's while dS is written, and dK's while dQ leaves.
+// v stays in shared memory.
+struct Held {
+  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(0); }
+
+  // Issues dp^T = v do^T.
+  __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
+    multiply_scores(dp, c.v + c.own, d_o);
+  }
+};
+
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer& c) { c.shared.v_full.wait(0); }
+  Held held;
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at) {
-    const Position of_do = at;
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.read(step, at);
     c.shared.do_full[of_do.stage].wait(of_do.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
-    cute::warpgroup_wait<1>();  // S is there; dP runs on
-    warpgroup_fence_operand(scores);
+    held.multiply(c, dp, c.staged_do(of_do));
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    fence(scores);
     Words words;
     weigh(c, weights, scores, step, at, words);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(dp);
+    fence(dp);
     differentiate(c, dp, scores, at, words);
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
+    await_ds(c, step);
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dV and dQ are there; dK runs on
-    warpgroup_fence_operand(dv);
-    warpgroup_fence_operand(dq);
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
+    fence(dq);
     release(c.shared.do_empty[of_do.stage]);
+    release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(dk);
+    fence(dk);
     release(c.shared.q_empty[at.stage]);
   }
+
+  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -889,26 +899,29 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
   cute::tma_store_arrive();
 }
 
-// dV and dK leave through the shared memory of V and K: through the rows of them that are its own.
+// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
+// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = c.consumer * kWgmmaM * kSpan;
+  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, 1 / c.p.keep);
-  cute::tma_store_fence();  // generic writes -> async proxy: TMA reads them after the barrier
-  meet();  // nobody reads K any more, either
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
   if (leads) store(c.p.dv_map, c.shared.v + own, c);
   stage(c.shared.k + own, dk, c.p.scale / c.p.keep);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c);
-  // Shared memory must outlive the stores that read it, of dQ too.
+  // Shared memory must outlive the stores that read it, of dq too.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work work, int consumer) {
-  const int part = 0;
-  const int box = consumer, row = 0, own = box * kWgmmaM * kSpan / 16;
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
@@ -919,19 +932,20 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
-  warpgroup_fence_operand(dk);  // else ptxas sets the zeros before setmaxnreg, where registers are too few for them
-  warpgroup_fence_operand(dv);
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
     const int count = work.end;
     shared.k_full.wait(0);
-    steps.begin(c);  // waits for V, too
+    steps.begin(c, position);  // waits for v, too
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      steps.next(c, dk, dv, {0, 0, i % 2u, i / 2 % 2u}, position);
+      steps.next(c, dk, dv, {0, 0, i % 2u, i / 2 % 2u}, position, i + 1 < count);
       position.advance();
     }
+    steps.end(c, count);
   }
   store_gradients(c, dk, dv);
 }
@@ -961,29 +975,30 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.words_full[i].init(kMakers);
       shared.words_empty[i].init(4 * kConsumers);
     }
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  sync_share();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (threadIdx.x == 0) shared.work = locate(p, blockIdx.x);
+  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<56>();
     if (threadIdx.x == 0) produce(p, shared, work);
     if (threadIdx.x / 32 >= kFirstMaker) make(p, shared, work);
     const int writer = int(threadIdx.x) / 32 - kFirstWriter;
     if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<224>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
-// ---- Preprocess and postprocess: a CTA for each Q tile ---------------------------------------------
-// Threads of a CTA; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// Threads of a block; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 8;
 
 struct alignas(16) Eight {
@@ -997,7 +1012,7 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
 
 // Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
 // weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -1011,11 +1026,11 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoo
   }
 }
 
-// delta = rowsum(dO * O) - dLSE and LSE in base 2, for main to read; zeros where main adds dQ.
+// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim64_blocks_dropout_64x128_2711b675_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   bool non_finite = false;  // whether do of a fully masked row is
@@ -1061,11 +1076,11 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dQ in 16 bits, by rows: scale times the sums.
+// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim64_blocks_dropout_64x128_2711b675_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));

@@ -1,45 +1,12 @@
 // attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d
 //
-// Attention backward: dQ, dK and dV of O = P V, P = softmax(S) by rows, from dO and the forward's LSE, where
-//   S = scale Q K^T
-//   P = exp(S - LSE)    dP = dO V^T    delta = rowsum(dO * O) - dLSE    dS = P (dP - delta)
-//   dV = P^T dO         dQ = scale dS K         dK = scale dS^T Q
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = scale q k^T
+//   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
+//   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   fp16, head dimension 64, mask causal, fixed lengths
-//   Q tile 96, KV tile 128, 2 stages, all of V in registers, dQ added by TMA, clusters of 2
-//
-// Three kernels, in the order of launch:
-//   _preprocess   a CTA for each Q tile: delta, LSE in base 2, zeros where dQ is added
-//   main          a CTA for each KV tile of a KV head, and rank in a cluster
-//   _postprocess  a CTA for each Q tile: dQ in fp16
-// Roles in main: one thread of warpgroup 0, the producer, loads K and V, then Q and dO of every Q tile, by TMA.
-//   2 warps beside it, the writers, add dQ to global memory: each has that of every second step.
-//   The 2 consumer warpgroups have 64 rows of K and V each.
-// A consumer's step, and what runs under each GEMM:
-//   S^T = K Q^T
-//   dP^T = V dO^T  P = exp(S - LSE), as far as ptxas leaves it there
-//   dV += P^T dO   dS = P (dP - delta), to shared memory
-//   dQ = dS K
-//   dK += dS^T Q   dQ leaves
-// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 24 + 2 x 240 = 504 of 3 x 168.
-//   A consumer thread holds dK 32, dV 32, S 48, dP 48, dQ 24, P and dS 24 each, V 16, not all at a time; about 208 of 240.
-// Shared memory, in bytes:
-//         0  k           128 rows
-//    16,384  v           128 rows
-//    32,768  q           2 stages x 12,288
-//    57,344  d_o         2 stages x 12,288
-//    81,920  ds          2 stages x 24,576
-//   131,072  sums        dQ on its way out
-//   155,648  statistics  LSE and delta of Q's rows, barriers
-//   158,720 in all, of 232,448
-// Barriers:
-//   barrier            arrivals          who waits      guards
-//   k_full, v_full     producer + bytes  consumers      K and V, loaded once
-//   q_full, do_full    producer + bytes  consumers      a stage of Q, LSE, delta; of dO
-//   q_empty, do_empty  8 consumer warps  producer       the same
-//   sums_full          8 consumer warps  a writer       dQ of every second step
-//   sums_empty         a writer          consumers      the same
-//   named 1            all consumers     all consumers  dS is written: meet()
-//
+//   q tile 96, kv tile 128, 2 consumers, 2 stages, all of v held in registers, dq added bulk, clusters of 2
+// Three kernels: preprocess, main, postprocess.
 // Digest 5f282b7d6b0eb4761b2793b6a29f462e84b5b9db407fc7966b8c775e2dd2fe3b; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -65,35 +32,32 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread: setmaxnreg
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
-              "else setmaxnreg waits for ever");
-// Warps of the producer's warpgroup that add dQ, after the one that loads: each has that of every second step.
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
+// Warps of the producer's warpgroup that add dq, after the one that loads: each has that of every second step.
 constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 96, kKvTile = kWgmmaM * kConsumers;
-// Stages of Q, of dO, of dS.
+// Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
-// CTAs of a cluster share the query heads of a KV head: each has rank(), rank() + kCluster, ...
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 2;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-// Rows of K and V that a CTA has; rows of Q whose S a warpgroup computes.
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 96;
-// CTAs that share the columns of dQ, dK and dV; columns of one.
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
-constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of S or dP, of dK or dV
-// Warpgroups that share the columns of dQ transposed; columns of one.
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+// Parts that columns of dq transposed are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 48;
-constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dQ
-constexpr int kPartSums = kQTile * kColumns;  // floats of dQ of one Q tile that a CTA adds
+constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
+constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kStatistics = 2;  // of a row of Q: LSE in base 2, delta
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[(kQRows + 15) / 16][4];  // P^T or dS^T in 16 bits, wgmma's A in registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -162,6 +126,8 @@ static_assert(OFFSET(Parameters, kv_tiles) == 980 && OFFSET(Parameters, q_tiles)
 static_assert(OFFSET(Parameters, section) == 988 && OFFSET(Parameters, all_kv_heads) == 992);
 static_assert(OFFSET(Parameters, sharing) == 996 && OFFSET(Parameters, dim) == 1000);
 static_assert(OFFSET(Parameters, right) == 1004 && OFFSET(Parameters, scale) == 1008);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
@@ -170,19 +136,13 @@ struct ScoresWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47"
-      "}, %48, %49, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -192,19 +152,13 @@ struct HeldWgmma {
 
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47"
-      "}, {%48,%49,%50,%51}, %52, add, 1, 1, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
@@ -214,16 +168,11 @@ struct KeyWgmma {
 
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
@@ -233,15 +182,11 @@ struct QueryWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23"
-      "}, %24, %25, add, 1, 1, 1, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 1, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -271,6 +216,7 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -286,21 +232,24 @@ struct Sequence {
   }
 };
 
-struct TileCoord { Sequence sequence; int head, row; };
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
 
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvTileCoord {
+struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvTileCoord place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
   const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
   return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ TileCoord place_q(const Parameters& p, int number) {
+__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
@@ -311,8 +260,8 @@ __device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t b
   return sequence.batch * batch_stride + head * head_stride + column * column_stride;
 }
 
-// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
-// sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -331,38 +280,46 @@ template <int kRows> struct Tile {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
+// The four warps let go on their own; the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The softmax is of scale Q K^T.
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-constexpr uint32_t kHidden = 0xff800000;  // S where a row does not attend: -inf
+// The slope of the scores, but for a factor that the gradients get in the end: 1.
+constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
+__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a KV tile of one KV head, and the Q tiles that attend to it -------------------------------
-// Its Q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
-  int head, column;  // of K and V; the tile's first row of them
-  int part;          // the columns of dQ are [part * kColumns, (part + 1) * kColumns)
+  int head, column;  // of k; the tile's first
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
 };
 
@@ -371,44 +328,48 @@ constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
-  alignas(1024) uint8_t k[kKvBytes];  // the 128-byte swizzle repeats every 1024 bytes
+  alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dQ on its way out, by warps
-  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by the barriers of Q
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];
-  EmptyBarrier q_empty[kStages], do_empty[kDoStages];
-  EmptyBarrier sums_full[kWriters], sums_empty;
+  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
 };
-static_assert(OFFSET(SharedStorage, ds) == kKvBytes + kKvBytes + kStages * kQBytes + kDoStages * kQBytes);
 static_assert(sizeof(SharedStorage) <= 158720);
 
-// The work with number `index`: by sections of heads whose Q, dO and dQ fit L2 together; within a section the first
-// KV tiles of all its heads, then the next. With a causal mask the first have the most Q tiles.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
+  const int part = index % kParts;
+  index /= kParts;
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
-  const KvTileCoord at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p);
-  const int end = rows;
-  const int begin = max(0, min(end, at.column - p.right));
-  // A CTA has nothing to do where no row attends to its tile, or its rank leaves it no query head.
-  return {at.sequence, at.head, at.column, 0, begin / kQTile,
-          begin < end && rank() < p.sharing ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  const KvPlace at = place_kv(p, tile, all_head);
+  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
+  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
+  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
+  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
+  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
+  return {at.sequence, at.head, at.column, part, begin / kQTile,
+          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the CTA's work.
+// The index of the block's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
 
-// Which of two CTAs adds to the dQ of a Q tile first is left to chance.
+// Which of two blocks adds to a q tile's dq first is left to chance.
 
-// The Q tile at index n of [begin, end).
+// The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
-// ---- Producer: one thread loads K and V, then Q and dO by TMA --------------------------------------
+// ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
@@ -418,21 +379,22 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column;
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
-      const int m = n;
+      const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before the waits, to hide its latency. A copy of dO without fully masked rows, where these are not finite.
+      // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = position;
+      const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -444,13 +406,14 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
 
-// ---- Consumer: S, dP, dS, and the gradients of 64 rows of K and V ---------------------------------
-// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
-template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
+// ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -461,15 +424,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// Two 8-column fragments of the accumulator of S are one 16-column fragment of wgmma's A: P needs no shuffle.
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Issues scores = rows columns^T, asynchronously: S^T = K Q^T, and dP^T = V dO^T.
+// Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
-  warpgroup_fence_operand(scores);
+  fence(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -477,20 +440,22 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// dQ^T = K^T dS^T: a warpgroup has 64 columns of the head dimension, and the rows of Q or a part of them.
+// dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer % kQuerySplits * kQueryN * 128 / 16;
   k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  warpgroup_fence_operand(dq);
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
-                    dq, step > 0);
+                    dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
-// Unpacks the sums of a Q tile: `take` gets (row, column, values of 8 columns). Of a fragment of 8
+// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
 // rows of q lane l holds two of column l / 4, then two of the column 8 further on.
 constexpr int kPieces = kPartSums / 32;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
@@ -514,52 +479,54 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// Whether rows [row, row + kQRows) of Q and columns [column, column + 64) need a mask.
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  return column + kWgmmaM > sequence.columns(p) || column + kWgmmaM - 1 > row + p.right;
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
 }
 
-// Masks S^T where a row of Q does not attend to a column. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16,
-// which are columns of S, and of every 8 columns, which are rows of Q, 2 (l % 4) and the next.
+// Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
+// columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
                                      int column) {
-  row += threadIdx.x % 4 * 2;
+  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = column - p.right - row;
-    const int end = column >= sequence.columns(p) ? 0 : kQRows;
+    const int begin = kBoundsRight ? column - right(p) - row : 0;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
 
-// LSE, or delta, of the two rows of Q that a thread has of the 8 of fragment i.
+// The statistics of the two rows of q that a thread has of the 8 of fragment i.
 __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
-// The Q tile of a step: its first row, its number in storage, and whether the step's number is odd.
+// A q tile: its first row, its number in storage, and whether the step's number is odd.
 struct Step {
   int row, tile;
   uint32_t parity;
 };
 
-// What the steps of a consumer warpgroup need beside accumulators.
+// What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
   const Work& work;
-  uint64_t k, v, q, d_o, ds;  // wgmma descriptors; of Q, dO and dS of the first stage
-  int consumer, part;  // the warpgroup's number; that of the CTA's columns
-  int row;             // the first row of a Q tile whose S the warpgroup computes
-  int box, own, column;  // its 64 rows of K and V: which 64; in a descriptor; the first, in the sequence
+  uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From all columns of the head dimension to those of a part, in units of a descriptor (16 bytes).
+  // From all columns of the head dimension to those of a part, in a descriptor.
   template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
@@ -573,9 +540,10 @@ struct Consumer {
   }
 };
 
-// P = exp(S - LSE); LSE is inf for a fully masked row. `scores` become P in fp32, `weights` P in 16 bits.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
+  c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
@@ -586,13 +554,13 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = low;
-      y = high;
+      x = steepen(low, x);
+      y = steepen(high, y);
     }
   }
 }
 
-// dP becomes dS = P (dP - delta); `weights` are what weigh() left in `scores`.
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
                                               Position at) {
   CUTE_UNROLL
@@ -603,7 +571,8 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
   }
 }
 
-// Writes dS to shared memory, from its transpose: a swizzled row of 128 bytes has 64 columns of a row of Q.
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
@@ -614,19 +583,23 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
                  ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
                  "r"(weights[i][3])
                  : "memory");
-  cutlass::arch::fence_view_async_shared();  // generic writes -> async proxy: wgmma reads them after meet()
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
 
-// All consumers meet: in a step, when all of dS is written; at the end, when all GEMMs have read shared memory.
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// Each warpgroup has 64 rows of K and V: P^T and dS^T are wgmma's A from the registers that they were computed in; dS
-// goes through shared memory for dQ alone.
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
 //
-// Issues gradient += weights rows: dV += P^T dO, dK += dS^T Q.
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
                                                   uint64_t rows) {
-  warpgroup_fence_operand(gradient);
+  fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
@@ -634,23 +607,43 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
+__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
+  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
+}
 
-// dQ leaves through two writers, warps beside the producer's: each has that of every second step. A writer adds what the
-// consumers stage to the sums of its Q tile by one TMA reduction, and releases the staging as soon as TMA has
+// Lets go of the only stage of ds, which dq has been multiplied with.
+__device__ __forceinline__ void release_ds(const Consumer& c) {
+  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
+}
+
+// The part of dk's and dv's columns that the warpgroup has.
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
+
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.ds_empty.init(4 * kConsumers);
+}
+
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
+
+// dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
+// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
 // read it.
 //
-// Stages a warpgroup's part of dQ for the step's writer, in the order of its accumulators, which is that of the sums.
+// Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
   c.shared.sums_empty.wait(step.parity ^ 1);
   CUTE_UNROLL
   for (int i = 0; i < kQueries / 4; ++i)
     c.shared.sums[warp][i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();  // generic writes -> async proxy: TMA reads them after the barrier
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier lets the writer go
   release(c.shared.sums_full[step.parity]);
 }
 
-// Adds dQ of every second step: of those whose parity is `writer`.
+// Adds what every second step lays down, the steps whose parity is `writer`.
 __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
@@ -658,7 +651,7 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
-      const int m = n, place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
       shared.sums_full[writer].wait(phase);
       phase ^= 1;
       asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
@@ -666,14 +659,14 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
                    "n"(kPartSums * 4), "l"(kEvictLast)
                    : "memory");
       cute::tma_store_arrive();
-      cute::tma_store_wait<0>();  // TMA has read it
+      cute::tma_store_wait<0>();  // it is read
       shared.sums_empty.arrive();
     }
   }
 }
 
-// The warpgroup's 64 rows of V, of the first columns or all, in registers: else dP's GEMM of every step reads them from
-// shared memory again.
+// The warpgroup's 64 rows of v, of the first columns or all, in registers: the products of every step would
+// read them from shared memory again.
 struct Held {
   static constexpr int kSteps = 4;  // of 16 columns
   uint32_t rows[kSteps][4];  // as wgmma takes its A: a warp's 16 rows by 16 columns, by quarters
@@ -693,9 +686,9 @@ struct Held {
     }
   }
 
-  // Issues dP^T = V dO^T.
+  // Issues dp^T = v do^T.
   __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
-    warpgroup_fence_operand(dp);
+    fence(dp);
     cute::warpgroup_arrive();
     CUTE_UNROLL
     for (int step = 0; step < kDim / HeldWgmma::kK; ++step) {
@@ -709,64 +702,69 @@ struct Held {
   }
 };
 
-// A step for each Q tile, one after the other, so that the fewest registers are live. Within a step, as far as ptxas
-// keeps the order, dP's GEMM runs while P is computed, dV's while dS is written, and dK's while dQ leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
 struct Steps {
   Held held;
 
-  __device__ __forceinline__ void begin(const Consumer& c) { held.take(c); }
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at) {
-    const Position of_do = at;
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     held.multiply(c, dp, c.staged_do(of_do));
-    cute::warpgroup_wait<1>();  // S is there; dP runs on
-    warpgroup_fence_operand(scores);
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    fence(scores);
     weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(dp);
+    fence(dp);
     differentiate(c, dp, scores, at);
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
+    await_ds(c, step);
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dV and dQ are there; dK runs on
-    warpgroup_fence_operand(dv);
-    warpgroup_fence_operand(dq);
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
+    fence(dq);
     release(c.shared.do_empty[of_do.stage]);
+    release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(dk);
+    fence(dk);
     release(c.shared.q_empty[at.stage]);
   }
+
+  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
-// dK and dV of a cluster's CTAs are summed through distributed shared memory: each CTA writes its own in the order of
-// accumulators, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over all CTAs, always in the
-// order of ranks. They are stored where K, V and the stages of Q and dO were.
+// The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
+// down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
+// all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
 //
-// Fragments of a gradient: a warp's, a CTA's; those that a CTA sums, a warp of it at most.
+// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
 constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
 constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
 constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
+constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
 static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
-static_assert(2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes);  // dK and dV at a time
 static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
 static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
 
-// What the threads of any CTA wrote before is visible to all after. Those that have exited do not count.
+// What the threads of any block wrote before is visible to all after. Those that have exited do not count.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Writes the warp's fragments of a gradient.
+// Lays down the warp's fragments of a gradient.
 __device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[kGradients], int warp) {
   float4* own = reinterpret_cast<float4*>(fragments) + warp * kWarpFragments * 32 + threadIdx.x % 32;
   CUTE_UNROLL
@@ -774,7 +772,7 @@ __device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[
     own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
 }
 
-// Loads from `address` in the shared memory of the CTA with that rank. Volatile keeps it after the barrier
+// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
 // before and ahead of the next.
 __device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
   float4 four;
@@ -785,7 +783,7 @@ __device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
   return four;
 }
 
-// Writes scale * the sums of the CTA's own fragments; `tile` is the gradient's at the tile's first row. Of
+// Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
 // a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
 __device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
                                            int64_t row_stride, float scale, int warp) {
@@ -824,20 +822,26 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
       p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
   Element* const dv_tile =
       p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
-  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + kGradientBytes;
-  meet();  // all GEMMs have read K, V, Q and dO
+  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
+  meet();  // all have multiplied with k, v, q and do
   lay(of_dv, dv, warp);
-  lay(of_dk, dk, warp);
-  sync_cluster();  // the fragments of all CTAs are there
+  if (kTogether) lay(of_dk, dk, warp);
+  sync_cluster();  // the blocks' fragments are there
   store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
+  if (!kTogether) {
+    sync_cluster();  // every reader is done with them
+    lay(of_dk, dk, warp);
+    sync_cluster();
+  }
   store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
-  sync_cluster();  // shared memory must outlive the CTAs that read it
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dQ from it
+  sync_cluster();  // shared memory must outlive the blocks that read it
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = 0;
-  const int box = consumer, row = 0, own = box * kWgmmaM * kSpan / 16;
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
@@ -848,25 +852,26 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
-  warpgroup_fence_operand(dk);  // else ptxas sets the zeros before setmaxnreg, where registers are too few for them
-  warpgroup_fence_operand(dv);
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    steps.begin(c);  // waits for V, too
+    steps.begin(c, position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
       }
     }
+    steps.end(c, count);
   }
   store_gradients(c, dk, dv);
 }
@@ -892,26 +897,27 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
     shared.sums_empty.init(1);
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  sync_share();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, blockIdx.x / kCluster);
+  const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
     const int writer = int(threadIdx.x) / 32 - kFirstWriter;
     if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
-// ---- Preprocess and postprocess: a CTA for each Q tile ---------------------------------------------
-// Threads of a CTA; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// Threads of a block; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 8;
 
 struct alignas(16) Eight {
@@ -925,7 +931,7 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
 
 // Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
 // weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -939,11 +945,11 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoo
   }
 }
 
-// delta = rowsum(dO * O) - dLSE and LSE in base 2, for main to read; zeros where main adds dQ.
+// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   bool non_finite = false;  // whether do of a fully masked row is
@@ -989,11 +995,11 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dQ in 16 bits, by rows: scale times the sums.
+// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const TileCoord at = place_q(p, blockIdx.x);
+  const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));

@@ -1,30 +1,9 @@
 // attention_decode_sm90a_bf16_dim64_page32_lengths_causal_32x64_stages12_warps4_cluster4_e30df99d
 //
-// Decode attention: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T, of few rows of Q by long K and V.
-//   Q bf16 fixed, K and V bf16 in pages of 32, head dimension 64
-//   mask causal, cache_seqlens
-//   32 rows of Q by 64 keys, 12 stages, clusters of 4
-//
-// Roles: 4 warps of a CTA multiply, by mma.sync: each has 16 rows of Q and some keys of every KV tile. One more
-//   warp, the loader, loads K and V by TMA.
-// Work: an item is a tile of rows of a sequence and KV head. A cluster of 4 CTAs shares its keys, and merges its parts
-//   through distributed shared memory.
-// Registers: 1 CTA of 160 threads on an SM may have 255 each (launch bounds); about 130 are expected: O 32, Q 16.
-// Shared memory, in bytes:
-//         0  k       12 stages x 8,192
-//    98,304  v       12 stages x 8,192
-//   196,608  merged  O of 4 warps, 64 columns
-//   212,992  sums    row max and row sum of each warp
-//   213,504  rest    parts of the cluster's CTAs, barriers
-//   227,216 in all, of 232,448
-// Barriers:
-//   barrier           arrivals               who waits  guards
-//   k_full, v_full    loader + bytes         4 warps    a stage of K, of V
-//   k_empty, v_empty  4 warps                loader     the same
-//   parts_full        bytes of all CTAs      4 warps    what the CTAs have of an item
-//   cluster           all warps of all CTAs  4 warps    parts, to be overwritten
-//   named 1           4 warps                4 warps    merged and sums
-//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
+//   q bf16 fixed, k and v bf16 in pages of 32, head dimension 64
+//   mask causal, lengths
+//   32 rows of q by 64 keys, 4 warps of 16 rows, 12 stages, 1 to a multiprocessor
 // Digest e30df99da3cc650bd0e4cfc51323d0716121cbf5330be4bcacf5163f9f842b97; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -50,14 +29,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 64, kKvBytes = 2, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 32, kKeys = 64;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 4, kThreads = 160;  // warps that multiply; threads of a CTA
-constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // warps by rows; by keys of the same rows
+constexpr int kWarps = 4, kThreads = 160;  // that multiply; the last warp loads
+constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 12;
-constexpr int kCluster = 4;  // CTAs that share the keys of an item
+constexpr int kCluster = 4;  // blocks that share each item's keys
 constexpr int kGroup = 8;  // fours of columns side by side that one of them adds up
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr float kSlack = 8;  // lazy rescale: O waits until the row max has grown by 2^8
+constexpr bool kBoundsLeft = false;
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -142,25 +122,31 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return p.row_tiles; }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
+    return p.row_tiles;
+  }
 
-  // What is divided among clusters: tiles of rows.
+  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
+  __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
   __device__ __forceinline__ int work(const Parameters& p) const { return row_tiles(p) * p.kv_heads; }
 };
 
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// Items are dealt to clusters in equal ranges: the first `more` have one more than `each`. The CTAs of a cluster share
-// the keys of an item.
+// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int ctas) : each(quotient(total, ctas)), more(total - each * ctas) {}
-  __device__ __forceinline__ int begin(int cta) const { return each * cta + min(cta, more); }
+  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
+  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
+  __device__ __forceinline__ int owner(int tile) const {
+    const int longer = more * (each + 1);
+    return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
+  }
 };
 
-// A tile of rows of one sequence and KV head, and which of its KV tiles are the CTA's: from `begin` to `end` of
+// A tile of rows of one sequence and kv head, and which of its tiles of keys are the block's: from `begin` to `end` of
 // `weight`, the first of which is tile `first` of the sequence's keys.
 struct Item {
   Sequence sequence;
@@ -169,17 +155,19 @@ struct Item {
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
+  __device__ __forceinline__ int number(const Parameters& p) const {
+    return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
+  }
 };
 
-// Goes through the range of a CTA. Every warp does so by itself: a lane has one of 32 sequences, and a prefix sum of
-// their work.
-struct TileScheduler {
+// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
+struct Walk {
   Division division;
-  int at, stop;       // what is left of the range
-  int base, through;  // the sequence of lane 0; work of all sequences up to this lane's
+  int at, stop;       // what is left of the block's range
+  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
 
-  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) : division(0, 1) {
+  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
     int total = 0;
     CUTE_NO_UNROLL
     for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
@@ -221,8 +209,8 @@ struct TileScheduler {
     }
   }
 
-  // The item with number `at`.
-  __device__ __forceinline__ void locate(const Parameters& p, Item& item) {
+  // The item of tile `at`, and where it starts.
+  __device__ __forceinline__ int locate(const Parameters& p, Item& item) {
     const int from = find(p);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
@@ -234,9 +222,10 @@ struct TileScheduler {
     item.head = index;
     if (row_tiles > 1) item.head = quotient(index, row_tiles);
     item.row_tile = index - item.head * row_tiles;
+    return start + index;
   }
 
-  // An item is the cluster's, and each of its CTAs has an equal share of the keys, which may be none.
+  // An item is the cluster's, and each of its blocks has an equal share of the keys, which may be none.
   __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
     if (at >= stop) return false;
     locate(p, item);
@@ -250,18 +239,18 @@ struct TileScheduler {
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// A stage of K or V in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
+// A stage of k or v in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
 struct Tile {
   static constexpr int kSpan = 128, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 32, kBoxes = kKeys / kBoxRows;
@@ -287,8 +276,8 @@ struct Tile {
     return (from ^ read % kOfPiece * 32) + read / kOfPiece * kPieceBytes;
   }
 };
-constexpr int kMerged = 64;  // columns of O that warps merge at a time
-// XOR of groups of 8 columns with the row: four rows of one column are in other banks.
+constexpr int kMerged = 64;  // columns of o that warps leave for each other at a time
+// Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
 struct SharedStorage {
@@ -296,16 +285,15 @@ struct SharedStorage {
   alignas(1024) uint8_t v[kStages][Tile::kBytes];
   alignas(16) float merged[kWarps][16][kMerged];  // o of each warp, some columns at a time
   float2 sums[kWarps][16];                        // maximum and sum of its rows
-  alignas(16) float4 parts[kCluster][kRows * kDim / 4 / kCluster];  // what each CTA has of this one's columns of an item
+  alignas(16) float4 parts[kCluster][kRows * kDim / 4 / kCluster];  // what each block has of this one's share of an item
   float2 part_sums[kCluster][kRows * kDim / 4 / kCluster];          // maxima and sums of their rows
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
   FullBarrier parts_full;
 };
-static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes);
 static_assert(sizeof(SharedStorage) <= 227216);
 
-// ---- Loader: one warp loads K and V by TMA ---------------------------------------------------------
+// ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
 constexpr int kPage = 32;
 
 // The pages of one sequence: a lane has one of 32 side by side, and one of the next 32.
@@ -319,7 +307,7 @@ struct Pages {
     here = load(p, base);
     next = load(p, base + 32);
   }
-  // The host has not read the table: an index out of range is clamped to the nearest page.
+  // Nobody has looked at what a table holds: a page counts as the nearest of those that there are.
   __device__ __forceinline__ int load(const Parameters& p, int column) const {
     return max(0, min(p.pages - 1, table[min(column + lane(), last)]));
   }
@@ -349,9 +337,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; scheduler.next(p, item);) {
+  for (Item item; walk.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
     Pages pages(p, item.batch, begin * kKeys, max(1, end_key));
@@ -366,7 +354,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     }
     __syncwarp();
     cute::cluster_wait();  // as those who multiply do
-    if (scheduler.at < scheduler.stop) cute::cluster_arrive();
+    if (walk.at < walk.stop) cute::cluster_arrive();
   }
 }
 
@@ -459,8 +447,8 @@ __device__ __forceinline__ void multiply_values(Outputs& outputs, const uint32_t
   }
 }
 
-// Stores `kMerged` columns of the warp's rows, those numbered `part`, for the other warps.
-__device__ __forceinline__ void store_merged(float (&to)[16][kMerged], const Outputs& outputs, int part) {
+// Leaves `kMerged` columns of the warp's rows, numbered `part`, in order.
+__device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& outputs, int part) {
   CUTE_UNROLL
   for (int f = 0; f < kMerged / 8; ++f) {
     CUTE_UNROLL
@@ -484,7 +472,7 @@ __device__ __forceinline__ float fast_log2(float x) {
   return y;
 }
 
-// The max, or the sum, of the four lanes that share a row of S.
+// The largest, or the sum, of what the four lanes that share a row hold.
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -494,7 +482,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The factors of S and O. A factor of 0 would make NaN of a masked score, -inf: hence the 1e-30.
+// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -506,28 +494,28 @@ struct Scaling {
   }
 };
 
-// The lane's two rows. A row sum is that of the lane's own keys, until the warps merge.
+// What a lane knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
   int begin[2], end[2];  // the keys that they see
-  float maximum[2];      // the row max so far, or up to kSlack below it
+  float maximum[2];      // of the scores so far, or kSlack below it
   float sum[2];
 };
 
-// Masks the keys of the warp's slices that rows do not attend to; `key` is the lane's first of the first slice.
+// Hides the keys of the warp's slices that rows do not see; `key` is the lane's first of the first slice.
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = rows.end[r] - key;
+    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
 
-// S becomes P = exp2(exponent (S - row max)); row max and row sum are updated, and O is rescaled where a row max of the
-// warp grew.
+// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was summed
+// before, where a maximum of the warp's rows grew.
 __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& outputs, float exponent) {
   float rescale[2];
   bool grew = false;
@@ -539,7 +527,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
     const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
-    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // exactly 1 where the max stays
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
     float sum = 0;
@@ -559,7 +547,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
 }
 
 // ---- Results ------------------------------------------------------------------------------------
-// A row of an item: its head, and which of the sequence's rows of Q it is.
+// A row of an item: its head, and which of the sequence's rows of q it is.
 struct Row {
   int head, row;
 
@@ -569,7 +557,7 @@ struct Row {
   }
   __device__ __forceinline__ bool there(const Item& item) const { return row < item.sequence.rows; }
 
-  // Its offset in a tensor of these strides.
+  // Where it begins in a tensor of these strides.
   __device__ __forceinline__ int64_t in(const Item& item, int64_t batch_stride, int64_t head_stride,
                                         int64_t row_stride) const {
     return item.batch * batch_stride + head * head_stride + row * row_stride;
@@ -585,19 +573,19 @@ struct Row {
   }
 };
 
-// How many rows of the item exist.
-__device__ __forceinline__ int existing_rows(const Parameters& p, const Item& item) {
+// Rows of an item that are there.
+__device__ __forceinline__ int rows_there(const Parameters& p, const Item& item) {
   return min(kRows, item.sequence.rows * p.sharing - item.row_tile * kRows);
 }
 
-// A partial O of four columns, sum of exp2(S - max) V, with its row max and row sum: without keys -inf and 0.
+// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum -inf.
 struct Total {
   float maximum, sum;
   float4 value;  // of four columns
 
   __device__ __forceinline__ Total() : maximum(minus_infinity()), sum(0), value{0, 0, 0, 0} {}
 
-  // Merges `kCount` others in their order: their row max and row sum, and values.
+  // Adds up to `kCount` others, in their order: their maxima and sums, and values.
   template <int kCount>
   __device__ __forceinline__ void add(const float2 (&sums)[kCount], const float4 (&values)[kCount]) {
     float grown = maximum;
@@ -632,10 +620,10 @@ __device__ __forceinline__ void finish(const Parameters& p, const Item& item, in
   *reinterpret_cast<uint2*>(row.of_o(p, item) + column) = packed;
 }
 
-__device__ __forceinline__ void sync_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+__device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
 
-// Stores row max and row sum of the warp's rows for the other warps.
-__device__ __forceinline__ void store_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
+// Leaves maxima and sums of the warp's rows for the other warps.
+__device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows.sum[r]);
@@ -643,7 +631,7 @@ __device__ __forceinline__ void store_sums(SharedStorage& shared, const Rows& ro
   }
 }
 
-// Merges what the warps have of four columns of a row.
+// What the warps have left of four columns of a row.
 __device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, int four) {
   Total total;
   float2 sums[kKeyWarps];
@@ -658,12 +646,12 @@ __device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, 
   return total;
 }
 
-// The address in CTA `rank` of the cluster of what this one has at `own`.
+// Where block `rank` of the cluster has what this one has at `own`.
 __device__ __forceinline__ uint32_t of_rank(const void* own, int rank) {
   return cute::set_block_rank(cute::cast_smem_ptr_to_uint(own), rank);
 }
 
-// Sends four columns of O, or row max and row sum, to `own` of CTA `rank`, whose barrier counts the bytes.
+// Puts an item's values, or maximum and sum, where block `rank` has `own`, whose barrier counts the bytes.
 __device__ __forceinline__ void send(float4& own, const float4& values, FullBarrier& full, int rank) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4}, [%5];" ::"r"(
                    of_rank(&own, rank)),
@@ -677,31 +665,31 @@ __device__ __forceinline__ void send(float2& own, const float2& sums, FullBarrie
                : "memory");
 }
 
-// Warps that have other keys of the same rows merge their O, and then the CTAs of the cluster do, each for a share of the
-// columns that the others send it: always in the same order.
+// Warps that have other keys of the same rows add up what they have, and then blocks of the cluster do, each a share of
+// the columns that the others send it: always in the same order.
 struct Merge {
-  static constexpr int kFours = kMerged / 4, kRowFours = kDim / 4;  // of a row: of those merged at a time, and of all
+  static constexpr int kFours = kMerged / 4, kRowFours = kDim / 4;  // of a row: of those left at a time, and of all
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
   float unit;
-  int there = existing_rows(p, item), rank = blockIdx.x % kCluster;
+  int there = rows_there(p, item), rank = blockIdx.x % kCluster;
 
-  // Merges what the cluster has of an item; `phase` is that of the barrier that counts what comes.
+  // Adds up what the cluster has of an item; `phase` is that of the barrier that counts what comes.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp,
                                         uint32_t phase) const {
     const int groups = there * (kRowFours / kGroup), own = (groups - rank + kCluster - 1) / kCluster * kGroup;
     __syncwarp();
     cute::cluster_wait();  // until all have read what was sent of the item before
-    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this CTA may not yet
+    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this block may not yet
     // have read the sums of the item before, nor have seen the phase of the barrier that its parts completed.
     if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
-    store_sums(shared, rows, exponent, warp);
+    leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
-      if (part > 0) sync_warps();
-      store_merged(shared.merged[warp], outputs, part);
-      sync_warps();
+      if (part > 0) synchronise_warps();
+      leave(shared.merged[warp], outputs, part);
+      synchronise_warps();
       CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
         const int row = i / kFours, four = part * kFours + i % kFours, group = (row * kRowFours + four) / kGroup;
@@ -733,7 +721,7 @@ struct Merge {
   }
 };
 
-// ---- Consumer: a warp has 16 rows of an item, and some keys of each KV tile ------------------------
+// ---- Consumer: a warp has 16 rows of an item, and some keys of each tile ---------------------------
 // Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
 // of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
@@ -742,28 +730,28 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The slices of 16 keys that a warp has of each tile.
-struct KeySlices {
-  uint32_t starts[kSlices];  // where they begin in a tile
+// What a warp goes by in one item's tiles.
+struct Turn {
+  uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
 
-  __device__ __forceinline__ explicit KeySlices(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
+  __device__ __forceinline__ explicit Turn(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
     CUTE_UNROLL
-    for (int i = 0; i < kSlices; ++i) starts[i] = Tile::slice(key_warp * kSlices + i);
+    for (int i = 0; i < kSlices; ++i) slices[i] = Tile::slice(key_warp * kSlices + i);
   }
 };
 
-// One KV tile. kMasked: not all rows attend to all keys, and V past the last key may be anything.
+// One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
-__device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& slices, const Queries& queries,
+__device__ __forceinline__ void step(SharedStorage& shared, Position position, const Turn& turn, const Queries& queries,
                                      const Scaling& scaling, Rows& rows, Outputs& outputs, int tile, int begin_key,
                                      int end_key) {
   Scores scores;
-  const int key = tile * kKeys + slices.first_key;
+  const int key = tile * kKeys + turn.first_key;
   shared.k_full[position.stage].wait(position.phase);
   const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
   CUTE_UNROLL
-  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + slices.starts[i]);
+  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
   release_read(shared.k_empty[position.stage]);
   if (kMasked) mask(scores, rows, key);
   softmax(scores, rows, outputs, scaling.exponent);
@@ -780,7 +768,7 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
       const int at = key + i * 16 + n * 8;
       hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
     }
-    multiply_values<kMasked>(outputs, weights, v + slices.starts[i], hidden);
+    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
   }
   release_read(shared.v_empty[position.stage]);
 }
@@ -796,14 +784,14 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
   Position position{0, 0};
-  const KeySlices slices(warp % kKeyWarps);
+  const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
   uint32_t phase = 0;
-  bool more = scheduler.next(p, item);
+  bool more = walk.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
@@ -831,13 +819,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int tile = item.first + item.begin; tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
       if (full)
-        step<false>(shared, position, slices, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
       else
-        step<true>(shared, position, slices, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
       position.advance();
     }
     const Item done = item;
-    more = scheduler.next(p, item);
+    more = walk.next(p, item);
     if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp, phase);
     phase ^= 1;
@@ -864,11 +852,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncwarp();
-  cute::cluster_arrive();  // nothing is sent to a CTA whose barriers do not exist
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  cute::cluster_arrive();  // nothing is sent to a block whose barriers do not exist
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  TileScheduler scheduler(p);
+  Walk walk(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, scheduler);
-  else consume(p, shared, scheduler, warp);
+  if (warp == kWarps) produce(p, shared, walk);
+  else consume(p, shared, walk, warp);
 }

@@ -1,26 +1,9 @@
 // attention_decode_sm90a_fp16_dim96_cache_e4m3_lengths_batch_invariant_16x128_stages2_warps4_41c1417e
 //
-// Decode attention: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T, of few rows of Q by long K and V.
-//   Q fp16 fixed, K and V e4m3 fixed, head dimension 96
-//   mask none, cache_seqlens, batch invariant; 16 rows of Q by 128 keys, 2 stages
-//
-// Roles: 4 warps of a CTA multiply by mma.sync: 16 rows of Q by some keys of a KV tile. The loader, one more, loads K and V.
-// Work: an item is a tile of rows of a sequence and KV head. It is cut into chunks by its own length alone (batch
-//   invariant); the last CTA to store a part merges all, in order.
-// Registers: 1 CTA of 160 threads on an SM may have 255 each (launch bounds); about 146 are expected: O 48, Q 24.
-// Shared memory, in bytes:
-//        0  k       2 stages x 12,288
-//   24,576  v       2 stages x 12,288
-//   49,152  merged  O of 4 warps, 32 columns
-//   57,344  sums    row max and row sum of each warp
-//   57,856  rest    barriers
-//   58,944 in all, of 232,448
-// Barriers:
-//   barrier           arrivals        who waits  guards
-//   k_full, v_full    loader + bytes  4 warps    a stage of K, of V
-//   k_empty, v_empty  4 warps         loader     the same
-//   named 1           4 warps         4 warps    merged and sums
-//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
+//   q fp16 fixed, k and v e4m3 fixed, head dimension 96
+//   mask none, lengths, batch invariant
+//   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a multiprocessor
 // Digest 41c1417e1943d2a427a12869da1e8382683e9e7b84435aee01f2936ada9ef89e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -46,12 +29,13 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 constexpr int kDim = 96, kKvBytes = 1, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 16, kKeys = 128;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 4, kThreads = 160;  // warps that multiply; threads of a CTA
-constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // warps by rows; by keys of the same rows
+constexpr int kWarps = 4, kThreads = 160;  // that multiply; the last warp loads
+constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 2;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr float kSlack = 8;  // lazy rescale: O waits until the row max has grown by 2^8
+constexpr bool kBoundsLeft = false;
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -124,8 +108,12 @@ struct Sequence {
   }
 
   // Row r stands at key keys - rows + r: what it sees is [begin(r), end(r)).
-  __device__ __forceinline__ int begin(const Parameters&, int) const { return 0; }
-  __device__ __forceinline__ int end(const Parameters&, int) const { return keys; }
+  __device__ __forceinline__ int begin(const Parameters& p, int r) const {
+    return 0;
+  }
+  __device__ __forceinline__ int end(const Parameters& p, int r) const {
+    return keys;
+  }
 
   // Tiles of keys that some row sees: `count` from the one numbered `first` on.
   struct Tiles { int first, count; };
@@ -133,9 +121,11 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return p.row_tiles; }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
+    return p.row_tiles;
+  }
 
-  // What is divided among CTAs: KV tiles of each tile of rows. One that sees nothing has a result, too.
+  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
@@ -143,25 +133,25 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The KV tiles of all items are dealt in equal ranges: the first `more` CTAs have one more than `each`, and a CTA does the
-// chunks that begin in its range.
+// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int ctas) : each(quotient(total, ctas)), more(total - each * ctas) {}
-  __device__ __forceinline__ int begin(int cta) const { return each * cta + min(cta, more); }
+  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
+  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
     return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and KV head, and which of its KV tiles are to be done: chunks, up to tile `end` of
+// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: chunks, up to tile `end` of
 // those that some row sees. What comes of each is a part, where there are several.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
-  int end, chunk, here;  // the number of the next of its chunks, each of which is a part; how many the CTA has done
+  int end;
+  int chunk, here;  // the number of the next one of its chunks, each of which is a part; how many the block has done
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
@@ -171,14 +161,14 @@ struct Item {
   // An item is cut by its own length alone, in equal chunks: of how many tiles.
   __device__ __forceinline__ int each(const Parameters& p) const {
     const int weight = sequence.weight(p);
-    constexpr int kWhole = 4, kLeast = 4, kLong = 8, kFew = 8, kMost = 16;
+    constexpr int kWhole = 4, kLeast = 4, kLong = 8;
+    constexpr int kFew = 8, kMost = 16;
     if (weight <= kWhole) return weight;
     return max(max(kLeast, min(kLong, (weight + kFew - 1) / kFew)), (weight + kMost - 1) / kMost);
   }
   __device__ __forceinline__ int parts(const Parameters& p) const { return quotient(sequence.weight(p) + each(p) - 1, each(p)); }
-  // Whether the CTA has done all chunks before the next one.
+  // Whether the block has done all chunks before the next one; whether that is its last; and whether it has all then.
   __device__ __forceinline__ bool from_first() const { return chunk == here; }
-  // Whether the next chunk is the CTA's last of the item; and whether it has done the whole item then.
   __device__ __forceinline__ bool last(const Parameters& p) const { return (chunk + 1) * each(p) >= end; }
   __device__ __forceinline__ bool whole(const Parameters& p) const {
     return from_first() && (chunk + 1) * each(p) >= sequence.weight(p);
@@ -186,7 +176,7 @@ struct Item {
   __device__ __forceinline__ int first(const Parameters& p) const { return sequence.tiles(p).first; }
   __device__ __forceinline__ int chunk_begin(const Parameters& p) const { return chunk * each(p); }
   __device__ __forceinline__ int chunk_end(const Parameters& p) const { return min((chunk + 1) * each(p), end); }
-  // Whether the CTA has another chunk of the item, to which this goes.
+  // Whether the block has another chunk of the item, to which this goes.
   __device__ __forceinline__ bool to_next_chunk(const Parameters& p) {
     ++here, ++chunk;
     return chunk_begin(p) < end;
@@ -200,8 +190,8 @@ __device__ __forceinline__ int as_new(int x) {
   return x;
 }
 
-// Of an item that begins at tile `start`: how many chunks it has; and how many of these the CTA does that has the first,
-// and has added up where it leaves its part.
+// How many chunks an item is of, that begins at tile `start`; and how many of these the block does that has the first, and
+// has added up where all are left.
 struct Sharing {
   int parts, added;
 
@@ -213,15 +203,14 @@ struct Sharing {
   }
 };
 
-// Goes through the range of a CTA. Every warp does so by itself: a lane has one of 32 sequences, and a prefix sum of
-// their work.
-struct TileScheduler {
+// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
+struct Walk {
   Division division;
-  int at, stop;       // what is left of the range
-  int base, through;  // the sequence of lane 0; work of all sequences up to this lane's
+  int at, stop;       // what is left of the block's range
+  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
 
-  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) : division(0, 1) {
+  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
     int total = 0;
     CUTE_NO_UNROLL
     for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
@@ -268,7 +257,9 @@ struct TileScheduler {
     const int from = find(p);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
-    const int weight = item.sequence.weight(p), row_tiles = item.sequence.row_tiles(p);
+    const Sequence::Tiles tiles = item.sequence.tiles(p);
+    const int weight = max(1, tiles.count);
+    const int row_tiles = item.sequence.row_tiles(p);
     const int start = __shfl_sync(~0u, through, from) - weight * row_tiles * p.kv_heads;
     const int index = quotient(at - start, weight);
     item.head = index;
@@ -277,7 +268,7 @@ struct TileScheduler {
     return start + index * weight;
   }
 
-  // All chunks of an item that begin in the CTA's range.
+  // All chunks of an item that begin in the block's range.
   __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
     while (at < stop) {
       const int start = locate(p, item), weight = item.sequence.weight(p), each = item.each(p);
@@ -294,18 +285,18 @@ struct TileScheduler {
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// A stage of K or V in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
+// A stage of k or v in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
 struct Tile {
   static constexpr int kSpan = 32, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 64, kBoxes = kKeys / kBoxRows;
@@ -331,8 +322,8 @@ struct Tile {
     return (from ^ read % kOfPiece * 32) + read / kOfPiece * kPieceBytes;
   }
 };
-constexpr int kMerged = 32;  // columns of O that warps merge at a time
-// XOR of groups of 8 columns with the row: four rows of one column are in other banks.
+constexpr int kMerged = 32;  // columns of o that warps leave for each other at a time
+// Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
 struct SharedStorage {
@@ -343,9 +334,9 @@ struct SharedStorage {
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes && sizeof(SharedStorage) <= 58944);
+static_assert(sizeof(SharedStorage) <= 58944);
 
-// ---- Loader: one warp loads K and V by TMA ---------------------------------------------------------
+// ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
 // Where the lane's box of a tile lies in the cache.
 struct Corner { int row, entry; };
 
@@ -361,9 +352,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; scheduler.next(p, item);) {
+  for (Item item; walk.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first(p) + item.chunk_begin(p), end = min(item.first(p) + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
@@ -502,8 +493,8 @@ __device__ __forceinline__ void multiply_values(Outputs& outputs, const uint32_t
   }
 }
 
-// Stores `kMerged` columns of the warp's rows, those numbered `part`, for the other warps.
-__device__ __forceinline__ void store_merged(float (&to)[16][kMerged], const Outputs& outputs, int part) {
+// Leaves `kMerged` columns of the warp's rows, numbered `part`, in order.
+__device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& outputs, int part) {
   CUTE_UNROLL
   for (int f = 0; f < kMerged / 8; f += 2) {
     CUTE_UNROLL
@@ -527,7 +518,7 @@ __device__ __forceinline__ float fast_log2(float x) {
   return y;
 }
 
-// The max, or the sum, of the four lanes that share a row of S.
+// The largest, or the sum, of what the four lanes that share a row hold.
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -537,7 +528,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The factors of S and O. A factor of 0 would make NaN of a masked score, -inf: hence the 1e-30.
+// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -549,28 +540,28 @@ struct Scaling {
   }
 };
 
-// The lane's two rows. A row sum is that of the lane's own keys, until the warps merge.
+// What a lane knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
   int begin[2], end[2];  // the keys that they see
-  float maximum[2];      // the row max so far, or up to kSlack below it
+  float maximum[2];      // of the scores so far, or kSlack below it
   float sum[2];
 };
 
-// Masks the keys of the warp's slices that rows do not attend to; `key` is the lane's first of the first slice.
+// Hides the keys of the warp's slices that rows do not see; `key` is the lane's first of the first slice.
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = rows.end[r] - key;
+    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
 
-// S becomes P = exp2(exponent (S - row max)); row max and row sum are updated, and O is rescaled where a row max of the
-// warp grew.
+// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was summed
+// before, where a maximum of the warp's rows grew.
 __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& outputs, float exponent) {
   float rescale[2];
   bool grew = false;
@@ -582,7 +573,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
     const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
-    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // exactly 1 where the max stays
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
     float sum = 0;
@@ -602,7 +593,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
 }
 
 // ---- Results ------------------------------------------------------------------------------------
-// A row of an item: its head, and which of the sequence's rows of Q it is.
+// A row of an item: its head, and which of the sequence's rows of q it is.
 struct Row {
   int head, row;
 
@@ -612,7 +603,7 @@ struct Row {
   }
   __device__ __forceinline__ bool there(const Item& item) const { return row < item.sequence.rows; }
 
-  // Its offset in a tensor of these strides.
+  // Where it begins in a tensor of these strides.
   __device__ __forceinline__ int64_t in(const Item& item, int64_t batch_stride, int64_t head_stride,
                                         int64_t row_stride) const {
     return item.batch * batch_stride + head * head_stride + row * row_stride;
@@ -628,8 +619,8 @@ struct Row {
   }
 };
 
-// How many rows of the item exist.
-__device__ __forceinline__ int existing_rows(const Parameters& p, const Item& item) {
+// Rows of an item that are there.
+__device__ __forceinline__ int rows_there(const Parameters& p, const Item& item) {
   return min(kRows, item.sequence.rows * p.sharing - item.row_tile * kRows);
 }
 
@@ -638,14 +629,14 @@ __device__ __forceinline__ float4 appended(const float4& x, float before, float 
           __fmaf_rn(x.z, before, __fmul_rn(factor, y.z)), __fmaf_rn(x.w, before, __fmul_rn(factor, y.w))};
 }
 
-// A partial O of four columns, sum of exp2(S - max) V, with its row max and row sum: without keys -inf and 0.
+// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum -inf.
 struct Total {
   float maximum, sum;
   float4 value;  // of four columns
 
   __device__ __forceinline__ Total() : maximum(minus_infinity()), sum(0), value{0, 0, 0, 0} {}
 
-  // Merges `kCount` others in their order: their row max and row sum, and values.
+  // Adds up to `kCount` others, in their order: their maxima and sums, and values.
   template <int kCount>
   __device__ __forceinline__ void add(const float2 (&sums)[kCount], const float4 (&values)[kCount]) {
     float grown = maximum;
@@ -666,7 +657,7 @@ struct Total {
   }
   __device__ __forceinline__ Total(const float2& sums, const float4& values) : maximum(sums.x), sum(sums.y), value(values) {}
 
-  // Merges one more, after all others. The roundings are spelled out, since combine() repeats them.
+  // Adds one more, which comes after all that are in it. Where sums are rounded is said, since it is done in two places.
   __device__ __forceinline__ void append(const float2& sums, const float4& values) {
     const float grown = fmaxf(maximum, sums.x), reference = grown == minus_infinity() ? 0 : grown;
     const float before = fast_exp2(maximum - reference), factor = fast_exp2(sums.x - reference);
@@ -692,10 +683,10 @@ __device__ __forceinline__ void finish(const Parameters& p, const Item& item, in
   *reinterpret_cast<uint2*>(row.of_o(p, item) + column) = packed;
 }
 
-__device__ __forceinline__ void sync_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+__device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
 
-// Stores row max and row sum of the warp's rows for the other warps.
-__device__ __forceinline__ void store_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
+// Leaves maxima and sums of the warp's rows for the other warps.
+__device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows.sum[r]);
@@ -703,7 +694,7 @@ __device__ __forceinline__ void store_sums(SharedStorage& shared, const Rows& ro
   }
 }
 
-// Merges what the warps have of four columns of a row.
+// What the warps have left of four columns of a row.
 __device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, int four) {
   Total total;
   float2 sums[kKeyWarps];
@@ -718,16 +709,15 @@ __device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, 
   return total;
 }
 
-// Memory order of a merge: __syncwarp, then this acq_rel atomic, publish what the warp has written, and let the last warp
-// to count see what all others have; it reads with ld.cg, from L2.
+// Counts what a warp has written before this, and lets it see what others have that counted before.
 __device__ __forceinline__ uint32_t count_up(uint32_t* counter, int by) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(by) : "memory");
   return before;
 }
 
-// Loads part `at` from L2, `apart` bytes from one part to the next; 0 past the last of `there` parts. The address is
-// computed inside: else ptxas keeps all of them in registers from the kernel's start.
+// Starts a load from L2 of part `at` of those that are `apart` bytes from each other; 0 where there are no more than that.
+// Addresses are made here: else the compiler has all of them ready from the kernel's start.
 __device__ __forceinline__ void read_part(float4& found, const float* from, int apart, int at, int there) {
   asm volatile("{.reg .pred is; .reg .u64 place; setp.lt.s32 is, %6, %7; mad.wide.s32 place, %6, %5, %4;\n"
                "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
@@ -736,7 +726,7 @@ __device__ __forceinline__ void read_part(float4& found, const float* from, int 
                : "l"(from), "r"(apart), "r"(at), "r"(there));
 }
 
-// Prefix max over `kLanes` neighbouring lanes, of which the lane is number `which`.
+// The largest of what the lane, numbered `which` of `kLanes` side by side, and those before it have.
 template <int kLanes> __device__ __forceinline__ float largest_up_to(int which, float x) {
   CUTE_UNROLL
   for (int by = 1; by < kLanes; by *= 2) {
@@ -746,8 +736,8 @@ template <int kLanes> __device__ __forceinline__ float largest_up_to(int which, 
   return x;
 }
 
-// Warps that have other keys of the same rows merge their O, and so do CTAs that have a part of an item each: always in
-// the same order.
+// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
+// always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
   static constexpr int kNext = kWarps * kRowsAtOnce;  // from a warp's rows to its next ones
@@ -757,37 +747,37 @@ struct Merge {
   float unit;
   const Division& division;
   int start;                                       // the item's first tile, of those of all items
-  bool adds = item.from_first() && item.here > 0;  // this chunk to those before it, where all are the CTA's
-  int here = item.here + 1;  // chunks of the item that the CTA has done, with this one
-  int there = existing_rows(p, item);
+  bool adds = item.from_first() && item.here > 0;  // this chunk to those before it, where all are the block's
+  int here = item.here + 1;  // chunks of the item that the block has done, with this one
+  int there = rows_there(p, item);
 
-  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no other:
-  // if it is the last of the CTAs' warps to store its rows, it merges all parts of them.
+  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
-    sync_warps();  // shared.merged of the item before has been read
-    store_sums(shared, rows, exponent, warp);
+    synchronise_warps();  // what was left of the item before has been read
+    leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
-      if (part > 0) sync_warps();
-      store_merged(shared.merged[warp], outputs, part);
-      sync_warps();
+      if (part > 0) synchronise_warps();
+      leave(shared.merged[warp], outputs, part);
+      synchronise_warps();
       if (there <= kNext) add_warps<1>(warp, part);
       else add_warps<2>(warp, part);
     }
     if (!item.last(p) || item.whole(p) || warp * kRowsAtOnce >= there) return;
-    const Sharing sharing(p, division, item, start);  // while the stores are on their way
-    if (!last_to_store(warp, sharing.parts)) return;
+    const Sharing sharing(p, division, item, start);  // while what was left is on its way
+    if (!last_to_leave(warp, sharing.parts)) return;
     if (there <= kNext) combine<1>(sharing);
     else combine<4 / kRowsAtOnce>(sharing);
   }
 
-  // Merges some columns of the warp's rows, kSteps rows at a time.
+  // Adds up some columns of the warp's rows, of so many steps from row to row at a time.
   template <int kSteps> __device__ __forceinline__ void add_warps(int warp, int part) const {
     const int four = lane() % kFours, column = part * kMerged + four * 4;
     CUTE_NO_UNROLL
     for (int first = warp * kRowsAtOnce + lane() / kFours; first < there; first += kSteps * kNext) {
       Total totals[kSteps];
-      Total before[kSteps];  // of the chunks before, which the CTA stored
+      Total before[kSteps];  // of the chunks before, which the block left
       if (adds) {
         CUTE_UNROLL
         for (int i = 0; i < kSteps; ++i) before[i] = left_before(min(first + i * kNext, there - 1), column);
@@ -806,7 +796,7 @@ struct Merge {
         const int row = first + i * kNext;
         if (row >= there) continue;
         if (item.whole(p)) finish(p, item, row, column, totals[i], unit);
-        else store_part(row, column, totals[i]);
+        else leave_part(row, column, totals[i]);
       }
     }
   }
@@ -814,7 +804,7 @@ struct Merge {
   __device__ __forceinline__ int64_t place(int place, int row) const { return int64_t(place) * p.part_rows + row; }
   __device__ __forceinline__ int64_t place_of(int chunk, int row) const { return place(item.number(p) * p.chunks + chunk, row); }
 
-  __device__ __forceinline__ void store_part(int row, int column, const Total& total) const {
+  __device__ __forceinline__ void leave_part(int row, int column, const Total& total) const {
     const int64_t at = place_of(item.chunk, row);
     const int64_t values = adds ? place_of(0, row) : at;
     *reinterpret_cast<float4*>(p.parts + values * kDim + column) = total.value;
@@ -826,22 +816,22 @@ struct Merge {
     return {p.sums[place_of(item.chunk - 1, row)], *reinterpret_cast<const float4*>(p.parts + values)};
   }
 
-  __device__ __forceinline__ bool last_to_store(int warp, int parts) const {
+  __device__ __forceinline__ bool last_to_leave(int warp, int parts) const {
     uint32_t before = 0;
     __syncwarp();
     if (lane() == 0) {
       uint32_t* const counter = p.counters + item.number(p) * kWarps + warp;
       before = count_up(counter, here);
-      if (before + here == parts) *counter = 0;  // the next launch expects 0
+      if (before + here == parts) *counter = 0;  // as the next launch must find it
     }
     before = __shfl_sync(~0u, before, 0);
     __syncwarp();
     return before + here == parts;
   }
 
-  // Merges all chunks of the warp's rows in their order, kSteps rows at a time. The chunks that the first CTA did are
-  // merged already, and stored where the first one is. To hide the latency of L2, eight chunks of these rows are loaded at
-  // a time; each lane has row max and row sum of one row and chunk.
+  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those that one block
+  // did from the first on have been, and lie where the first one does. From L2, where they were left; much of it is on its
+  // way together: eight chunks of these rows, whose maxima and sums the lanes have, each that of one row and chunk.
   template <int kSteps> __device__ __forceinline__ void combine(const Sharing& sharing) const {
     constexpr int kParts = 8;
     const int self = as_new(lane()), own = self / kParts, which = self % kParts, lane_row = self / kFours;
@@ -900,7 +890,7 @@ struct Merge {
   }
 };
 
-// ---- Consumer: a warp has 16 rows of an item, and some keys of each KV tile ------------------------
+// ---- Consumer: a warp has 16 rows of an item, and some keys of each tile ---------------------------
 // Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
 // of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
@@ -909,28 +899,28 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The slices of 16 keys that a warp has of each tile.
-struct KeySlices {
-  uint32_t starts[kSlices];  // where they begin in a tile
+// What a warp goes by in one item's tiles.
+struct Turn {
+  uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
 
-  __device__ __forceinline__ explicit KeySlices(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
+  __device__ __forceinline__ explicit Turn(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
     CUTE_UNROLL
-    for (int i = 0; i < kSlices; ++i) starts[i] = Tile::slice(key_warp * kSlices + i);
+    for (int i = 0; i < kSlices; ++i) slices[i] = Tile::slice(key_warp * kSlices + i);
   }
 };
 
-// One KV tile. kMasked: not all rows attend to all keys, and V past the last key may be anything.
+// One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
-__device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& slices, const Queries& queries,
+__device__ __forceinline__ void step(SharedStorage& shared, Position position, const Turn& turn, const Queries& queries,
                                      const Scaling& scaling, Rows& rows, Outputs& outputs, int tile, int begin_key,
                                      int end_key) {
   Scores scores;
-  const int key = tile * kKeys + slices.first_key;
+  const int key = tile * kKeys + turn.first_key;
   shared.k_full[position.stage].wait(position.phase);
   const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
   CUTE_UNROLL
-  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + slices.starts[i]);
+  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
   release_read(shared.k_empty[position.stage]);
   if (kMasked) mask(scores, rows, key);
   softmax(scores, rows, outputs, scaling.exponent);
@@ -947,7 +937,7 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
       const int at = key + i * 16 + n * 8;
       hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
     }
-    multiply_values<kMasked>(outputs, weights, v + slices.starts[i], hidden);
+    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
   }
   release_read(shared.v_empty[position.stage]);
 }
@@ -963,13 +953,13 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
   Position position{0, 0};
-  const KeySlices slices(warp % kKeyWarps);
+  const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
-  bool more = scheduler.next(p, item);
+  bool more = walk.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
@@ -997,18 +987,18 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int tile = item.first(p) + item.chunk_begin(p); tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
       if (full)
-        step<false>(shared, position, slices, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
       else
-        step<true>(shared, position, slices, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
       position.advance();
     }
     const Item done = item;
-    const int start = scheduler.at - done.end;
+    const int start = walk.at - done.end;
     if (!item.to_next_chunk(p)) {
-      more = scheduler.next(p, item);
+      more = walk.next(p, item);
       if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     }
-    Merge{p, shared, done, scaling.unit, scheduler.division, start}.store(outputs, rows, scaling.exponent, warp);
+    Merge{p, shared, done, scaling.unit, walk.division, start}.store(outputs, rows, scaling.exponent, warp);
   }
 }
 
@@ -1028,10 +1018,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  TileScheduler scheduler(p);
+  Walk walk(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, scheduler);
-  else consume(p, shared, scheduler, warp);
+  if (warp == kWarps) produce(p, shared, walk);
+  else consume(p, shared, walk, warp);
 }

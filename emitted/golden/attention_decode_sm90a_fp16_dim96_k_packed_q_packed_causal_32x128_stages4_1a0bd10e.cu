@@ -1,26 +1,9 @@
 // attention_decode_sm90a_fp16_dim96_k_packed_q_packed_causal_32x128_stages4_1a0bd10e
 //
-// Decode attention: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T, of few rows of Q by long K and V.
-//   Q fp16 varlen, K and V fp16 varlen, head dimension 96
-//   mask causal; 32 rows of Q by 128 keys, 4 stages
-//
-// Roles: 8 warps of a CTA multiply by mma.sync: 16 rows of Q by some keys of a KV tile. The loader, one more, loads K and V.
-// Work: an item is a tile of rows of a sequence and KV head. The KV tiles of all items are dealt to CTAs in equal
-//   ranges; where a range ends within an item, the last CTA to store its part merges all, in order.
-// Registers: 1 CTA of 288 threads on an SM may have 168 each (launch bounds); about 146 are expected: O 48, Q 24.
-// Shared memory, in bytes:
-//         0  k       4 stages x 24,576
-//    98,304  v       4 stages x 24,576
-//   196,608  merged  O of 8 warps, 32 columns
-//   212,992  sums    row max and row sum of each warp
-//   214,016  rest    barriers
-//   215,168 in all, of 232,448
-// Barriers:
-//   barrier           arrivals        who waits  guards
-//   k_full, v_full    loader + bytes  8 warps    a stage of K, of V
-//   k_empty, v_empty  8 warps         loader     the same
-//   named 1           8 warps         8 warps    merged and sums
-//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
+//   q fp16 packed, k and v fp16 packed, head dimension 96
+//   mask causal
+//   32 rows of q by 128 keys, 8 warps of 16 rows, 4 stages, 1 to a multiprocessor
 // Digest 1a0bd10e3afb27cce7ff511e712487b36ad5c8192a3d9aa262f423c63657fdfe; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -46,12 +29,13 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 constexpr int kDim = 96, kKvBytes = 2, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 32, kKeys = 128;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 8, kThreads = 288;  // warps that multiply; threads of a CTA
-constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // warps by rows; by keys of the same rows
+constexpr int kWarps = 8, kThreads = 288;  // that multiply; the last warp loads
+constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 4;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr float kSlack = 8;  // lazy rescale: O waits until the row max has grown by 2^8
+constexpr bool kBoundsLeft = false;
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -132,7 +116,9 @@ struct Sequence {
   }
 
   // Row r stands at key keys - rows + r: what it sees is [begin(r), end(r)).
-  __device__ __forceinline__ int begin(const Parameters&, int) const { return 0; }
+  __device__ __forceinline__ int begin(const Parameters& p, int r) const {
+    return 0;
+  }
   __device__ __forceinline__ int end(const Parameters& p, int r) const {
     return max(0, min(keys, keys - rows + r + p.right + 1));
   }
@@ -143,9 +129,11 @@ struct Sequence {
     const int first = begin(p, 0) / kKeys;
     return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
   }
-  __device__ __forceinline__ int row_tiles(const Parameters& p) const { return (rows * p.sharing + kRows - 1) / kRows; }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
+    return (rows * p.sharing + kRows - 1) / kRows;
+  }
 
-  // What is divided among CTAs: KV tiles of each tile of rows. One that sees nothing has a result, too.
+  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
@@ -153,30 +141,27 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The KV tiles of all items, one item after the other, are dealt in equal ranges: the first `more` CTAs have one more
-// than `each`. Where a range ends within an item, the CTAs that have its other KV tiles have a part of it each
-// (FlashDecoding's split of keys, at any KV tile). An example, of 3 CTAs and 8 KV tiles: `each` and `more` are 2, so CTA 0
-// has tiles 0 to 2, CTA 1 has 3 to 5, and CTA 2 has 6 and 7.
+// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int ctas) : each(quotient(total, ctas)), more(total - each * ctas) {}
-  __device__ __forceinline__ int begin(int cta) const { return each * cta + min(cta, more); }
+  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
+  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
     return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and KV head, and which of its KV tiles are to be done: from `begin` to `end` of
+// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: from `begin` to `end` of
 // `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, what comes of them is a
 // part of `parts`.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
   int begin, end, first, weight;
-  int parts, part_place;  // the place of the CTA's part in the workspace: CTA c has places 2 c and 2 c + 1
-  int first_place;        // 2 c of the CTA that has the item's first part, which lies at 2 c + 1; others at their 2 c
+  int parts, part_place;  // the place of the part of this block
+  int first_place;        // that of the item's first part; others are in every second place, but for the first
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
@@ -186,15 +171,14 @@ struct Item {
   __device__ __forceinline__ int place_of(int part) const { return first_place + 2 * part + (part == 0); }
 };
 
-// Goes through the range of a CTA. Every warp does so by itself: a lane has one of 32 sequences, and a prefix sum of
-// their work.
-struct TileScheduler {
+// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
+struct Walk {
   Division division;
-  int at, stop;       // what is left of the range
-  int base, through;  // the sequence of lane 0; work of all sequences up to this lane's
+  int at, stop;       // what is left of the block's range
+  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
 
-  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) : division(0, 1) {
+  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
     int total = 0;
     CUTE_NO_UNROLL
     for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
@@ -262,30 +246,30 @@ struct TileScheduler {
     return true;
   }
 
-  // The parts of the item that next() gave: how many CTAs have some of its keys, and where the CTA's own part is stored.
+  // What other blocks have of the item that was the last: who has its keys, and which place the block's own part has.
   __device__ __forceinline__ void share(Item& item) const {
     const bool whole = item.begin == 0 && item.end == item.weight;
     const int start = at - item.end, first = division.owner(start);
     item.parts = whole ? 1 : division.owner(start + item.weight - 1) - first + 1;
-    item.first_place = 2 * first;  // a CTA has the last part of one item (2 c) and the first of another (2 c + 1)
+    item.first_place = 2 * first;  // a block has the last part of one item, and the first of another
     item.part_place = 2 * blockIdx.x + (item.begin == 0 ? 1 : 0);
   }
 };
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// A stage of K or V in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
+// A stage of k or v in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
 struct Tile {
   static constexpr int kSpan = 64, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 64, kBoxes = kKeys / kBoxRows;
@@ -311,8 +295,8 @@ struct Tile {
     return (from ^ read % kOfPiece * 32) + read / kOfPiece * kPieceBytes;
   }
 };
-constexpr int kMerged = 32;  // columns of O that warps merge at a time
-// XOR of groups of 8 columns with the row: four rows of one column are in other banks.
+constexpr int kMerged = 32;  // columns of o that warps leave for each other at a time
+// Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
 struct SharedStorage {
@@ -323,9 +307,9 @@ struct SharedStorage {
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, merged) == 2 * kStages * Tile::kBytes && sizeof(SharedStorage) <= 215168);
+static_assert(sizeof(SharedStorage) <= 215168);
 
-// ---- Loader: one warp loads K and V by TMA ---------------------------------------------------------
+// ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
 // Where the lane's box of a tile lies in the cache.
 struct Corner { int row, entry; };
 
@@ -341,9 +325,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; scheduler.next(p, item);) {
+  for (Item item; walk.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
@@ -448,8 +432,8 @@ __device__ __forceinline__ void multiply_values(Outputs& outputs, const uint32_t
   }
 }
 
-// Stores `kMerged` columns of the warp's rows, those numbered `part`, for the other warps.
-__device__ __forceinline__ void store_merged(float (&to)[16][kMerged], const Outputs& outputs, int part) {
+// Leaves `kMerged` columns of the warp's rows, numbered `part`, in order.
+__device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& outputs, int part) {
   CUTE_UNROLL
   for (int f = 0; f < kMerged / 8; ++f) {
     CUTE_UNROLL
@@ -473,7 +457,7 @@ __device__ __forceinline__ float fast_log2(float x) {
   return y;
 }
 
-// The max, or the sum, of the four lanes that share a row of S.
+// The largest, or the sum, of what the four lanes that share a row hold.
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -483,7 +467,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The factors of S and O. A factor of 0 would make NaN of a masked score, -inf: hence the 1e-30.
+// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -495,28 +479,28 @@ struct Scaling {
   }
 };
 
-// The lane's two rows. A row sum is that of the lane's own keys, until the warps merge.
+// What a lane knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
   int begin[2], end[2];  // the keys that they see
-  float maximum[2];      // the row max so far, or up to kSlack below it
+  float maximum[2];      // of the scores so far, or kSlack below it
   float sum[2];
 };
 
-// Masks the keys of the warp's slices that rows do not attend to; `key` is the lane's first of the first slice.
+// Hides the keys of the warp's slices that rows do not see; `key` is the lane's first of the first slice.
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = rows.end[r] - key;
+    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
 
-// S becomes P = exp2(exponent (S - row max)); row max and row sum are updated, and O is rescaled where a row max of the
-// warp grew.
+// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was summed
+// before, where a maximum of the warp's rows grew.
 __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& outputs, float exponent) {
   float rescale[2];
   bool grew = false;
@@ -528,7 +512,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
     const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
-    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // exactly 1 where the max stays
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
     float sum = 0;
@@ -548,7 +532,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
 }
 
 // ---- Results ------------------------------------------------------------------------------------
-// A row of an item: its head, and which of the sequence's rows of Q it is.
+// A row of an item: its head, and which of the sequence's rows of q it is.
 struct Row {
   int head, row;
 
@@ -558,7 +542,7 @@ struct Row {
   }
   __device__ __forceinline__ bool there(const Item& item) const { return row < item.sequence.rows; }
 
-  // Its offset in a tensor of these strides.
+  // Where it begins in a tensor of these strides.
   __device__ __forceinline__ int64_t in(const Item& item, int64_t head_stride, int64_t row_stride) const {
     return head * head_stride + (item.sequence.first_row + row) * row_stride;
   }
@@ -573,19 +557,19 @@ struct Row {
   }
 };
 
-// How many rows of the item exist.
-__device__ __forceinline__ int existing_rows(const Parameters& p, const Item& item) {
+// Rows of an item that are there.
+__device__ __forceinline__ int rows_there(const Parameters& p, const Item& item) {
   return min(kRows, item.sequence.rows * p.sharing - item.row_tile * kRows);
 }
 
-// A partial O of four columns, sum of exp2(S - max) V, with its row max and row sum: without keys -inf and 0.
+// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum -inf.
 struct Total {
   float maximum, sum;
   float4 value;  // of four columns
 
   __device__ __forceinline__ Total() : maximum(minus_infinity()), sum(0), value{0, 0, 0, 0} {}
 
-  // Merges `kCount` others in their order: their row max and row sum, and values.
+  // Adds up to `kCount` others, in their order: their maxima and sums, and values.
   template <int kCount>
   __device__ __forceinline__ void add(const float2 (&sums)[kCount], const float4 (&values)[kCount]) {
     float grown = maximum;
@@ -620,10 +604,10 @@ __device__ __forceinline__ void finish(const Parameters& p, const Item& item, in
   *reinterpret_cast<uint2*>(row.of_o(p, item) + column) = packed;
 }
 
-__device__ __forceinline__ void sync_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+__device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
 
-// Stores row max and row sum of the warp's rows for the other warps.
-__device__ __forceinline__ void store_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
+// Leaves maxima and sums of the warp's rows for the other warps.
+__device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows.sum[r]);
@@ -631,7 +615,7 @@ __device__ __forceinline__ void store_sums(SharedStorage& shared, const Rows& ro
   }
 }
 
-// Merges what the warps have of four columns of a row.
+// What the warps have left of four columns of a row.
 __device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, int four) {
   Total total;
   float2 sums[kKeyWarps];
@@ -646,69 +630,68 @@ __device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, 
   return total;
 }
 
-// Memory order of a merge: __syncwarp, then this acq_rel atomic, publish what the warp has written, and let the last warp
-// to count see what all others have; it reads with ld.cg, from L2.
+// Counts what a warp has written before this, and lets it see what others have that counted before.
 __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
 
-// Warps that have other keys of the same rows merge their O, and so do CTAs that have a part of an item each: always in
-// the same order.
+// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
+// always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
   float unit;
-  int there = existing_rows(p, item);
+  int there = rows_there(p, item);
 
-  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no other:
-  // if it is the last of the CTAs' warps to store its rows, it merges all parts of them.
+  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
-    sync_warps();  // shared.merged of the item before has been read
-    store_sums(shared, rows, exponent, warp);
+    synchronise_warps();  // what was left of the item before has been read
+    leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
-      if (part > 0) sync_warps();
-      store_merged(shared.merged[warp], outputs, part);
-      sync_warps();
+      if (part > 0) synchronise_warps();
+      leave(shared.merged[warp], outputs, part);
+      synchronise_warps();
       CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
         const int row = i / kFours, column = part * kMerged + i % kFours * 4;
         const Total total = of_warps(shared, row, i % kFours);
         if (item.parts == 1) finish(p, item, row, column, total, unit);
-        else store_part(row, column, total);
+        else leave_part(row, column, total);
       }
     }
-    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_store(warp)) combine();
+    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();
   }
 
   __device__ __forceinline__ int64_t place(int place, int row) const { return int64_t(place) * p.part_rows + row; }
 
-  __device__ __forceinline__ void store_part(int row, int column, const Total& total) const {
+  __device__ __forceinline__ void leave_part(int row, int column, const Total& total) const {
     const int64_t at = place(item.part_place, row);
     *reinterpret_cast<float4*>(p.parts + at * kDim + column) = total.value;
     if (column == 0) p.sums[at] = {total.maximum, total.sum};
   }
 
-  __device__ __forceinline__ bool last_to_store(int warp) const {
+  __device__ __forceinline__ bool last_to_leave(int warp) const {
     uint32_t before = 0;
     __syncwarp();
     if (lane() == 0) {
       uint32_t* const counter = p.counters + item.number(p) * kWarps + warp;
       before = count_up(counter);
-      if (before + 1 == item.parts) *counter = 0;  // the next launch expects 0
+      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it
     }
     before = __shfl_sync(~0u, before, 0);
     __syncwarp();
     return before + 1 == item.parts;
   }
 
-  // Merges all parts of the warp's rows, from L2, where other CTAs stored them.
+  // Adds up all parts of the warp's rows. From L2, where other blocks left them.
   __device__ __forceinline__ void combine() const {
-    constexpr int kAtOnce = 8;  // loads in flight
+    constexpr int kAtOnce = 8;  // that are on their way together
     CUTE_NO_UNROLL
     for (int columns = 0; columns < kDim; columns += kMerged) {
       CUTE_NO_UNROLL
@@ -736,7 +719,7 @@ struct Merge {
   }
 };
 
-// ---- Consumer: a warp has 16 rows of an item, and some keys of each KV tile ------------------------
+// ---- Consumer: a warp has 16 rows of an item, and some keys of each tile ---------------------------
 // Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
 // of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
 __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
@@ -745,28 +728,28 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The slices of 16 keys that a warp has of each tile.
-struct KeySlices {
-  uint32_t starts[kSlices];  // where they begin in a tile
+// What a warp goes by in one item's tiles.
+struct Turn {
+  uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
 
-  __device__ __forceinline__ explicit KeySlices(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
+  __device__ __forceinline__ explicit Turn(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
     CUTE_UNROLL
-    for (int i = 0; i < kSlices; ++i) starts[i] = Tile::slice(key_warp * kSlices + i);
+    for (int i = 0; i < kSlices; ++i) slices[i] = Tile::slice(key_warp * kSlices + i);
   }
 };
 
-// One KV tile. kMasked: not all rows attend to all keys, and V past the last key may be anything.
+// One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
-__device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& slices, const Queries& queries,
+__device__ __forceinline__ void step(SharedStorage& shared, Position position, const Turn& turn, const Queries& queries,
                                      const Scaling& scaling, Rows& rows, Outputs& outputs, int tile, int begin_key,
                                      int end_key) {
   Scores scores;
-  const int key = tile * kKeys + slices.first_key;
+  const int key = tile * kKeys + turn.first_key;
   shared.k_full[position.stage].wait(position.phase);
   const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
   CUTE_UNROLL
-  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + slices.starts[i]);
+  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
   release_read(shared.k_empty[position.stage]);
   if (kMasked) mask(scores, rows, key);
   softmax(scores, rows, outputs, scaling.exponent);
@@ -783,7 +766,7 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
       const int at = key + i * 16 + n * 8;
       hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
     }
-    multiply_values<kMasked>(outputs, weights, v + slices.starts[i], hidden);
+    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
   }
   release_read(shared.v_empty[position.stage]);
 }
@@ -799,17 +782,17 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
   Position position{0, 0};
-  const KeySlices slices(warp % kKeyWarps);
+  const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
-  bool more = scheduler.next(p, item);
+  bool more = walk.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
-    scheduler.share(item);  // while q is on its way
+    walk.share(item);  // while q is on its way
     Rows rows;
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -834,13 +817,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int tile = item.first + item.begin; tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
       if (full)
-        step<false>(shared, position, slices, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
       else
-        step<true>(shared, position, slices, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
       position.advance();
     }
     const Item done = item;
-    more = scheduler.next(p, item);
+    more = walk.next(p, item);
     if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp);
   }
@@ -862,10 +845,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  TileScheduler scheduler(p);
+  Walk walk(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, scheduler);
-  else consume(p, shared, scheduler, warp);
+  if (warp == kWarps) produce(p, shared, walk);
+  else consume(p, shared, walk, warp);
 }

@@ -1,34 +1,9 @@
 // attention_forward_sm90a_bf16_dim64_bias_bf16_masked_dropout_128x112_overlap_rescale_needed_1d3f367b
 //
-// Attention forward: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T.
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, head dimension 64, mask none, fixed lengths
-//   Q tile 128, KV tile 112, 2 stages, overlap, static tile scheduler
-// Weights are dropped after the softmax; the others are divided by p.keep.
-//
-// Roles: one thread of warpgroup 0, the producer, loads Q, K and V by TMA. The other 2 warpgroups, the
-//   consumers, compute O of 64 rows of Q each.
-//   3 other warps of warpgroup 0, the makers, draw the random words of dropout, ahead of the consumers.
-// A consumer's loop, over KV tiles n from right to left:
-//   wgmma  S(n) = Q K(n)^T  O += P(n+1) V(n+1)  S(n-1) ...
-//   ALU                     softmax of S(n)
-// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 56 + 2 x 224 = 504 of 3 x 168.
-//   A consumer thread holds S 56, O 32, P 28; about 196 of 224.
-// Shared memory, in bytes:
-//         0  q        2 x 2 warpgroups x 8,192
-//    32,768  k        2 stages x 14,336
-//    61,440  v        2 stages x 14,336
-//    90,112  staging  a warp's part of a bias or a mask
-//   135,168  work     work, words of dropout, barriers
-//   140,288 in all, of 232,448
-// Barriers:
-//   barrier           arrivals                    who waits           guards
-//   q_full            producer + bytes            a consumer, makers  its Q, and its Work
-//   q_empty           4 consumer warps, 3 makers  producer            the same
-//   k_full, v_full    producer + bytes            consumers           a stage of K, of V
-//   k_empty, v_empty  8 consumer warps            producer            the same
-//   words_full        3 makers                    consumers           which weights a tile drops
-//   words_empty       8 consumer warps            makers              the same
-//
+//   q tile 128, kv tile 112, 2 consumers, 2 stages, overlap, scheduler static
+// Weights are dropped behind the softmax, the others divided by p.keep.
 // Digest 1d3f367b1bc138452f730d5428d940cfcb42fc785d50f1e111b91d66f4165580; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -55,21 +30,22 @@ using Element = cutlass::bfloat16_t;
 using BiasElement = cutlass::bfloat16_t;
 constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of Q each
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of a thread: setmaxnreg
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
-              "else setmaxnreg waits for ever");
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 112;
-constexpr int kStages = 2, kQStages = 2;  // of K, and of V; of Q
-constexpr float kSlack = 8;  // lazy rescale: O waits until the row max has grown by 2^8; P up to 256 is as exact as up to 1
-constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread: of S, of O
+constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+// The output is rescaled where a maximum of the warp's rows grew; else in every step.
+constexpr bool kRescalesIfNeeded = true;
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+// The output is rescaled under the product of scores; else after its own.
+constexpr bool kRescalesBetween = false;
+constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kKvTile / 16][4];  // P in 16 bits, wgmma's A in registers
+using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -125,6 +101,8 @@ static_assert(OFFSET(Parameters, sharing) == 536 && OFFSET(Parameters, keys_rows
 static_assert(OFFSET(Parameters, keys_columns) == 544 && OFFSET(Parameters, keys_batch) == 548);
 static_assert(OFFSET(Parameters, keys_head) == 552 && OFFSET(Parameters, scale) == 556);
 static_assert(OFFSET(Parameters, keep) == 560);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 112] += A[64 x 16] * B[16 x 112]; A and B by descriptor, D in registers.
@@ -133,20 +111,13 @@ struct ScoresWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[56], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %58, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
-      "}, %56, %57, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-        "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %58, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55}, %56, %57, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -156,16 +127,11 @@ struct OutputWgmma {
 
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
@@ -195,6 +161,7 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -210,19 +177,22 @@ struct Sequence {
   }
 };
 
-struct TileCoord { Sequence sequence; int head, row; };
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
 
 // Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ TileCoord place(const Parameters& p, int tile, int all_head) {
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
   // Where all batches have one bias they come one after the other, while L2 has it.
   const bool shared = p.bias_batch == 0;
   const int inner = shared ? p.all_heads / p.heads : p.heads, outer = all_head / inner, rest = all_head - outer * inner;
   const int batch = shared ? rest : outer, head = shared ? outer : rest;
-  return { {batch}, head, tile * kQTile};
+  return { {batch}, head, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile};
 }
 
-// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
-// sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -241,31 +211,32 @@ template <int kRows> struct Tile {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
+// The four warps let go on their own; the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// Static persistent tile scheduler. CTAs get tiles in rounds, every second round in reverse: the CTA with the longest
-// tile of one round gets the shortest of the next.
+// Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
+// next. Where tiles differ in length each section is dealt by itself, and every second one from the other
+// end: a round that ran on into the next section would give the same blocks the long ones again.
 struct Tiles {
   int round = 0;
 
   __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
+    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
     for (;;) {
       const int section = round / rounds, turn = round - section * rounds, first = section * whole;
       if (first >= p.tiles) return false;
@@ -277,7 +248,15 @@ struct Tiles {
   }
 };
 
-// The softmax is of scale Q K^T.
+// The warpgroups issue their products when they come to them.
+struct Turns {
+  __device__ __forceinline__ explicit Turns(int) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void pass() const {}
+  __device__ __forceinline__ void finish() const {}
+};
+
+// The softmax is of scale q k^T.
 // A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
 // large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
 struct Scaling {
@@ -285,9 +264,10 @@ struct Scaling {
   float factor;                              // of a score before the bias is added
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : factor(p.scale) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// ---- Softmax by rows, in base 2 --------------------------------------------------------------------
+// The softmax by rows, in base 2.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -300,7 +280,7 @@ __device__ __forceinline__ float fast_log2(float x) {
   return y;
 }
 
-// The max, or the sum, of the four lanes that share a row of S.
+// The largest, or the sum, of what the four lanes that share a row hold.
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -310,30 +290,31 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The thread's two rows. A row sum is that of the thread's own columns, until store().
+// What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // the row max so far, or kSlack below it
+  float maximum[2];  // of the scores so far, or kSlack below it
   float sum[2];
-  float rescale[2];  // exp2 of the old row max minus the new: what O and the row sum are multiplied by
+  float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Masks S of a KV tile where rows do not attend to columns, of which there are `columns`; `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the
-// next of every 8.
+// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
+// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
+// 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = columns - column;
+    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
+    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
 
-// S becomes P = exp2(scale (S - row max)); row max and row sum are updated. kMasked: a row may have met nothing but
-// -inf so far, and -inf - -inf must not become a NaN.
+// Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
+// have met nothing but -inf so far, and its maximum must not become a NaN.
 template <bool kFirst, bool kMasked>
 __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, float scale) {
   CUTE_UNROLL
@@ -345,7 +326,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
     const float reference = maximum == minus_infinity() ? 0 : maximum;
-    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // exactly 1 where the max stays
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -360,18 +341,22 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
   }
 }
 
-// A warp's part of a tile of S; where accumulator i is in it, from the thread's first row and column.
+// Where accumulator i is, from the thread's first row and column.
+constexpr bool kColumnPairs = true;  // two accumulators are of one row
 constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
+__device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
+__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// What changes S before the softmax (bias, ALiBi, mask): a Score for a tile of a head, then read() for each eight
-// accumulators, and term() and hides() for each of them.
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
+// then read() for each eight accumulators, and term() and hides() for each of them.
 //
-// A bias of 16 bits and a mask go through shared memory: stage() begins to copy a warp's part of a tile by cp.async, while
-// it works on the tile before; await() waits for it. A warp stages for itself alone.
-// A warp's part of a tile, of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
+// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
+// of them has been read. A warp stages for itself alone: no other waits for it.
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
 template <int kBytes> struct Staged {
   static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
-  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // that ldmatrix reads; the last 8 may be unused
+  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
   // Lanes side by side, and rows that all of them copy at a time.
   static constexpr int kLanes = kPieces > 8 ? 16 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
   static constexpr int kRowsAtATime = 32 / kLanes;
@@ -389,7 +374,7 @@ template <int kBytes> struct Staged {
       CUTE_UNROLL
       for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
         if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
-        // Through L1: of a key mask all CTAs read one row.
+        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
                      : "memory");
@@ -402,22 +387,34 @@ template <int kBytes> struct Staged {
     uint4 x;
     const int lane = threadIdx.x % 32;
     const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
-    // Rows 0 and 8 of 8 columns, then of the next 8.
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+    else  // columns 0 and 8 of 8 rows, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
     return x;
   }
+
   // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
   __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
     const int lane = threadIdx.x % 32;
-    const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8 columns
-    CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {  // 16 columns of both rows
-      const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
-      const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
-      x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
-      x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
+    if constexpr (kColumnPairs) {  // of 16 columns of both rows
+      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
+      }
+    } else {
+      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j)
+        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
     }
   }
 };
@@ -459,7 +456,7 @@ struct Score {
   }
   __device__ __forceinline__ static void finish() { __syncwarp(); }
 
-  // Bias and mask of accumulators i to i + 7; 0 past the sequence's end.
+  // What is read for accumulators i to i + 7; 0 where the sequence ends.
   __device__ __forceinline__ Eight read(int i) const {
     Eight eight;
     const uint4 twos = staging.bias.read_eight(i);
@@ -477,10 +474,12 @@ struct Score {
     return bias;
   }
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
+    return eight.shown[i % 8] == 0;
+  }
 };
 
-// ---- Key masks: one row for all rows of Q ------------------------------------------------------------
+// ---- Masks of keys: one row for all rows of q --------------------------------------------------------
 // What a row shows: nothing outside of columns [begin, end), and all of these if `count` is as many.
 struct Keys {
   int begin, end, count;
@@ -508,7 +507,7 @@ struct Keys {
     }
   }
 
-  // Adds the warp's parts to the CTA's, which is read after a barrier.
+  // Adds the warp's parts to the block's, which nobody reads before all have.
   __device__ __forceinline__ void join(Keys& block) const {
     const int first = __reduce_min_sync(~0u, begin), last = __reduce_max_sync(~0u, end);
     const int all = __reduce_add_sync(~0u, count);
@@ -519,8 +518,8 @@ struct Keys {
   }
 };
 
-// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel: nothing outside of columns [x, y), and
-// all of [z, w).
+// Finds what a row of the mask shows, by all threads of a block, for the next kernel to read: nothing outside of columns
+// [x, y), and all of [z, w).
 __device__ __forceinline__ void find_keys(const Parameters& p, int row) {
   __shared__ Keys keys;
   if (threadIdx.x == 0) keys = {p.keys_columns, 0, 0};
@@ -541,23 +540,20 @@ __device__ __forceinline__ int4 keys_of(const Parameters& p, int64_t number, int
 }
 
 // ---- Dropout: which weights are dropped --------------------------------------------------------------
-// It is a function of state, batch, head, row and column alone: both passes and every tile find the same.
-//
+// A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
 // A patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2 b + c
 // has a bit of word 2 i + g: 16 h + 8 c + 7 - 4 r - 2 b - a, 1 where it is dropped. A thread of the forward pass has
 // all h, c and a of a word, one of the backward pass all h, r and a.
-//
 // A weight is dropped where its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up as
 // one more number says, so that each is kept with probability keep to 2^-16. Random words are of one bit of the
 // numbers of 32 weights, which are compared at once, from the lowest bit on.
 // Words 0 to 3 share the two lowest bits and the number that rounds, and so do words 4 to 7: these count where the six
 // bits above equal the threshold's, once in 2^6. docs/families/attention_forward.md says how much that correlates.
-//
-// Generator: Philox4x32 (Salmon et al., 2011; 7 rounds, the fewest that pass BigCrush, key 0) of the call's state, and
-// again of that XOR the patch's row, column and head, seeds a multiply-with-carry generator of lag 3: u[n + 3] = u[n] + c low(u[n + 1]), with
-// c = 2^32 - 69069; the upper halves are the random words.
+// Philox4x32 (Salmon et al., 2011; in 7 rounds, the fewest that pass BigCrush, with key 0) of the call's state, and again
+// of that with the patch's place added bit by bit, seeds numbers of 64 bits, u[n + 3] = u[n] + c low(u[n + 1]), whose upper
+// halves are the random words. The lower ones are a recursive generator modulo 2^32, c = 2^32 - 69069 (docs/notebook.md).
 struct Dropout {
-  // In shared memory, for lack of registers: Philox of the state, and a word for each bit of the threshold, ~0 where it is 0.
+  // For lack of registers: what Philox makes of the state, and words of the threshold's bits that are 0, rounded down.
   using Shared = uint4[3];
   static constexpr int kBits = 8, kSharedBits = 2;
   uint32_t shared, share;  // the latter of 2^32 numbers of words: those that round up
@@ -573,7 +569,7 @@ struct Dropout {
     this->shared = cute::cast_smem_ptr_to_uint(&shared), share = uint32_t(threshold) << 24;
   }
   __device__ __forceinline__ uint4 read(int offset) const {
-    uint4 four;  // volatile: else ptxas keeps all of it in registers
+    uint4 four;  // volatile, or it is kept
     asm volatile("ld.volatile.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w) : "r"(shared + offset));
     return four;
@@ -581,7 +577,7 @@ struct Dropout {
   __device__ __forceinline__ static void philox(uint32_t (&x)[4]) {
     CUTE_UNROLL
     for (int round = 0; round < 7; ++round) {
-      uint64_t first, second;  // not by *: the compiler would multiply upper halves, too, which are 0
+      uint64_t first, second;  // not by *: the compiler would add products of upper halves, which are 0
       asm("mul.wide.u32 %0, %1, %2;" : "=l"(first) : "r"(x[0]), "r"(0xd2511f53));
       asm("mul.wide.u32 %0, %1, %2;" : "=l"(second) : "r"(x[2]), "r"(0xcd9e8d57));
       x[0] = uint32_t(second >> 32) ^ x[1] ^ round * 0x9e3779b9u;
@@ -608,7 +604,7 @@ struct Dropout {
     };
     const auto compare = [&](uint32_t& word, int bit) {
       const uint32_t drawn = draw();
-      word = (drawn & word) | (zeros[bit] & (drawn | word));  // greater where the first differing bit is 1 against 0
+      word = (drawn & word) | (zeros[bit] & (drawn | word));  // 1 is above 0
     };
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -641,52 +637,61 @@ __device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Drop
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a consumer warpgroup does next, written by the producer: KV tiles [begin, end), of which those in
+// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
 // [full_begin, full_end) need no mask.
 struct alignas(16) Work {
-  int more;  // 0: nothing is left
+  int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
   int begin, end, full_begin, full_end;
-  int skipped;  // KV tiles that the CTA loads first, for warpgroups with rows further down
+  int skipped;  // tiles that the block loads before, for rows further down
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // the 128-byte swizzle repeats every 1024 bytes
+  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][kStageBytes];
   Staging staging[4 * kConsumers];  // of each warp
-  Work work[kQStages][kConsumers];  // guarded by the barriers of Q
+  Work work[kQStages][kConsumers];  // guarded by q's barriers
   uint4 words[kWordStages][kConsumers * 4 * kKvTile / 16][2];  // of a warp's rows, 16 columns after the other
   Dropout::Shared dropout[kMakers];
   EmptyBarrier words_full[kWordStages], words_empty[kWordStages];
+  // The producer's bytes have arrived; every reader is done with them.
   FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
   EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, k) == kQStages * kConsumers * kQBytes);  // the map above
 static_assert(sizeof(SharedStorage) <= 140288);
 
-// ---- Producer: one thread loads Q, K and V by TMA --------------------------------------------------
-// The tile of Q with number `index` of the tile scheduler: by sections of heads whose K and V fit L2 together.
+// ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
+// The tile called `index`, in the order in which tiles are worked off: head by head.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
-  const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
+  const int heads = min(p.section, p.all_heads - section * p.section);
+  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
+  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
   const auto [sequence, head, row] = place(p, tile, all_head);
   // Where the mask is of pairs any key may be shown, and any hidden.
   const int all_columns = sequence.columns(p);
   const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head) : make_int4(0, all_columns, 0, 0);
-  const int columns = min(all_columns, keys.y);
-  const int end = columns;
-  const int begin = max(0, min(end, keys.x));
+  const int rows = sequence.rows(p), columns = min(all_columns, keys.y), diagonal = sequence.diagonal(p);
+  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
+  const int begin = max(0, min(end, max(kBoundsLeft ? row + diagonal - left(p) : 0, keys.x)));
   return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
 }
 
-// The part of one consumer warpgroup, whose rows begin at `row`.
+// The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p);
-  work.full_end = max(work.begin, columns / kKvTile);
-  work.full_begin = work.begin;
+  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
+  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
+  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
+  work.full_end = max(work.begin, full_end / kKvTile);
+  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
+  if (kBoundsRight) {  // the last tiles may be for rows further down alone
+    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
+    work.skipped = max(0, work.end - max(work.begin, (end + kKvTile - 1) / kKvTile));
+    work.end -= work.skipped;
+  }
   return work;
 }
 
@@ -705,7 +710,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: S of a KV tile is computed before O += P V of the tile before.
+    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -715,7 +720,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
       shared.work[q.stage][consumer] = share(p, work, row);
-      full.arrive_and_expect_tx(kQBytes);  // publishes the work, too
+      full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           work.sequence.rows_at<kWgmmaM>(row), work.head);
     }
@@ -779,9 +784,9 @@ __device__ __forceinline__ void keep(Weights& weights, const Weights& packed, co
   for (int i = 0; i < kKvTile / 4; ++i) weights[i / 4][i % 4] = packed[i / 4][i % 4] & ~dropped[i / 4][i % 4];
 }
 
-// ---- Consumer: S, softmax and O of 64 rows of Q ---------------------------------------------------
-// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
-template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
+// ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -792,15 +797,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// Two 8-column fragments of the accumulator of S are one 16-column fragment of wgmma's A: P needs no shuffle.
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Issues S = Q K^T, asynchronously.
+// Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
-  warpgroup_fence_operand(scores);
+  fence(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -808,9 +813,9 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues O += P V.
+// Issues output += weights v.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
-  warpgroup_fence_operand(output);
+  fence(output);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
@@ -819,7 +824,7 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;  // no row max of the warp grew
+  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -827,31 +832,29 @@ __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& r
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
-// What the steps of a consumer warpgroup need beside S, P and O.
+// What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
-  int index;  // among the consumer warpgroups
-  // wgmma descriptors of the first stages of Q, K and V; q is that of the Q in work.
-  uint64_t first_q = matrix(shared.q[0][index], 0, 8 * kSpan, 1), q = 0;
-  uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
-  uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
-  Scaling scaling{p};
-  Ring<kQStages> at_q{0, 0};
-  Position position{0, 0};
-  int begin = 0;  // the last kv tile: they are walked from right to left
-  int columns = 0;  // of the sequence
-  int row = 0, column = threadIdx.x % 4 * 2;  // the thread's first; the row counts from where bounds are relative to
+  int index;         // among the consumers
+  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
+  Scaling scaling;
+  Turns turns;
+  Ring<kQStages> at_q;
+  Position position;
+  int begin;         // the last kv tile: they are walked from the right to the left
+  int columns;       // of the sequence
+  int row, column;   // the thread's first; the row counts from where bounds are relative to
   Sequence sequence;
   int head, own_row;  // the thread's first row as it is
-  Ring<kWordStages> at_words{0, 0};
+  Ring<kWordStages> at_words;
 
-  // The stage of the tile before: its V is read one step later than its K.
+  // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
     const bool wraps = position.stage == 0;
     return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
   }
-  // Waits for the next Q, and with it for what is to be done.
+  // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
     shared.q_full[at_q.stage][index].wait(at_q.phase);
     q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
@@ -859,13 +862,16 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // S of a tile is there: its K is free.
-  __device__ __forceinline__ void release_k() const { release(shared.k_empty[position.stage]); }
+  // The scores of tile n are there: its k is free, and after the last one q is, too.
+  __device__ __forceinline__ void release_operands(int n) const {
+    release(shared.k_empty[position.stage]);
+    if (kQStages == 1 && n == begin) release_q();
+  }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
 
   __device__ __forceinline__ Staging& staging() const { return shared.staging[index * 4 + threadIdx.x / 32 % 4]; }
-  // Begins to copy the bias or mask of KV tile n, of rows from the warp's first on.
+  // Begins to copy what changes the scores of tile n, of rows from the warp's first on.
   __device__ __forceinline__ void stage(const Sequence& sequence, int head, int row, int n) const {
     Score::stage(p, staging(), sequence, head, row, n * kKvTile);
   }
@@ -878,16 +884,16 @@ struct Consumer {
       const Score::Eight eight = score.read(i);
       CUTE_UNROLL
       for (int j = i; j < i + 8; ++j)
-        if (score.hides(j, eight)) scores[j] = minus_infinity();
-        else
-        scores[j] = fmaf(scores[j], scaling.factor, score.term(j, eight));
+        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
     }
     Score::finish();
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
   }
 
-  // Passes over a kv tile that only rows further down see: releases its K and V.
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
   __device__ __forceinline__ void skip() {
+    turns.begin();
+    turns.pass();
     shared.k_full[position.stage].wait(position.phase);
     release(shared.k_empty[position.stage]);
     shared.v_full[position.stage].wait(position.phase);
@@ -911,14 +917,15 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over KV tiles: S of tile n is issued, then O += P V of the tile before, under which the softmax
-// of tile n runs (FlashAttention-3's intra-warpgroup overlap).
+// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
+// before, and the softmax of the one runs under the other's products.
 struct Steps {
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(scores);
-    c.release_k();
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
     c.change(scores, n);
     if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
     softmax<true, true>(scores, rows, c.scaling.exponent);
@@ -936,38 +943,45 @@ struct Steps {
                                               Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
     multiply_scores(scores, c.q, c.staged_k());
+    if (kRescalesBetween) rescale(output, rows);
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
-    cute::warpgroup_wait<1>();  // S is there; O += P V runs on
-    warpgroup_fence_operand(scores);
-    c.release_k();
+    c.turns.pass();
+    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
     c.change(scores, n);
     if (kMasked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     Words words;
     c.take(words);
     c.position.advance();
+    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
+    // softmax runs under the output's products, which only long ones gain from.
+    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(output);
+    fence(output);
     release(c.shared.v_empty[before.stage]);
     pack(weights, scores);
     Weights dropped;
     expand(dropped, words);
     keep(weights, weights, dropped);
-    rescale(output, rows);
+    if (!kRescalesBetween) rescale(output, rows);
   }
 
-  // O += P V of the last tile.
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], const Weights& weights) {
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
+    if (kRescalesBetween) rescale(output, rows);
     const Position before = c.before();
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
   }
 };
 
-// Transposes the four lanes of a row: each has a pair of every 8 columns, and gets the four pairs of one 8,
-// 16 bytes to store at once.
+// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
+// pairs of one block, 16 bytes side by side.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -977,8 +991,8 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
   return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
 }
 
-// Stores O and LSE of the warpgroup's rows from registers, so that no stage of shared memory is waited for.
-// A fully masked row has row sum 0: O is 0 and LSE -inf.
+// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
+// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
 __device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
@@ -1002,25 +1016,37 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first S = Q K^T of a tile of Q. Where it has no KV tile, S is of whatever the stage holds and nobody
-// reads it: ptxas keeps wgmma asynchronous only where every path issues it (else C7514).
+// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
+// the compiler keeps products asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
   }
   multiply_scores(scores, c.q, c.staged_k());
+  if (any) c.turns.pass();
 }
 
-// Passes over the skipped KV tiles of a tile of Q.
+// Passes over all such tiles at the beginning of a piece of work.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
+  fence(output);
+  release(c.shared.v_empty[stage]);
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
-  Consumer c{p, shared, consumer};
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
   skip(c, work);
@@ -1028,7 +1054,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   while (work.more) {
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
-    c.row = work.row + thread_row();
+    c.row = work.row + work.sequence.diagonal(p) + thread_row();
     c.sequence = work.sequence;
     c.head = work.head;
     c.own_row = work.row + thread_row();
@@ -1044,15 +1070,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
       for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       const int stage = c.before().stage;
-      Steps::last(c, output, weights);
-      c.release_q();
+      Steps::last(c, output, weights, rows);
+      if (kQStages > 1) c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      begin(c, scores, next);  // the next tile's first S = Q K^T runs while this tile's O is stored
-      cute::warpgroup_wait<1>();
-      warpgroup_fence_operand(output);
-      release(c.shared.v_empty[stage]);
+      if (!kBoundsRight || next.skipped == 0) {
+        // The next tile's first scores are multiplied while this tile's output is stored.
+        begin(c, scores, next);
+        cute::warpgroup_wait<1>();
+        release_last_v(c, output, stage);
+      } else {  // what is skipped may come to where this tile's v still lies
+        cute::warpgroup_wait<0>();
+        release_last_v(c, output, stage);
+        skip(c, next);
+        begin(c, scores, next);
+      }
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();
@@ -1065,6 +1100,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     work = next;
   }
   cute::warpgroup_wait<0>();
+  c.turns.finish();
 }
 
 // Before the main kernel: a block for each row of a mask of keys.
@@ -1101,14 +1137,14 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<56>();
     if (threadIdx.x == 0) produce(p, shared);
     if (threadIdx.x / 32 >= kFirstMaker) make(p, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<224>();
     consume(p, shared, warpgroup - 1);
   }
 }

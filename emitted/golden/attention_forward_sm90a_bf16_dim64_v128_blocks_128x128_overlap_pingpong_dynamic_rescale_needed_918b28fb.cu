@@ -1,30 +1,8 @@
 // attention_forward_sm90a_bf16_dim64_v128_blocks_128x128_overlap_pingpong_dynamic_rescale_needed_918b28fb
 //
-// Attention forward: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = scale Q K^T.
-//   bf16, head dimension 64, of V 128, mask none, fixed lengths, listed blocks
-//   Q tile 128, KV tile 128, 2 stages, overlap, ping-pong, dynamic tile scheduler
-//
-// Roles: one thread of warpgroup 0, the producer, loads Q, K and V by TMA. The other 2 warpgroups, the
-//   consumers, compute O of 64 rows of Q each.
-// A consumer's loop, over KV tiles n from right to left:
-//   wgmma  S(n) = Q K(n)^T  O += P(n+1) V(n+1)  S(n-1) ...
-//   ALU                     softmax of S(n)
-// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 40 + 2 x 232 = 504 of 3 x 168.
-//   A consumer thread holds S 64, O 64, P 32; about 196 of 232.
-// Shared memory, in bytes:
-//         0  q     2 x 2 warpgroups x 8,192
-//    32,768  k     2 stages x 16,384
-//    65,536  v     2 stages x 32,768
-//   131,072  work  work, barriers
-//   132,096 in all, of 232,448
-// Barriers:
-//   barrier           arrivals          who waits    guards
-//   q_full            producer + bytes  a consumer   its Q, and its Work
-//   q_empty           4 consumer warps  producer     the same
-//   k_full, v_full    producer + bytes  consumers    a stage of K, of V
-//   k_empty, v_empty  8 consumer warps  producer     the same
-//   named 4 + w       warpgroup before  warpgroup w  its turn to issue wgmma
-//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
+//   bf16, head dimension 64, of v 128, mask none, fixed lengths, listed blocks
+//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
 // Digest 918b28fbadc32bd53a7d58fd468e8c1b6bc144da42fc75eaade4a65a36d077ce; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -51,21 +29,22 @@ using Element = cutlass::bfloat16_t;
 constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kDimV = 128, kValueSpan = 128;  // of v and o; of a row of v's boxes
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of Q each
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread: setmaxnreg
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
-              "else setmaxnreg waits for ever");
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
-constexpr int kStages = 2, kQStages = 2;  // of K, and of V; of Q
-constexpr float kSlack = 8;  // lazy rescale: O waits until the row max has grown by 2^8; P up to 256 is as exact as up to 1
-constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread: of S, of O
+constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+// The output is rescaled where a maximum of the warp's rows grew; else in every step.
+constexpr bool kRescalesIfNeeded = true;
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+// The output is rescaled under the product of scores; else after its own.
+constexpr bool kRescalesBetween = false;
+constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kKvTile / 16][4];  // P in 16 bits, wgmma's A in registers
+using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -109,6 +88,8 @@ static_assert(OFFSET(Parameters, section) == 480 && OFFSET(Parameters, all_heads
 static_assert(OFFSET(Parameters, sharing) == 488 && OFFSET(Parameters, list_tiles) == 492);
 static_assert(OFFSET(Parameters, list_batch) == 496 && OFFSET(Parameters, list_head) == 500);
 static_assert(OFFSET(Parameters, scale) == 504);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -117,22 +98,13 @@ struct ScoresWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
-      "%60,%61,%62,%63"
-      "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-        "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-        "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -142,22 +114,13 @@ struct OutputWgmma {
 
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
-      "%60,%61,%62,%63"
-      "}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-        "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-        "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
@@ -187,6 +150,7 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -202,8 +166,19 @@ struct Sequence {
   }
 };
 
-// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
-// sequence row.
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
+
+// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
+  const int batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+}
+
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -240,25 +215,26 @@ struct Values {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
+// The four warps let go on their own; the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// Dynamic persistent tile scheduler. A CTA takes the next tile from a counter in global memory, one tile ahead, to
-// hide the latency of the atomic. Every tile is taken once, after which atomicInc has wrapped to 0 for the next launch.
+// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
+// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
+// 0 for the next launch.
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 
@@ -270,33 +246,33 @@ struct Tiles {
   }
 };
 
-// Ping-pong: the warpgroups issue their GEMMs in turns, in a ring, so that one's softmax runs under the others' wgmma
-// (CUTLASS: OrderedSequenceBarrier). Named barrier 4 + w is the turn of consumer warpgroup w: its 128 threads wait,
-// and the 128 of the warpgroup before arrive.
-struct OrderedBarrier {
+// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
+// products. Named barrier 4 + w opens the turn of warpgroup w.
+struct Turns {
   int consumer;
 
-  __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 is first
+  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
   }
-  __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
-  __device__ __forceinline__ void arrive() const {
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
+  __device__ __forceinline__ void pass() const {
     cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
   }
-  // The last arrival opened a turn that nobody takes: a CTA must not exit with a pending barrier.
-  __device__ __forceinline__ void drain() const {
-    if (consumer == 0) wait();
+  // The last pass opened a turn that nobody takes: it must not be left pending.
+  __device__ __forceinline__ void finish() const {
+    if (consumer == 0) begin();
   }
 };
 
-// The softmax is of scale Q K^T.
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// ---- Softmax by rows, in base 2 --------------------------------------------------------------------
+// The softmax by rows, in base 2.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -309,7 +285,7 @@ __device__ __forceinline__ float fast_log2(float x) {
   return y;
 }
 
-// The max, or the sum, of the four lanes that share a row of S.
+// The largest, or the sum, of what the four lanes that share a row hold.
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -319,15 +295,15 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The thread's two rows. A row sum is that of the thread's own columns, until store().
+// What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // the row max so far, or kSlack below it
+  float maximum[2];  // of the scores so far, or kSlack below it
   float sum[2];
-  float rescale[2];  // exp2 of the old row max minus the new: what O and the row sum are multiplied by
+  float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// S becomes P = exp2(scale (S - row max)); row max and row sum are updated. kMasked: a row may have met nothing but
-// -inf so far, and -inf - -inf must not become a NaN.
+// Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
+// have met nothing but -inf so far, and its maximum must not become a NaN.
 template <bool kFirst, bool kMasked>
 __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, float scale) {
   CUTE_UNROLL
@@ -339,7 +315,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
     const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
-    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // exactly 1 where the max stays
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -355,36 +331,36 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a consumer warpgroup does next, written by the producer: KV tiles [begin, end), of which those in
+// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
 // [full_begin, full_end) need no mask.
 struct alignas(16) Work {
-  int more;  // 0: nothing is left
+  int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
   int begin, end, full_begin, full_end;
-  int skipped;  // KV tiles that the CTA loads first, for warpgroups with rows further down
-  // With listed blocks `begin` to `full_end` are indices of a list, 0 its end; tiles from `full_end` on have masks.
-  int list, masks;  // the number of the list, and of its first mask
+  int skipped;  // tiles that the block loads before, for rows further down
+  // With listed blocks `begin` to `full_end` are places in a list, 0 its end; tiles from `full_end` on have masks.
+  int list, masks;  // its number; that of its first mask
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // the 128-byte swizzle repeats every 1024 bytes
+  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][Values::kBytes];
-  Work work[kQStages][kConsumers];  // guarded by the barriers of Q
+  Work work[kQStages][kConsumers];  // guarded by q's barriers
+  // The producer's bytes have arrived; every reader is done with them.
   FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
   EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, k) == kQStages * kConsumers * kQBytes);  // the map above
 static_assert(sizeof(SharedStorage) <= 132096);
 
-// ---- Producer: one thread loads Q, K and V by TMA --------------------------------------------------
-// A tile of Q and its list of KV tiles, read ahead: under the last loads of the tile before.
+// ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
+// A piece of work, known before its turn: what its list says is read under the last loads of the piece before.
 struct Listed {
   int4 header;  // how many tiles, how many whole, the first mask, which tile of rows
   int list, all_head, first;  // the list's number; the head's, of all batches; the tile that is walked first
 
-  // Takes the next one if there is one, in the order of the tile scheduler: by sections of heads whose K and V
+  // Takes the next piece if there is one, in the order in which they are worked off: by sections of heads whose k and v
   // fit L2 together; within one the longest lists of all its heads, then the next: lists lie in this order.
   __device__ __forceinline__ bool take(const Parameters& p, Tiles& tiles) {
     int index;
@@ -428,7 +404,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads, head = q_head / p.sharing;
     const int count = now.header.x;
     const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
-    // In the order of use: S of a KV tile is computed before O += P V of the tile before.
+    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
     if (count > 0 && !ahead)
       load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, now.first, batch, head);
     CUTE_NO_UNROLL
@@ -437,7 +413,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
       shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, 0, now.header.y, 0, now.list, now.header.z};
-      full.arrive_and_expect_tx(kQBytes);  // publishes the work, too
+      full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
     }
@@ -452,7 +428,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int of_k = n < count ? listed[n] : 0;
       if (n < count) {
         load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, of_k, batch, head);
-      } else if (more && next.header.x > 0) {  // the first of the next tile of Q
+      } else if (more && next.header.x > 0) {  // the next piece's first
         const int next_batch = next.all_head / p.heads, next_head = next.all_head % p.heads / p.sharing;
         load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, next.first, next_batch, next_head);
         ahead = true;
@@ -470,9 +446,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: S, softmax and O of 64 rows of Q ---------------------------------------------------
-// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
-template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
+// ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -483,15 +459,15 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   return pair;
 }
 
-// Two 8-column fragments of the accumulator of S are one 16-column fragment of wgmma's A: P needs no shuffle.
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Issues S = Q K^T, asynchronously.
+// Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
-  warpgroup_fence_operand(scores);
+  fence(scores);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
@@ -499,9 +475,9 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues O += P V.
+// Issues output += weights v.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
-  warpgroup_fence_operand(output);
+  fence(output);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
@@ -510,7 +486,7 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;  // no row max of the warp grew
+  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -518,28 +494,27 @@ __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& r
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
-// What the steps of a consumer warpgroup need beside S, P and O.
+// What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
-  int index;  // among the consumer warpgroups
-  // wgmma descriptors of the first stages of Q, K and V; q is that of the Q in work.
-  uint64_t first_q = matrix(shared.q[0][index], 0, 8 * kSpan, 1), q = 0;
-  uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
-  uint64_t v = Values::descriptor(shared.v[0]);
-  Scaling scaling{p};
-  OrderedBarrier order{index};
-  Ring<kQStages> at_q{0, 0};
-  Position position{0, 0};
-  int row = 0, column = threadIdx.x % 4 * 2;  // the thread's first in a tile
-  int masks = 0;  // the number of the mask of the tile in place 0 of its list, if it had one
+  int index;         // among the consumers
+  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
+  Scaling scaling;
+  Turns turns;
+  Ring<kQStages> at_q;
+  Position position;
+  int begin;         // the last kv tile: they are walked from the right to the left
+  int columns;       // of the sequence
+  int row, column;   // the thread's first, in a tile
+  int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
 
-  // The stage of the tile before: its V is read one step later than its K.
+  // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
     const bool wraps = position.stage == 0;
     return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
   }
-  // Waits for the next Q, and with it for what is to be done.
+  // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
     shared.q_full[at_q.stage][index].wait(at_q.phase);
     q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
@@ -547,15 +522,18 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // S of a tile is there: its K is free.
-  __device__ __forceinline__ void release_k() const { release(shared.k_empty[position.stage]); }
+  // The scores of tile n are there: its k is free, and after the last one q is, too.
+  __device__ __forceinline__ void release_operands(int n) const {
+    release(shared.k_empty[position.stage]);
+    if (kQStages == 1 && n == begin) release_q();
+  }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a kv tile that only rows further down see: takes its turn, and releases K and V.
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
   __device__ __forceinline__ void skip() {
-    order.wait();
-    order.arrive();
+    turns.begin();
+    turns.pass();
     shared.k_full[position.stage].wait(position.phase);
     release(shared.k_empty[position.stage]);
     shared.v_full[position.stage].wait(position.phase);
@@ -598,15 +576,16 @@ struct Shown {
   }
 };
 
-// Steps of the loop over KV tiles: S of tile n is issued, then O += P V of the tile before, under which the softmax
-// of tile n runs (FlashAttention-3's intra-warpgroup overlap).
+// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
+// before, and the softmax of the one runs under the other's products.
 struct Steps {
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
     const Shown shown(c, n, masked);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(scores);
-    c.release_k();
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
     if (masked) shown.hide(scores);
     softmax<true, true>(scores, rows, c.scaling.exponent);
     c.position.advance();
@@ -618,35 +597,40 @@ struct Steps {
                                               Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.order.wait();
+    c.turns.begin();
     multiply_scores(scores, c.q, c.staged_k());
+    if (kRescalesBetween) rescale(output, rows);
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
-    c.order.arrive();
+    c.turns.pass();
     const Shown shown(c, n, kMasked);
-    cute::warpgroup_wait<1>();  // S is there; O += P V runs on
-    warpgroup_fence_operand(scores);
-    c.release_k();
+    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
     if (kMasked) shown.hide(scores);
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     c.position.advance();
+    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
+    // softmax runs under the output's products, which only long ones gain from.
+    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(output);
+    fence(output);
     release(c.shared.v_empty[before.stage]);
     pack(weights, scores);
-    rescale(output, rows);
+    if (!kRescalesBetween) rescale(output, rows);
   }
 
-  // O += P V of the last tile.
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], const Weights& weights) {
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
+    if (kRescalesBetween) rescale(output, rows);
     const Position before = c.before();
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
   }
 };
 
-// Transposes the four lanes of a row: each has a pair of every 8 columns, and gets the four pairs of one 8,
-// 16 bytes to store at once.
+// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
+// pairs of one block, 16 bytes side by side.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -656,8 +640,8 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
   return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
 }
 
-// Stores O and LSE of the warpgroup's rows from registers, so that no stage of shared memory is waited for.
-// A fully masked row has row sum 0: O is 0 and LSE -inf.
+// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
+// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
 __device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
@@ -681,31 +665,43 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first S = Q K^T of a tile of Q. Where it has no KV tile, S is of whatever the stage holds and nobody
-// reads it: ptxas keeps wgmma asynchronous only where every path issues it (else C7514).
+// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
+// the compiler keeps products asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.order.wait();
+    c.turns.begin();
   }
   multiply_scores(scores, c.q, c.staged_k());
-  if (any) c.order.arrive();
+  if (any) c.turns.pass();
 }
 
-// Passes over the skipped KV tiles of a tile of Q.
+// Passes over all such tiles at the beginning of a piece of work.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
+  fence(output);
+  release(c.shared.v_empty[stage]);
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
-  Consumer c{p, shared, consumer};
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
+  const uint64_t v = Values::descriptor(shared.v[0]);
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
   skip(c, work);
   begin(c, scores, work);
   while (work.more) {
+    c.begin = work.begin;
+    c.columns = work.sequence.columns(p);
     c.row = consumer * kWgmmaM + thread_row();
     c.masks = work.masks - work.full_end;
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
@@ -720,15 +716,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
       for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       const int stage = c.before().stage;
-      Steps::last(c, output, weights);
-      c.release_q();
+      Steps::last(c, output, weights, rows);
+      if (kQStages > 1) c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      begin(c, scores, next);  // the next tile's first S = Q K^T runs while this tile's O is stored
-      cute::warpgroup_wait<1>();
-      warpgroup_fence_operand(output);
-      release(c.shared.v_empty[stage]);
+      if (!kBoundsRight || next.skipped == 0) {
+        // The next tile's first scores are multiplied while this tile's output is stored.
+        begin(c, scores, next);
+        cute::warpgroup_wait<1>();
+        release_last_v(c, output, stage);
+      } else {  // what is skipped may come to where this tile's v still lies
+        cute::warpgroup_wait<0>();
+        release_last_v(c, output, stage);
+        skip(c, next);
+        begin(c, scores, next);
+      }
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();
@@ -741,7 +746,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     work = next;
   }
   cute::warpgroup_wait<0>();
-  c.order.drain();
+  c.turns.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
@@ -767,13 +772,13 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1);
   }
 }

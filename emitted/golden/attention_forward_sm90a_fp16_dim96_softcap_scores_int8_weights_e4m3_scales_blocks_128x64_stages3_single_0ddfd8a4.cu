@@ -1,29 +1,8 @@
 // attention_forward_sm90a_fp16_dim96_softcap_scores_int8_weights_e4m3_scales_blocks_128x64_stages3_single_0ddfd8a4
 //
-// Attention forward: O = softmax(S) V by rows, LSE = log(sum(exp(S))), S = softcap tanh(scale Q K^T / softcap).
-//   fp16, Q and K int8, V e4m3, head dimension 96, mask none, fixed lengths
-//   Q tile 128, KV tile 64, 3 stages, single tile scheduler
-//
-// Roles: one thread of warpgroup 0, the producer, loads Q, K and V by TMA. The other 2 warpgroups, the
-//   consumers, compute O of 64 rows of Q each.
-// A consumer's loop, over KV tiles n from right to left:
-//   wgmma                   O += P(n) V(n)  S(n-1) = Q K(n-1)^T
-//   ALU    softmax of S(n)                                       softmax of S(n-1) ...
-// Registers: 384 threads start with 168 each (launch bounds). setmaxnreg moves them: 24 + 2 x 240 = 504 of 3 x 168.
-//   A consumer thread holds S 32, O 48, P V 48, P 8; about 152 of 240.
-// Shared memory, in bytes:
-//        0  q     2 x 2 warpgroups x 6,144
-//   24,576  k     3 stages x 6,144
-//   43,008  v     3 stages x 6,144
-//   61,440  work  work, barriers
-//   62,464 in all, of 232,448
-// Barriers:
-//   barrier           arrivals          who waits   guards
-//   q_full            producer + bytes  a consumer  its Q, and its Work
-//   q_empty           4 consumer warps  producer    the same
-//   k_full, v_full    producer + bytes  consumers   a stage of K, of V
-//   k_empty, v_empty  8 consumer warps  producer    the same
-//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap)
+//   fp16, q and k int8, v e4m3, head dimension 96, mask none, fixed lengths
+//   q tile 128, kv tile 64, 2 consumers, 3 stages, scheduler single
 // Digest 0ddfd8a439143f7b10aec4f627494068c14f04721811e90f41bebdd12fb9033b; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -50,22 +29,19 @@ using Element = cutlass::half_t;
 constexpr int kDim = 96, kSpan = 32;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan, kBoxes = kDim / kBoxColumns;
 constexpr int kValueSpan = 64;  // of a row of v's boxes
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of Q each
-constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread: setmaxnreg
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * (65536 / ((1 + kConsumers) * 128) / 8 * 8),
-              "else setmaxnreg waits for ever");
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 64;
-constexpr int kStages = 3, kQStages = 2;  // of K, and of V; of Q
-// P in e4m3 is up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
+constexpr int kStages = 3, kQStages = 2;  // of k, of v; of q
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+// Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
 constexpr float kOffset = 8;
-constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread: of S, of O
+constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kKvTile / 32][4];  // P in 8 bits, wgmma's A in registers
+using Weights = uint32_t[kKvTile / 32][4];  // softmax's result in 8 bits, as wgmma takes it from registers
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -118,6 +94,8 @@ static_assert(OFFSET(Parameters, q_tiles) == 532 && OFFSET(Parameters, section) 
 static_assert(OFFSET(Parameters, all_heads) == 540 && OFFSET(Parameters, sharing) == 544);
 static_assert(OFFSET(Parameters, q_descale_sharing) == 548 && OFFSET(Parameters, scale) == 552);
 static_assert(OFFSET(Parameters, softcap) == 556);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
@@ -126,16 +104,11 @@ struct ScoresWgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, int32_t (&d)[32], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, add;\n}\n"
-      : "+r"(d[0]),"+r"(d[1]),"+r"(d[2]),"+r"(d[3]),"+r"(d[4]),"+r"(d[5]),"+r"(d[6]),"+r"(d[7]),
-        "+r"(d[8]),"+r"(d[9]),"+r"(d[10]),"+r"(d[11]),"+r"(d[12]),"+r"(d[13]),"+r"(d[14]),"+r"(d[15]),
-        "+r"(d[16]),"+r"(d[17]),"+r"(d[18]),"+r"(d[19]),"+r"(d[20]),"+r"(d[21]),"+r"(d[22]),"+r"(d[23]),
-        "+r"(d[24]),"+r"(d[25]),"+r"(d[26]),"+r"(d[27]),"+r"(d[28]),"+r"(d[29]),"+r"(d[30]),"+r"(d[31])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -145,19 +118,13 @@ struct OutputWgmma {
 
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
-      "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-      "%40,%41,%42,%43,%44,%45,%46,%47"
-      "}, {%48,%49,%50,%51}, %52, add, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-        "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-        "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-        "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-        "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
@@ -187,6 +154,7 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -202,16 +170,19 @@ struct Sequence {
   }
 };
 
-struct TileCoord { Sequence sequence; int head, row; };
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
 
 // Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ TileCoord place(const Parameters& p, int tile, int all_head) {
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
   const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, tile * kQTile };
+  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
 }
 
-// Rows of a tensor in shared memory: TMA boxes of the head dimension, each with a swizzled row of kSpan bytes per
-// sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
@@ -254,24 +225,24 @@ struct Values {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
 using Position = Ring<kStages>;
 
-// Releases a stage to the producer: the four warps arrive one by one, and the barrier counts them.
+// The four warps let go on their own; the barrier counts them.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// One tile per CTA: the hardware schedules CTAs in the order of blockIdx.
+// A block has one tile: the hardware hands them out in the order of the blocks.
 struct Tiles {
   int tile = blockIdx.x;
 
@@ -283,6 +254,14 @@ struct Tiles {
   }
 };
 
+// The warpgroups issue their products when they come to them.
+struct Turns {
+  __device__ __forceinline__ explicit Turns(int) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void pass() const {}
+  __device__ __forceinline__ void finish() const {}
+};
+
 // A score is a product of q and k times their scales, and its tanh where it is capped.
 struct Scaling {
   float of_row[2];  // what the thread's rows are multiplied by
@@ -290,7 +269,9 @@ struct Scaling {
   const float* of_tiles;
   float exponent;  // the factor of a tanh in the argument of exp2
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.softcap * kLog2E) {}
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
+    exponent = p.softcap * kLog2E;
+  }
   // For the rows `row` and 8 below of a sequence and head.
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = __fdividef(p.scale, p.softcap);
@@ -319,7 +300,7 @@ struct Scaling {
   }
 };
 
-// ---- Softmax by rows, in base 2 --------------------------------------------------------------------
+// The softmax by rows, in base 2.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -332,7 +313,7 @@ __device__ __forceinline__ float fast_log2(float x) {
   return y;
 }
 
-// The max, or the sum, of the four lanes that share a row of S.
+// The largest, or the sum, of what the four lanes that share a row hold.
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -342,30 +323,32 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The thread's two rows. A row sum is that of the thread's own columns, until store().
+// What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // the row max so far, times their factor in the exponent
+  float maximum[2];  // of the scores so far, times their factor in the exponent
   float sum[2];
-  float rescale[2];  // exp2 of the old row max minus the new: what O and the row sum are multiplied by
+  float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Masks S of a KV tile where rows do not attend to columns, of which there are `columns`; `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the
-// next of every 8.
+// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
+// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
+// 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = columns - column;
+    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
+    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
 
-// S becomes P = exp2(factor S - row max + kOffset); row max and row sum are updated. The row max is one of exponents,
-// since factors differ from tile to tile. A row may have met nothing but -inf so far, and must not become a NaN.
+// Turns scores into exp2(factor score - maximum + kOffset) and takes note of maximum and sum. The maximum is one
+// of exponents, since factors may differ from tile to tile. A row may have met nothing but -inf so far, and its maximum
+// must not become a NaN.
 __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, const Scaling& scaling) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
@@ -378,7 +361,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
     maximum = quad_maximum(maximum);
     const float reference = maximum == minus_infinity() ? 0 : maximum;
     const float shift = reference - kOffset;
-    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // exactly 1 where the max stays
+    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -394,44 +377,54 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a consumer warpgroup does next, written by the producer: KV tiles [begin, end), of which those in
+// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
 // [full_begin, full_end) need no mask.
 struct alignas(16) Work {
-  int more;  // 0: nothing is left
+  int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
   int begin, end, full_begin, full_end;
-  int skipped;  // KV tiles that the CTA loads first, for warpgroups with rows further down
+  int skipped;  // tiles that the block loads before, for rows further down
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // the 128-byte swizzle repeats every 1024 bytes
+  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][Values::kBytes];
-  Work work[kQStages][kConsumers];  // guarded by the barriers of Q
+  Work work[kQStages][kConsumers];  // guarded by q's barriers
+  // The producer's bytes have arrived; every reader is done with them.
   FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
   EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
-static_assert(OFFSET(SharedStorage, k) == kQStages * kConsumers * kQBytes);  // the map above
 static_assert(sizeof(SharedStorage) <= 62464);
 
-// ---- Producer: one thread loads Q, K and V by TMA --------------------------------------------------
-// The tile of Q with number `index` of the tile scheduler: by sections of heads whose K and V fit L2 together.
+// ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
+// The tile called `index`, in the order in which tiles are worked off: head by head.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
-  const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
+  const int heads = min(p.section, p.all_heads - section * p.section);
+  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
+  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
   const auto [sequence, head, row] = place(p, tile, all_head);
-  const int columns = sequence.columns(p);
-  const int end = columns;
-  return {1, row, head, sequence, 0, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
+  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
+  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
 }
 
-// The part of one consumer warpgroup, whose rows begin at `row`.
+// The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p);
-  work.full_end = max(work.begin, columns / kKvTile);
-  work.full_begin = work.begin;
+  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
+  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
+  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
+  work.full_end = max(work.begin, full_end / kKvTile);
+  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
+  if (kBoundsRight) {  // the last tiles may be for rows further down alone
+    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
+    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+    work.end -= work.skipped;
+  }
   return work;
 }
 
@@ -457,7 +450,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: S of a KV tile is computed before O += P V of the tile before.
+    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -467,7 +460,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
       shared.work[q.stage][consumer] = share(p, work, row);
-      full.arrive_and_expect_tx(kQBytes);  // publishes the work, too
+      full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           work.sequence.rows_at<kWgmmaM>(row), work.head);
     }
@@ -491,9 +484,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: S, softmax and O of 64 rows of Q ---------------------------------------------------
-// A compiler fence, as CUTLASS's warpgroup_fence_operand: accumulators do not move across asynchronous wgmma.
-template <int kCount> __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulators)[kCount]) {
+// ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -540,10 +533,10 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 __device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs], const Rows& rows) {
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] = fmaf(output[i], rows.rescale[i / 2 % 2], product[i]);
-  warpgroup_fence_operand(output);  // else they sink below the next products, and the registers of both are needed
+  fence(output);  // else they sink below the next products, and the registers of both are needed
 }
 
-// Issues S = Q K^T, asynchronously.
+// Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
   anything(scores);
   cute::warpgroup_arrive();
@@ -553,7 +546,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues product = P V of one KV tile.
+// Issues output = weights v: the products of one kv tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   anything(output);
   cute::warpgroup_arrive();
@@ -567,22 +560,21 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
-// What the steps of a consumer warpgroup need beside S, P and O.
+// What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
-  int index;  // among the consumer warpgroups
-  // wgmma descriptors of the first stages of Q, K and V; q is that of the Q in work.
-  uint64_t first_q = matrix(shared.q[0][index], 0, 8 * kSpan, 3), q = 0;
-  uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 3);
-  uint64_t v = Values::descriptor(shared.v[0]);
-  Scaling scaling{p};
-  Ring<kQStages> at_q{0, 0};
-  Position position{0, 0};
-  int columns = 0;  // of the sequence
-  int row = 0, column = threadIdx.x % 4 * 2;  // the thread's first; the row counts from where bounds are relative to
+  int index;         // among the consumers
+  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
+  Scaling scaling;
+  Turns turns;
+  Ring<kQStages> at_q;
+  Position position;
+  int begin;         // the last kv tile: they are walked from the right to the left
+  int columns;       // of the sequence
+  int row, column;   // the thread's first; the row counts from where bounds are relative to
 
-  // Waits for the next Q, and with it for what is to be done.
+  // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
     shared.q_full[at_q.stage][index].wait(at_q.phase);
     q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
@@ -590,13 +582,18 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // S of a tile is there: its K is free.
-  __device__ __forceinline__ void release_k() const { release(shared.k_empty[position.stage]); }
+  // The scores of tile n are there: its k is free, and after the last one q is, too.
+  __device__ __forceinline__ void release_operands(int n) const {
+    release(shared.k_empty[position.stage]);
+    if (kQStages == 1 && n == begin) release_q();
+  }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a kv tile that only rows further down see: releases its K and V.
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
   __device__ __forceinline__ void skip() {
+    turns.begin();
+    turns.pass();
     shared.k_full[position.stage].wait(position.phase);
     release(shared.k_empty[position.stage]);
     shared.v_full[position.stage].wait(position.phase);
@@ -605,10 +602,10 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over KV tiles: P V of a tile is issued, and behind it S of the next one, under which P V is added to O. The wgmma of
-// other warpgroups runs under the softmax.
+// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
+// next one, under which the product is added. Another warpgroup's products run under the softmax.
 struct Steps {
-  // S becomes P.
+  // Scores that are there become weights.
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
     c.scaling.cap(scores);
@@ -617,15 +614,15 @@ struct Steps {
     pack(weights, scores);
   }
 
-  // S of the first tile.
+  // The scores of the first tile.
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], int n) {
     c.scaling.read(c.p, n);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(scores);
-    c.release_k();
+    fence(scores);
+    c.release_operands(n);
   }
 
-  // P of tile n and its GEMM with V, and S of tile n - 1, the next one.
+  // Tile n's weights and their product with v, and the scores of the tile before it, which is the next one.
   template <bool kMasked>
   static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                               float (&product)[kOutputs], Weights& weights, Rows& rows, int n) {
@@ -635,15 +632,17 @@ struct Steps {
     c.shared.v_full[at.stage].wait(at.phase);
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.scaling.read(c.p, n - 1);
+    c.turns.begin();
     multiply_output(product, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
+    c.turns.pass();
     cute::warpgroup_wait<1>();
-    warpgroup_fence_operand(product);
+    fence(product);
     release(c.shared.v_empty[at.stage]);
     add(output, product, rows);
     cute::warpgroup_wait<0>();
-    warpgroup_fence_operand(scores);
-    c.release_k();
+    fence(scores);
+    c.release_operands(n - 1);
   }
 
   static __device__ __forceinline__ void last(Consumer& c, float (&product)[kOutputs], Weights& weights) {
@@ -654,8 +653,8 @@ struct Steps {
   }
 };
 
-// Transposes the four lanes of a row: each has a pair of every 8 columns, and gets the four pairs of one 8,
-// 16 bytes to store at once.
+// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
+// pairs of one block, 16 bytes side by side.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -665,8 +664,8 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
   return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
 }
 
-// Stores O and LSE of the warpgroup's rows from registers, so that no stage of shared memory is waited for.
-// A fully masked row has row sum 0: O is 0 and LSE -inf.
+// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
+// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
 __device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
@@ -691,31 +690,44 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first S = Q K^T of a tile of Q. Where it has no KV tile, S is of whatever the stage holds and nobody
-// reads it: ptxas keeps wgmma asynchronous only where every path issues it (else C7514).
+// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
+// the compiler keeps products asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
   }
   multiply_scores(scores, c.q, c.staged_k());
+  if (any) c.turns.pass();
 }
 
-// Passes over the skipped KV tiles of a tile of Q.
+// Passes over all such tiles at the beginning of a piece of work.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
+  fence(output);
+  release(c.shared.v_empty[stage]);
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
-  Consumer c{p, shared, consumer};
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 3);
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 3);
+  const uint64_t v = Values::descriptor(shared.v[0]);
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
   float scores[kScores], output[kOutputs], product[kOutputs];
   Work work = c.await_work();
   skip(c, work);
   begin(c, scores, work);
   while (work.more) {
+    c.begin = work.begin;
     c.columns = work.sequence.columns(p);
-    c.row = work.row + thread_row();
+    c.row = work.row + work.sequence.diagonal(p) + thread_row();
     c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
@@ -729,16 +741,25 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
       CUTE_NO_UNROLL
       for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, product, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
       Steps::weigh(c, scores, product, weights, rows, n, n >= work.full_end || n < work.full_begin);
       const int stage = c.position.stage;
       Steps::last(c, product, weights);
-      c.release_q();
+      if (kQStages > 1) c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      begin(c, scores, next);  // the next tile's first S = Q K^T runs while this tile's O is stored
-      cute::warpgroup_wait<1>();
-      warpgroup_fence_operand(product);
-      release(c.shared.v_empty[stage]);
+      if (!kBoundsRight || next.skipped == 0) {
+        // The next tile's first scores are multiplied while this tile's output is stored.
+        begin(c, scores, next);
+        cute::warpgroup_wait<1>();
+        release_last_v(c, product, stage);
+      } else {  // what is skipped may come to where this tile's v still lies
+        cute::warpgroup_wait<0>();
+        release_last_v(c, product, stage);
+        skip(c, next);
+        begin(c, scores, next);
+      }
       add(output, product, rows);
     } else {
       cute::warpgroup_wait<0>();
@@ -752,6 +773,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     work = next;
   }
   cute::warpgroup_wait<0>();
+  c.turns.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
@@ -777,13 +799,13 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, warpgroup - 1);
   }
 }

@@ -1,9 +1,9 @@
 // attention_merge_sm90a_bf16_fp32_bf16_d16_128x2_e93e51ed
 //
-// Merge two states of attention over disjoint keys into that over all keys:
-//   LSE = log(exp(LSE_a) + exp(LSE_b)), O = (exp(LSE_a) O_a + exp(LSE_b) O_b) / exp(LSE)
-//   O_a bf16, O_b fp32, O bf16, head dimension 16; LSE in fp32
-//   2 threads of a warp share a row. No shared memory, no barriers; memory bound.
+// Two partial results of attention, over keys that are not the same, as the result over all of them:
+//   lse = log(exp(lse_a) + exp(lse_b)), out = (exp(lse_a) out_a + exp(lse_b) out_b) / exp(lse)
+//   out_a bf16, out_b fp32, out bf16, 16 elements of a row; log-sum-exps fp32
+//   2 threads of a warp share a row
 // Digest e93e51ed8fed394f2824020aa337ca0b0f44856f0211af60fb470d8eeaf80381; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -78,7 +78,7 @@ static_assert(OFFSET(Parameters, lse_step1) == 176 && OFFSET(Parameters, lse_ste
 static_assert(OFFSET(Parameters, rows) == 192 && OFFSET(Parameters, extent1) == 196);
 static_assert(OFFSET(Parameters, extent2) == 200);
 
-// Elements of a row, loaded and stored by words of 16 bytes.
+// Some elements of a row, which lie at a multiple of 16 bytes.
 template <class Element> union Values {
   uint4 words[kValues * sizeof(Element) / sizeof(uint4)];
   Element values[kValues];
@@ -97,7 +97,7 @@ template <class Element> union Values {
 };
 
 // A row by its index along each dimension.
-struct RowCoord {
+struct Place {
   int64_t at0, at1, at2;
 
   __device__ __forceinline__ int64_t of(int64_t step0, int64_t step1, int64_t step2) const {
@@ -107,15 +107,15 @@ struct RowCoord {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
-// Some libraries write inf as the LSE of a fully masked row; here it is -inf, whose exp is 0.
+// Some have infinity where a row attended to nothing; here it is -infinity, of which exp is 0.
 __device__ __forceinline__ float told(float lse) { return lse == infinity() ? -infinity() : lse; }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_merge_sm90a_bf16_fp32_bf16_d16_128x2_e93e51ed(const __grid_constant__ Parameters p) {
   const int row = blockIdx.x * (kThreads / kLanes) + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int above = row / p.extent2;
-  const RowCoord place{above / p.extent1, above % p.extent1, row % p.extent2};
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  const Place place{above / p.extent1, above % p.extent1, row % p.extent2};
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (row >= p.rows) return;
   const float* lse_a = p.lse_a + place.of(p.lse_a_step0, p.lse_a_step1, p.lse_a_step2);
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const float larger = fmaxf(log_a, log_b), base = larger == -infinity() ? 0.f : larger;
   const float weight_a = expf(log_a - base), weight_b = expf(log_b - base), sum = weight_a + weight_b;
   const float share = 1.f / sum;
-  __syncwarp();  // in place: all threads of a row have read LSE before the first one writes it
+  __syncwarp();  // all of a row's threads have read what the first may write over
   if (lane == 0) p.lse[place.of(p.lse_step0, p.lse_step1, p.lse_step2)] = base + logf(sum);
   Out* to = p.out + place.of(p.out_step0, p.out_step1, p.out_step2);
   CUTE_UNROLL
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     Values<Out> out;
     CUTE_UNROLL
     for (int j = 0; j < kValues; ++j) {
-      // A state of weight 0 has no keys, and its O may be anything, NaN too.
+      // What has no weight has no keys, and may be anything.
       const float one = weight_a == 0.f ? 0.f : weight_a * share * float(a[i].values[j]);
       const float other = weight_b == 0.f ? 0.f : weight_b * share * float(b[i].values[j]);
       out.values[j] = Out(one + other);

@@ -1,10 +1,10 @@
 // attention_quantize_sm90a_bf16_d256_scores_int8_smooth_threads512_64397d0b
 //
-// Quantize Q, K and V of attention, bf16, head dimension 256: Q and K to int8 with scales of each row of Q and each 128 keys, K less its mean;
-//   V to e4m3 with a scale of each head, transposed: [dim][keys]
-// Two kernels: statistics, of the mean of k and the largest magnitude of V, and main.
-// In each 16 keys of the transposed V, slot 4 t + u has key u / 2 * 8 + 2 t + u % 2, so that P is wgmma's A without a
-// shuffle: accumulators of S have that order. Every thread loads, quantizes and stores: no roles, no mbarriers.
+// q, k and v of attention bf16, rows of 256: q and k to int8 with scales of rows of q and of 128 keys, k less its mean;
+//   v to e4m3 with a scale of each head, transposed: [dim][keys]
+// Two kernels: statistics, of the mean of k and the largest magnitude of v, and main.
+// In each 16 keys of the transposed v, slot 4 t + u has key u / 2 * 8 + 2 t + u % 2, so that accumulators of scores are
+// operands of the product with v as they are.
 // Digest 64397d0b34386a1f20ce1ebc4de3d06c5eaa2980710e6446978fc64358867a5a; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -133,7 +133,7 @@ __device__ __forceinline__ float larger(float a, float b) {
   return result;
 }
 
-// The largest of kCount neighbouring lanes; all lanes of the warp take part.
+// That of threads whose numbers differ in the lowest bits, of so many threads; all of the warp take part.
 template <int kWidth> __device__ __forceinline__ float largest(float value) {
   CUTE_UNROLL
   for (int apart = kWidth / 2; apart > 0; apart /= 2)
@@ -141,7 +141,7 @@ template <int kWidth> __device__ __forceinline__ float largest(float value) {
   return value;
 }
 
-// The largest of a CTA. The first barrier: every thread has read the numbers of an earlier call.
+// That of a CTA. Every thread is past what it did with the numbers of an earlier call.
 __device__ __forceinline__ float largest_of_cta(float value) {
   constexpr int kWarps = kThreads / 32;
   __shared__ float shared[kWarps];
@@ -183,7 +183,7 @@ struct Int8 {
 };
 using Scores = Int8;
 
-// The factor of values whose largest magnitude is `peak`. Where that is 0, infinite or NaN, it is 1.
+// What values are multiplied by, of their largest magnitude. Where that is 0, infinite or NaN it is 1.
 template <class Type> __device__ __forceinline__ float factor_of(float peak) {
   const float factor = fminf(__fdiv_rn(Type::kLargest, peak), 3.402823466e38f);
   return peak > 0.f && peak < infinity() ? factor : 1.f;
@@ -230,7 +230,7 @@ union Eight {
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_quantize_sm90a_bf16_d256_scores_int8_smooth_threads512_64397d0b_statistics(const __grid_constant__ Parameters p) {
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const TileCoord coord(blockIdx.x, p.kv_heads, p.chunks);
   const int64_t group = coord.group(p.kv_heads);
@@ -444,7 +444,7 @@ __device__ __forceinline__ void quantize_queries(const Parameters& p, const Tile
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_quantize_sm90a_bf16_d256_scores_int8_smooth_threads512_64397d0b(const __grid_constant__ Parameters p) {
-  // Programmatic dependent launch: what is above overlaps the grid before this one, and touches no global memory.
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (int(blockIdx.x) >= p.key_tiles) {
     quantize_queries(p, TileCoord(blockIdx.x - p.key_tiles, p.heads, p.tiles_q));

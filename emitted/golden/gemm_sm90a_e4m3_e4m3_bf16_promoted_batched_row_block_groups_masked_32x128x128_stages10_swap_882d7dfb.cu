@@ -18,11 +18,11 @@
 //   scales       10 stages * 144 = 1440
 //   groups       2052 integers * 4 = 8208
 //   full, empty  10 stages * 2 * 8 = 160
-// Barriers    a phase completes after                       waited for by  guards
-// full        1 arrival and the stage's bytes, and scale copies  consumers      a stage until it is filled
-// empty       8 arrivals: 8 consumer warps                  the producer   a stage while wgmma reads it
-// named 1, 2  128 threads of a consumer                     the same       its staging buffers
-// cluster     all threads of 1 CTA                          the same       barriers before use
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   1 arrival and the stage's bytes, and scale copies
+// empty       the producer   a stage while wgmma reads it 8 arrivals: 8 consumer warps
+// named 1, 2  the same       its staging buffers          128 threads of a consumer
+// cluster     the same       barriers before use          all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -98,13 +98,11 @@ struct Wgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-      "}, %16, %17, add, 1, 1;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -153,12 +151,12 @@ struct OperandB {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };

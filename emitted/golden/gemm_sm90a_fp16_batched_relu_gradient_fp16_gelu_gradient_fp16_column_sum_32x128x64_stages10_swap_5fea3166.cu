@@ -74,9 +74,9 @@ struct alignas(128) Parameters {
   int64_t activation_gradient_1_pitch;  // elements between rows of dy
   int64_t column_sum_2_groups;  // partial sums of one sum
   int64_t column_sum_2_partial_batch;  // elements between the partial sums of batches
-  int64_t activation_gradient_0_batch;  // elements between batches, or groups, of activation_gradient_0
-  int64_t activation_gradient_1_batch;  // elements between batches, or groups, of activation_gradient_1
-  int64_t column_sum_2_batch;  // elements between batches, or groups, of column_sum_2
+  int64_t activation_gradient_0_batch;  // elements between batches of activation_gradient_0
+  int64_t activation_gradient_1_batch;  // elements between batches of activation_gradient_1
+  int64_t column_sum_2_batch;  // elements between batches of column_sum_2
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -90,15 +90,11 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, activation_gradient_0) == 512);
-static_assert(OFFSET(Parameters, activation_gradient_1) == 520);
+static_assert(OFFSET(Parameters, activation_gradient_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
 static_assert(OFFSET(Parameters, column_sum_2) == 528 && OFFSET(Parameters, column_sum_2_partial) == 536);
-static_assert(OFFSET(Parameters, activation_gradient_0_pitch) == 544);
-static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 552);
-static_assert(OFFSET(Parameters, column_sum_2_groups) == 560);
-static_assert(OFFSET(Parameters, column_sum_2_partial_batch) == 568);
-static_assert(OFFSET(Parameters, activation_gradient_0_batch) == 576);
-static_assert(OFFSET(Parameters, activation_gradient_1_batch) == 584);
+static_assert(OFFSET(Parameters, activation_gradient_0_pitch) == 544 && OFFSET(Parameters, activation_gradient_1_pitch) == 552);
+static_assert(OFFSET(Parameters, column_sum_2_groups) == 560 && OFFSET(Parameters, column_sum_2_partial_batch) == 568);
+static_assert(OFFSET(Parameters, activation_gradient_0_batch) == 576 && OFFSET(Parameters, activation_gradient_1_batch) == 584);
 static_assert(OFFSET(Parameters, column_sum_2_batch) == 592 && OFFSET(Parameters, a_tail_rows) == 600);
 static_assert(OFFSET(Parameters, m) == 604 && OFFSET(Parameters, n) == 608);
 static_assert(OFFSET(Parameters, k) == 612 && OFFSET(Parameters, batches) == 616);
@@ -112,13 +108,11 @@ struct Wgmma {
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-      "}, %16, %17, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-        "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
-      : "l"(a), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -163,12 +157,12 @@ struct OperandB {
 };
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };

@@ -5,21 +5,21 @@
 //   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, swizzle 8, store direct
 //   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
 //   rows of A and D in groups that end at offsets in device memory, and a W for each group
-// Digest 34e4da926f8a12ef376881e383fa87b70c2ed549addf33b04c2782bd9bed82ec; `warploom show` prints this file.
+// Digest ccaef867d2b2bfe1dc18e33999dedcad14e4e0a0d968c9268ff0bed16558ce8a; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: mma on 64 dequantized rows of W and 1/2 of k, then the epilogue.
 // Warps 8 and 9, the producer: one thread copies slabs of W, one loads A.
-// Registers per thread: at most 96, for 2 CTAs of 320 threads per SM.
+// Registers per thread: at most 168, for 1 CTA of 320 threads per SM.
 //   A consumer thread has 4 accumulators; the epilogue takes 8 columns at once.
 // Shared memory: 104576 bytes; the launch asks for 113664 of 232448
 //   a            8 stages * 4 panels * 1024 = 32768
 //   b            8 stages * 2 slabs * 4352 = 69632
 //   exchange     partial sums of other consumers = 2048
 //   full, empty  8 stages * 2 * 8 = 128
-// Barriers    a phase completes after                       waited for by  guards
-// full        2 arrivals and the stage's bytes              consumers      a stage until it is filled
-// empty       8 arrivals: every consumer warp               the producer   a stage while it is read
-// named 1 on  256 threads with the same rows                the same       the reduction
+// Barriers    waited for by  guards                       a phase completes after
+// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer   a stage while it is read     8 arrivals: every consumer warp
+// named 1 on  the same       the reduction                256 threads with the same rows
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -72,8 +72,6 @@ struct alignas(128) Parameters {
   const int* offsets;  // where each group of rows ends
   int64_t d_pitch;  // elements between rows of D
   int64_t d_batch;  // elements between batches of D
-  int64_t bias_0_batch;  // elements between batches, or groups, of bias_0
-  int64_t scale_2_batch;  // elements between batches, or groups, of scale_2
   int32_t m;  // rows of D
   int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
@@ -130,12 +128,12 @@ constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / S
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
@@ -331,30 +329,8 @@ template <class Function, class Factor> struct Gate {
   }
 };
 
-// Multiplies each row of D by its entry of a vector.
-struct ScaleRow {
-  const float* scale;
-  struct Operand {
-    float row[2];
-  };
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
-    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
-  }
-};
-
-// The steps from accumulators to D, in order. Operands of a block of 64 rows are loaded once a tile.
-// Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
+// The steps from accumulators to D, in order.
 struct Epilogue {
-  struct Block {
-  };
-  struct Operands {
-  };
   int m, n;
   Gate<SwigluOai, SwigluOaiUp> step_0;
 
@@ -363,18 +339,8 @@ struct Epilogue {
         n(p.n),
         step_0{} {}
 
-  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
-  }
-
-  __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {};
-  }
-
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
-    step_0.apply(x, block.step_0);
-    step_1.apply(x);
-    step_2.apply(x, operands.step_2);
+  __device__ __forceinline__ void apply(Value (&x)[2][2]) {
+    step_0.apply(x);
   }
 };
 
@@ -714,7 +680,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Position position{0, 0};
   Products products(shared.a[0]);
   Store store;
-  Epilogue::Block block[kBlocks];
   SharedSums total(rank, rows, share);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
@@ -724,16 +689,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
-    CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!total.finishes(i)) continue;
-      const Epilogue::Operands operands = epilogue.load(coordinates(at, i, 0));
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
       exchange(x[0]);
-      epilogue.apply(x[0], block[i / kAcross], operands);
+      epilogue.apply(x[0]);
       store(p, x, at, i);
     }
   }

@@ -1,26 +1,24 @@
 // mixed_gemm_sm90a_int8_ternary_bf16_g0_fp32_scale_row_16x64x512_wgmma_sums_stages6_shares2_blocks2_6db3966b
 //
-// D[m, n] = epilogue(A[m, k] W[n, k]): rms_scale, mean_square
-//   A bf16, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
-//   tile 16x64x256 by mma, 2 consumers, of which 2 share k, 13 stages, along_n, swizzle 8, store direct
+// D[m, n] = epilogue(A[m, k] W[n, k]): scale_row
+//   A int8, W ternary with scales fp32 per channel, applied to sums, accumulated in int32, D bf16 row
+//   tile 16x64x512 by wgmma, 2 consumers, of which 2 share k, 6 stages, along_n, swizzle 8, store direct
 //   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
-// Digest 47b3d15f66e289dc4b61d03ffb5222e9544858d94167faeaa4b6f684b5fe926b; `warploom show` prints this file.
+// Digest 6db3966b70bcc4e1bc7785cd65636160d4ca415c233710ef7281b879d6c0cb78; `warploom show` prints this file.
 //
-// Warps 0 to 7, 2 consumers of 4 warps: mma on 64 dequantized rows of W and 1/2 of k, then the epilogue.
+// Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W and 1/2 of k, then the epilogue.
 // Warps 8 and 9, the producer: one thread copies slabs of W, one loads A.
-// Registers per thread: at most 168, for 1 CTA of 320 threads per SM.
+// Registers per thread: at most 96, for 2 CTAs of 320 threads per SM.
 //   A consumer thread has 8 accumulators; the epilogue takes 8 columns at once.
-// Shared memory: 220688 bytes; the launch asks for 221184 of 232448
-//   a            13 stages * 4 panels * 2048 = 106496
-//   b            13 stages * 2 slabs * 4224 = 109824
+// Shared memory: 102496 bytes; the launch asks for 103424 of 232448
+//   a            6 stages * 4 panels * 2048 = 49152
+//   b            6 stages * 4 slabs * 2048 = 49152
 //   exchange     partial sums of other consumers = 4096
-//   factors      16 rows * 4 = 64
-//   full, empty  13 stages * 2 * 8 = 208
+//   full, empty  6 stages * 2 * 8 = 96
 // Barriers    waited for by  guards                       a phase completes after
 // full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
 // empty       the producer   a stage while it is read     8 arrivals: every consumer warp
 // named 1 on  the same       the reduction                256 threads with the same rows
-// named 6     the same       factors of rows              all consumer threads
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -51,9 +49,9 @@ constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kShares = 2;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 320;  // consumer warps; then the producer's
-constexpr int kStages = 13;
+constexpr int kStages = 6;
 constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
-constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as mma sees it: its rows are n
+constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
 constexpr int kChunkColumns = 8;  // columns of a block in one pass of the epilogue
@@ -64,7 +62,7 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
-using Bank = Accumulator[kBlocks][kCount];  // accumulators of one group of k
+using Bank = int32_t[kBlocks][kCount];  // accumulators of all of k
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -106,12 +104,12 @@ struct OperandA {
   }
 };
 
-// W is stored in slabs of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A
+// W is stored in slabs of 64 rows by 128 k: 2048 bytes of codes, in the order in which threads hold wgmma's A
 // operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
 struct Slab {
-  static constexpr int kBytes = 4224, kDepth = 128;
-  static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 16;  // of k, one for each mma
+  static constexpr int kBytes = 2048, kDepth = 128;
+  static constexpr int kPieceBytes = 2048, kPieces = 2048 / kPieceBytes;
+  static constexpr int kSteps = kDepth / 32;  // of k, one for each wgmma
   static constexpr int kWords = 1;  // of a thread, in one step
   static constexpr int kScales = 2048, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
@@ -131,13 +129,25 @@ struct Slab {
 constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
@@ -239,47 +249,6 @@ struct ScaleRow {
   }
 };
 
-// Stores what each 16 columns of D add to the mean of squares of their row: shares [m][groups].
-struct MeanSquare {
-  float* shares;
-  int64_t pitch;
-  static constexpr int kColumns = 16;
-  static constexpr int kEach = 1;  // fragments of a group: a warp's 16 rows of wgmma are its columns
-  // Lanes from kFirst to kLast apart have other columns of the same rows.
-  static constexpr int kFirst = 4, kLast = 16;
-
-  // Of a chunk that is stored next. What lies outside of D [m, n] does not count.
-  __device__ __forceinline__ void add(const float (&x)[kFragments][2][2], const TileCoord& at, int chunk, int m,
-                                      int n) const {
-    static_assert(kFragments % kEach == 0, "a chunk has whole groups");
-    const float of_mean = __fdividef(1.f, float(n));
-    const bool second = threadIdx.x & kFirst;  // of the rows: half of the lanes go on with each
-    const bool last = (threadIdx.x & (2 * kLast - 2 * kFirst)) == 0;
-    CUTE_UNROLL
-    for (int first = 0; first < kFragments; first += kEach) {
-      float sum[2] = {0.f, 0.f};
-      CUTE_UNROLL
-      for (int f = first; f < first + kEach; ++f) {
-        const Coordinates place = coordinates(at, chunk, f);
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const float value = place.column[i % 2] < n ? x[f][i / 2][i % 2] : 0.f;
-          sum[i / 2] = fmaf(value, value, sum[i / 2]);
-        }
-      }
-      float total = second ? sum[1] : sum[0];
-      total += __shfl_xor_sync(~0u, second ? sum[0] : sum[1], kFirst);
-      CUTE_UNROLL
-      for (int lanes = 2 * kFirst; lanes <= kLast; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
-      const Coordinates place = coordinates(at, chunk, first);
-      int row = second ? place.row[1] : place.row[0];
-      asm volatile("" : "+r"(row));  // else addresses are kept for the next 64 rows, and spill
-      const int group = place.column[0] / kColumns;
-      if (last && row < m && group * kColumns < n) shares[row * pitch + group] = total * of_mean;
-    }
-  }
-};
-
 // The steps from accumulators to D, in order.
 // Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
@@ -299,7 +268,7 @@ struct Epilogue {
         step_0.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Operands& operands, const Coordinates& at) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Operands& operands) {
     step_0.apply(x, operands.step_0);
   }
 };
@@ -498,11 +467,10 @@ struct Decode {
 struct Group {
   float2 scales;
 
-  // Reads them from the slab at `slab`, where those of both rows are adjacent.
-  __device__ __forceinline__ void read(uint32_t slab, int group) {
-    const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
-    const uint32_t address = slab + Slab::kScales + place * 2;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
+  // Reads them for a block of 64 rows of W; past the last block its own are read, for rows that are not stored.
+  __device__ __forceinline__ void read(const Parameters& p, int row_block) {
+    const int row = min(row_block, p.row_blocks - 1) * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    scales = {float(p.channel_scales[row]), float(p.channel_scales[row + 8])};
   }
 
   __device__ __forceinline__ float low() const { return scales.x; }
@@ -526,10 +494,8 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
-// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
-__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
-  cutlass::arch::fence_view_async_shared();
+// Arrives at the empty barrier of a stage for this warp, if `there`. Predicated: a branch would serialize wgmma.
+__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
   __syncwarp();
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
                    cute::cast_smem_ptr_to_uint(&empty)),
@@ -542,7 +508,7 @@ __device__ __forceinline__ void clear(Bank& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Adds the accumulators of a group to those of the tile, times the scales.
+// Converts the accumulators of all of k, times the scales.
 __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
@@ -552,36 +518,45 @@ __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Grou
   }
 }
 
-// The main loop by mma.sync: a warp has 16 of every 64 rows of W, and loads A for itself by ldmatrix, which pays off
-// where A has few rows.
+// D[64 x 16] += A[64 x 32] * B[32 x 16]; A in registers, B by descriptor, D in registers.
+struct Wgmma {
+  static constexpr int kK = 32;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, int32_t (&d)[8], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// The main loop by wgmma: threads dequantize weights into the registers of its A operand while the tensor core
+// multiplies those dequantized before.
 struct Products {
   static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
   static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
   Sums sums;
-  uint32_t columns[2];  // offsets of a lane's ldmatrix row in a panel: of the first and the second 32 bytes of 64
+  Bank bank;  // int32 is exact, so that scales are applied once, after the last k tile
+  Group group[kBlocks];  // of all k
+  uint64_t panels;  // the descriptor of the first stage
 
-  __device__ __forceinline__ explicit Products(const uint8_t*) {
-    const int lane = threadIdx.x % 32;
-    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: the 16-byte chunk XOR the row
-    columns[1] = columns[0] ^ 64;
-  }
+  __device__ __forceinline__ explicit Products(const uint8_t* a)
+      : panels(matrix(a, 0, 1024, 1)) {}
 
-  __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
-        "{ %0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
-  }
-
-  // The MMAs of a slab of each block of rows, the first at `slabs`, with A's panels of the same k.
-  __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
-    Codes codes[kBlocks];
-    Group group[kBlocks];
-    constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
-    Sums part;
+  // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
+  __device__ __forceinline__ static void fence(Bank& held) {
     CUTE_UNROLL
-    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // two steps: 64 bytes of A's rows
-      uint32_t rows[kOfRows][4];
+    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+r"(held[i / kCount][i % kCount])::"memory");
+  }
+
+  // Issues the MMAs of a slab of each block of rows, and returns while the last are in flight. `own`: the slab's
+  // index among the consumer's of the stage. Releases the previous stage, if one is held, once its MMAs are done.
+  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+    Codes codes[kBlocks];
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
       CUTE_UNROLL
       for (int piece = 0; piece < Slab::kPieces; ++piece)
         codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
@@ -595,7 +570,7 @@ struct Products {
         group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
       }
       CUTE_UNROLL
-      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
+      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // all are written before the MMAs are issued
         asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
       Bank& into = bank;
       fence(into);
@@ -609,20 +584,20 @@ struct Products {
           Wgmma::fma(registers[block][i], at, into[block], true);
       }
       cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();  // what was issued before is done: its registers may be overwritten
+      cute::warpgroup_wait<1>();  // the batch before is done: its A registers may be overwritten
       if (issue == 0 && own == 0) release(previous, held);
     }
   }
 
-  // Runs the main loop over `count` stages, for these rows of the tile and this share of k.
+  // Runs the main loop over `count` stages, one at least, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
     clear(bank);
     int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
-    do {  // a loop that may end at once would serialise wgmma
+    do {  // with a loop of zero trips ptxas would serialize wgmma (C7514)
       shared.full[position.stage].wait(position.phase);
       const int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
-      const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
+      const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
       const uint32_t slabs =
           cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
       CUTE_UNROLL
@@ -667,8 +642,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
-      epilogue.apply(x[0], operands, coordinates(at, i, 0));
-      epilogue.step_1.add(x, at, i, p.m, p.n);
+      epilogue.apply(x[0], operands);
       store(p, x, at, i);
     }
   }

@@ -74,12 +74,12 @@ static_assert(OFFSET(Parameters, m) == 288 && OFFSET(Parameters, n) == 292);
 static_assert(OFFSET(Parameters, k_tiles) == 296);
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };

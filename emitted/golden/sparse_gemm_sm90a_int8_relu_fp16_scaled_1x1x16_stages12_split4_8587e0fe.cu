@@ -84,12 +84,12 @@ static_assert(OFFSET(Parameters, k_words) == 324 && OFFSET(Parameters, x_step) =
 static_assert(OFFSET(Parameters, w_step) == 332 && OFFSET(Parameters, parts) == 336);
 
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kLength> struct Ring {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kLength ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
