@@ -53,7 +53,16 @@ class PackedExperts:
     def empty(
         cls, count: int, metadata: Metadata, device: torch.device | str | None = None
     ) -> PackedExperts:
-        """Return experts whose bytes are whatever was in memory: `put` fills them."""
+        """Allocate experts whose bytes are not set: `put` fills them.
+
+        Args:
+            count: How many experts.
+            metadata: Of one expert.
+            device: Where; None: torch's default device.
+
+        Returns:
+            The experts.
+        """
         made = {
             name: torch.empty((count, *shape), dtype=dtype, device=device)
             for name, (shape, dtype) in metadata.tensors().items()
@@ -62,9 +71,16 @@ class PackedExperts:
 
     @classmethod
     def stack(cls, weights: Iterable[PackedWeight]) -> PackedExperts:
-        """Return the weights of one expert each as those of all.
+        """Copy the weights of one expert each into the memory of all.
 
-        Raises ProblemError for no weight at all, and for weights that differ in kind or device.
+        Args:
+            weights: One for each expert, all with the same metadata and on one device.
+
+        Returns:
+            The experts, in the order of the weights.
+
+        Raises:
+            ProblemError: For no weight at all, and for weights that differ.
         """
         listed = [*weights]
         if not listed:
@@ -85,7 +101,22 @@ class PackedExperts:
         scale_dtype: torch.dtype | None = None,
         activations: Activations = "16-bit",
     ) -> PackedExperts:
-        """Quantize the weights [E, N, K] of all experts, each as `warploom.quantize` does."""
+        """Quantize the weights of all experts, each as `warploom.quantize` does.
+
+        Args:
+            weight: [E, N, K], fp16, bf16 or fp32.
+            format: Of the codes, such as "int4" or "mxfp4".
+            group: Values along K that share a scale; "auto" or None as in `warploom.quantize`.
+            symmetric: Whether codes have no zero points; None: as the format has them.
+            scale_dtype: Of the scales; None: the dtype of the weight.
+            activations: "16-bit" or "8-bit": what the weights are multiplied by.
+
+        Returns:
+            The experts, on the device of the weight.
+
+        Raises:
+            ProblemError: For anything but a tensor [E, N, K], and what `warploom.quantize` refuses.
+        """
         if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.shape[0]:
             told = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
             raise ProblemError(f"weight {told}", rule="must be a tensor [E, N, K] of some experts")
@@ -98,9 +129,17 @@ class PackedExperts:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: Metadata) -> PackedExperts:
-        """Take the tensors that `tensors()` gave, as they are.
+        """Make experts of the tensors that `tensors()` returned, without a copy.
 
-        Raises ProblemError for one that is missing, unknown, or of another shape or type.
+        Args:
+            tensors: By name; contiguous, with an entry for every expert.
+            metadata: Of one expert.
+
+        Returns:
+            The experts, which share the memory of the tensors.
+
+        Raises:
+            ProblemError: For a tensor that is missing, unknown, or of another shape or dtype.
         """
         data = tensors.get("data")
         count = data.shape[0] if data is not None and data.dim() else 0
@@ -123,7 +162,12 @@ class PackedExperts:
     def put(self, expert: int, weight: PackedWeight) -> None:
         """Write the weight of one expert, while all are being made.
 
-        Raises ProblemError for a weight of another kind, or on another device.
+        Args:
+            expert: Its index.
+            weight: With the metadata of all, and on their device.
+
+        Raises:
+            ProblemError: For a weight with other metadata or on another device.
         """
         if weight.metadata != self.metadata or weight.device != self.device:
             raise ProblemError(
@@ -178,7 +222,15 @@ class PackedExperts:
     # ---- What can be done with it ----------------------------------------------------------------
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PackedExperts:
-        """Return it on `device`; itself where it is there already."""
+        """Move the experts to a device.
+
+        Args:
+            device: As torch.Tensor.to takes it.
+            non_blocking: Copy from pinned memory without waiting.
+
+        Returns:
+            The experts there; the same object if they are there already.
+        """
         moved = {
             name: tensor.to(torch.device(device), non_blocking=non_blocking)
             for name, tensor in self.tensors().items()
@@ -187,7 +239,14 @@ class PackedExperts:
         return self if same else PackedExperts(metadata=self.metadata, **moved)
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Return W [E, N, K] of fp16, bf16, fp32, or float64, in which it is exact."""
+        """Compute the weights that the codes stand for.
+
+        Args:
+            dtype: fp16, bf16, fp32, or float64, in which the result is exact.
+
+        Returns:
+            [E, N, K].
+        """
         return torch.stack([weight.dequantize(dtype) for weight in self])
 
 

@@ -221,7 +221,8 @@ struct GroupedTiles {
   const int groups, columns;  // of tiles, in clusters
 
   __device__ __forceinline__ GroupedTiles(const Parameters& p, const GroupTable& table)
-      : table(table), groups(p.batches), columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+      : table(table), groups(p.batches), 
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
 
   __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
 

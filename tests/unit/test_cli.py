@@ -322,7 +322,8 @@ def test_schema_in_markdown_has_a_row_for_every_field_and_step() -> None:
     expected = [field.name for source in sources for field in fields(source)]
     assert sorted(first) == sorted([*expected, *steps * expected.count("epilogue")])
     assert all(row[-1].removesuffix(" |").strip() for row in rows)
-    assert "| `stages` | an integer 2 to 32, or `auto` | `auto` | k tiles in flight" in tables
+    field = "| `stages` | an integer 2 to 32, or `auto` | `auto` | k tiles that the shared-memory"
+    assert field in tables
     assert "| `swap_ab` | `false`, `true` | `false` |" in tables
     assert "| `cluster` | a list of 2 integers | `[1, 1]` |" in tables
 

@@ -110,7 +110,7 @@ def test_a_name_that_names_no_kernel_of_this_version_is_an_error(name: str, prob
 @pytest.mark.parametrize(
     ("operation", "problem"),
     [
-        ({"a": "fp32", "b": "fp32"}, "a 'fp32': must be one of fp16, bf16, e4m3, e5m2, int8"),
+        ({"a": "fp32", "b": "fp32"}, "a 'fp32': must be one of fp16, bf16, tf32, e4m3, e5m2, int8"),
         ({"layout_a": "diagonal"}, "layout_a 'diagonal': must be one of row, col"),
         ({"b": "fp16"}, "b fp16: must be of the type of a, bf16"),
         ({"d": "int32"}, "d int32 from bf16 with 0 epilogue steps"),

@@ -19,7 +19,7 @@ _SECONDS_PER_DAY = 86_400.0
 
 @click.group("cache", cls=SuggestingGroup)
 def command() -> None:
-    """Look into the kernel cache, copy kernels to other machines, delete old ones.
+    """Look into the kernel cache, copy kernels, delete old ones.
 
     \b
     Examples:
