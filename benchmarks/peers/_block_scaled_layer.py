@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -125,7 +126,7 @@ class _DeepGemm:
     """DeepGEMM's two GEMMs, and the gate with the cast as one kernel of torch's compiler."""
 
     def __init__(self) -> None:
-        self._quantize = compiled(lambda: _gate_and_quantize)
+        self._quantize: Any = compiled(lambda: cast("Any", _gate_and_quantize))
         self._ready: dict[int, tuple[Quantized, Quantized, Quantized, torch.Tensor]] = {}
 
     def __call__(self, layer: Layer) -> torch.Tensor:
@@ -147,7 +148,7 @@ class _DeepGemm:
 def _gate_and_quantize(z: torch.Tensor) -> Quantized:
     """silu(gate) * up in e4m3, and its scales, transposed: rows of them lie side by side."""
     gate, up = z.float().chunk(2, -1)
-    h = (F.silu(gate) * up).unflatten(-1, (-1, BLOCK))
+    h = (F.silu(gate) * up).view(*gate.shape[:-1], -1, BLOCK)
     scale = h.abs().amax(-1).clamp(min=1e-4) / LARGEST
     q = (h / scale.unsqueeze(-1)).to(E4M3).flatten(-2)
     return q, scale.t().contiguous()
