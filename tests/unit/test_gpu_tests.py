@@ -1,4 +1,6 @@
-"""Tests for GPUs are collected where there is none: nothing else imports them before one is had."""
+"""Tests for GPUs are collected where there is none, and their kernels are rendered: nothing else
+imports them before one is had.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,44 @@ from forked import Program
 
 ROOT = Path(__file__).parents[2]
 COLLECT = """
-import os, sys
+import inspect, os, sys
 for name in [name for name in os.environ if name.startswith("PYTEST_")]:
     del os.environ[name]  # it is no part of the session that runs this
 import pytest
-sys.exit(pytest.main(["--collect-only", "--quiet", "--assert=plain", *sys.argv[1:]]))
+from warploom.generator.render import render
+
+class Rendered:
+    def pytest_collection_finish(self, session):
+        kernels = {}
+        def build(specs):
+            kernels.update((spec.name, spec) for spec in specs)
+            return {}
+        for module in session.config.pluginmanager.get_plugins():
+            fixture = getattr(module, "__dict__", {}).get("built")  # of a conftest.py
+            if fixture is not None:
+                inspect.unwrap(fixture)(build)
+        for name, kernel in kernels.items():
+            try:
+                render(kernel)
+            except Exception as error:
+                print("not rendered:", name, error)
+        print(len(kernels), "kernels")
+
+arguments = ["--collect-only", "--quiet", "--assert=plain", *sys.argv[1:]]
+sys.exit(pytest.main(arguments, plugins=[Rendered()]))
 """
 
 
-def test_every_gpu_test_is_collected_and_marked_as_one() -> None:
-    """Sessions on CPUs leave their folders, and those on GPUs what is not marked."""
+def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels() -> None:
+    """Sessions on CPUs leave their folders, and those on GPUs what is not marked. One kernel that
+    its template cannot make fails every test of its family there.
+    """
     folders = [f"tests/{place}" for place in gpu_records.places()]
     asked = ["-m", "gpu", "-p", "no:cacheprovider", *folders]
     (done,) = forked.run(Program(COLLECT, asked, folder=ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     told = re.search(r"^(\d+) tests collected in", done.stdout, re.MULTILINE)  # none deselected
     assert told and int(told[1]) > 8000, done.stdout[-300:]
+    assert "not rendered: " not in done.stdout, done.stdout
+    built = re.search(r"^(\d+) kernels$", done.stdout, re.MULTILINE)
+    assert built and int(built[1]) > 1500, done.stdout[-300:]
