@@ -89,7 +89,7 @@ def test_calls_of_attention_in_8_bits_run_what_is_recorded(
 
 def test_block_scales_of_either_type_are_timed_once(fresh: Path) -> None:
     timed = GemmOperation("e4m3", "e4m3", "bf16", accumulation="promoted", block_scales="row_block")
-    tile, usual = GemmSchedule((64, 96, 128), 10, consumers=1), GemmSchedule((128, 64, 128), 7)
+    tile, usual = GemmSchedule((64, 64, 128), 10, consumers=1), GemmSchedule((128, 64, 128), 7)
     told = {"best": Timed(tile, 4e-5, 0.0), "default": Timed(usual, 5e-5, 0.0), "runners_up": ()}
     keep(fresh, record(operation=timed, **told))
     e8m0: Any = {"block_scale_a": "e8m0", "block_scale_b": "e8m0"}
