@@ -40,7 +40,7 @@ def forward(
     if refusal(module, hidden_states) is not None:
         own = finegrained_fp8.fp8_grouped_mm_experts_forward
         if module.activation_scheme != "dynamic":  # which only the loop over experts takes
-            own = type(module).forward.__wrapped__  # type: ignore[attr-defined]
+            own = type(module).forward.__wrapped__
         by_transformers: Callable[..., torch.Tensor] = own
         return by_transformers(module, hidden_states, top_k_index, top_k_weights)
     offsets, _, inverse = route(top_k_index, module.num_experts)

@@ -345,7 +345,8 @@ def joinable(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
     # What other processes read, or a host copies from, would stay behind.
     placed = one.device.type == "cpu" and any(
-        each.is_shared() or each.is_pinned() for each in (one, other)
+        each.is_shared() or each.is_pinned()  # type: ignore[no-untyped-call]
+        for each in (one, other)
     )
     alike = one.shape == other.shape and one.dtype == other.dtype
     kernels = one.dtype in PRODUCTS and one.shape[0] % MULTIPLE == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +190,18 @@ def test_hooks_are_called_as_they_were_registered() -> None:
     source.register_forward_hook(lambda _, __, named, ___: heard.append(named), with_kwargs=True)
     Ours.from_bitnet(source)(torch.randn(2, 96))
     assert heard == [{}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_patched_model_is_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    """What was written could not be read: its layers were made for activations of 16 bits."""
+    model, tokens = bitnet(kind), torch.tensor([[1, 7, 23, 5]])
+    warploom.patch(model, attention=False)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert sum(type(one) is Ours for one in again.modules()) == 14
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    model = bitnet(kind, use_rms_norm=True)
+    warploom.patch(model, attention=False)
+    with pytest.raises(ProblemError, match="a norm of its input"):
+        model.save_pretrained(tmp_path / "other")
