@@ -90,7 +90,9 @@ class QuantizedExperts(torch.nn.Module):
         """
         parts = [getattr(self, part) for part in PARTS]
         listed = routing_weights.shape == router_indices.shape
-        plain = self._alike and all(_plain(layer) for layers in parts for layer in layers)
+        plain = self._alike and all(
+            self._stacks[part].is_plain(getattr(self, part)) for part in PARTS
+        )
         if (
             not plain
             or (torch.is_grad_enabled() and _requires_grad(hidden_states, routing_weights, parts))
@@ -159,12 +161,28 @@ class _Stack:
 
     _made: tuple[PackedExperts, torch.Tensor | None] | None = None
     _given: tuple[torch.nn.Parameter | None, ...] = ()  # the parameters of the layers
+    _listed: tuple[torch.nn.Module, ...] = ()  # layers that were plain, what they are and have
+    _about: tuple[dict[str, Any], ...] = ()
+    _hooks: tuple[dict[int, Any], ...] = ()
 
     def __deepcopy__(self, memo: object) -> _Stack:
         return _Stack()
 
     def __getstate__(self) -> None:
         return None
+
+    def is_plain(self, layers: Any) -> bool:  # noqa: ANN401
+        """Whether all layers are `_plain`: of many it takes as long as a kernel to ask each."""
+        if torch.compiler.is_dynamo_compiling():
+            return all(_plain(layer) for layer in layers)
+        listed = tuple(layers._modules.values())
+        if listed != self._listed:
+            if not all(map(_plain, listed)):
+                return False
+            self._listed, self._about = listed, tuple(map(vars, listed))
+            names = ("_forward_hooks", "_forward_pre_hooks")
+            self._hooks = tuple(about[name] for about in self._about for name in names)
+        return not any(self._hooks) and not any("forward" in about for about in self._about)
 
     def of(self, layers: Any) -> tuple[PackedExperts, torch.Tensor | None]:  # noqa: ANN401
         """Those of the layers, which are moved there if they are elsewhere."""
