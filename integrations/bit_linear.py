@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from warploom.errors import ProblemError
 from warploom.generator.formats import Activations
+from warploom.integrations.linear_sharing import share_hooks
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import check_whole, refusal
 from warploom.quantization import PackedWeight
@@ -23,7 +24,7 @@ from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.mixed_gemm.api import mixed_gemm
 
-PACKED_FOR: Activations = "int8"
+FORMAT = "ternary"
 LEAST = 1e-5  # of a row's largest activation, as transformers has it
 _TRANSFORMERS = "transformers.integrations.bitnet"
 
@@ -49,13 +50,84 @@ def bit_refusal(module: torch.nn.Module) -> str:
 class BitLinear(QuantizedLinear):
     """A linear layer of BitNet b1.58: a ternary weight, and an input that is quantized to int8.
 
-    `from_bitnet` makes one of a layer of transformers. Both scales are applied to the int32
-    accumulators in one kernel, with the bias. If that layer normalizes its input first, `rms_norm`
-    does. The weight is frozen: the layer is differentiable in its input only, as if that had not
-    been rounded. All else is as in `warploom.nn.QuantizedLinear`.
+    `from_bitnet` makes one of a layer of transformers, and `from_linear` rounds a weight to -1, 0
+    and 1 times a scale. The constructor makes one whose weight and bias are 0, for a state dict to
+    be loaded.
+
+    Args:
+        in_features: K, the size of the input's last dimension.
+        out_features: N, the size of the result's last dimension.
+        bias: Whether there is a bias [N].
+        device: The device of the parameters.
+        dtype: The dtype of the bias, and of `weight.dtype`.
+        scale_dtype: The dtype of the scales; bf16 by default.
+
+    Both scales are applied to the int32 accumulators in one kernel, with the bias. `rms_norm` is
+    what normalizes the input first, or None. The weight is frozen: the layer is differentiable in
+    its input only, as if that had not been rounded. All else is as in
+    `warploom.nn.QuantizedLinear`.
+
+    Example:
+        >>> layer = warploom.nn.BitLinear.from_linear(torch.nn.Linear(128, 64))
+        >>> layer(torch.randn(4, 128)).shape
+        torch.Size([4, 64])
     """
 
+    PACKED_FOR: ClassVar[Activations] = "int8"
     rms_norm: torch.nn.Module | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,  # noqa: ANN401 (whatever torch.nn.Linear takes)
+        dtype: torch.dtype | None = None,
+        *,
+        scale_dtype: torch.dtype | None = None,
+    ) -> None:
+        how: Any = {"format": FORMAT, "group": None, "scale_dtype": scale_dtype}
+        super().__init__(in_features, out_features, bias, device, dtype, **how)
+
+    def _set_up(
+        self,
+        weight: PackedWeight,
+        bias: Tensor | None,
+        activation: str | None,
+        dtype: torch.dtype,
+    ) -> None:
+        told, metadata = "", weight.metadata
+        if (metadata.format, metadata.group) != (FORMAT, None):
+            told = f"a weight of {metadata.format} in groups of {metadata.group}"
+        elif activation is not None:
+            told = f"activation {activation!r}"
+        if told:
+            raise ProblemError(
+                f"{told} for a BitLinear",
+                rule="must be a ternary weight with one scale for each row, and no activation",
+                fix="make a warploom.nn.QuantizedLinear",
+            )
+        super()._set_up(weight, bias, activation, dtype)
+        self.rms_norm = None
+
+    @classmethod
+    def from_linear(  # type: ignore[override]
+        cls, linear: torch.nn.Linear, *, scale_dtype: torch.dtype | None = None
+    ) -> Self:
+        """Return a layer with the weight of a linear layer, rounded to -1, 0 and 1 times a scale.
+
+        Args:
+            linear: The layer. Its bias, hooks, training flag and other attributes come along.
+            scale_dtype: The dtype of the scale; bf16 by default.
+
+        Returns:
+            The new layer.
+
+        Raises:
+            ProblemError: For layers that `warploom.nn.QuantizedLinear.from_linear` refuses, and for
+                one with an activation.
+        """
+        return super().from_linear(linear, FORMAT, None, None, scale_dtype)
 
     @classmethod
     def from_bitnet(cls, module: torch.nn.Module) -> Self:
@@ -93,11 +165,10 @@ class BitLinear(QuantizedLinear):
         made = cls.__new__(cls)
         bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
         dtype = getattr(given, "dtype", None) or weight.dtype
-        made._set_up(layer.packed(PACKED_FOR), bias, None, dtype)
+        made._set_up(layer.packed(cls.PACKED_FOR), bias, None, dtype)
         made.rms_norm = given.rms_norm
         made.training = module.training
-        for name in ("_forward_hooks", "_forward_pre_hooks"):
-            getattr(made, name).update(getattr(module, name))
+        share_hooks(made, module)
         return made
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:

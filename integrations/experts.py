@@ -257,6 +257,12 @@ def _check_types(
         for name, value in (("alpha", alpha), ("limit", limit)):
             if not is_number(value):
                 _refuse(f"{name} {shown(value)}", "must be a number", "pass a float")
+    if not given["hidden"].is_floating_point():
+        _refuse(
+            f"hidden of {shown(given['hidden'].dtype)}",
+            "must be floating-point, as the result is",
+            "convert it to the type of the weights",
+        )
     named = [(name, one) for name, one in {**given, **biases}.items() if one is not None]
     require_one_device(named)
     for name in ("hidden", "ids", "weights"):

@@ -6,6 +6,7 @@ them. What kernels do not take transformers computes: `unfit` says why.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,10 +38,11 @@ def forward(
     """
     module: Any = self
     if refusal(module, hidden_states) is not None:
-        result: torch.Tensor = finegrained_fp8.fp8_grouped_mm_experts_forward(
-            module, hidden_states, top_k_index, top_k_weights
-        )
-        return result
+        own = finegrained_fp8.fp8_grouped_mm_experts_forward
+        if module.activation_scheme != "dynamic":  # which only the loop over experts takes
+            own = type(module).forward.__wrapped__
+        by_transformers: Callable[..., torch.Tensor] = own
+        return by_transformers(module, hidden_states, top_k_index, top_k_weights)
     offsets, _, inverse = route(top_k_index, module.num_experts)
     rows = permute(hidden_states, inverse, offsets=offsets)
     name = "gate_up_proj" if module.has_gate else "up_proj"

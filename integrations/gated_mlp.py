@@ -313,7 +313,10 @@ class Both:
         at = one.data_ptr(), other.data_ptr()
         found = self._views.get(name)
         if found is not None and found[:2] == at and found[2].dtype == one.dtype:
-            return found[2]
+            both = found[2]
+            # A layer that was pruned may have fewer rows or columns at the same addresses.
+            if both.stride() == one.stride() and both.numel() == 2 * one.numel():
+                return both
         self._views.pop(name, None)
         if not joined(one, other):
             return None
@@ -340,15 +343,21 @@ def joinable(one: torch.Tensor, other: torch.Tensor) -> bool:
         for each in (one, other)
         if each.device.type != "meta"
     )
+    # What other processes read, or a host copies from, would stay behind.
+    placed = one.device.type == "cpu" and any(
+        each.is_shared() or each.is_pinned()  # type: ignore[no-untyped-call]
+        for each in (one, other)
+    )
     alike = one.shape == other.shape and one.dtype == other.dtype
     kernels = one.dtype in PRODUCTS and one.shape[0] % MULTIPLE == 0
     there = one is not other and one.device.type != "meta"
-    return there and alike and kernels and (whole or joined(one, other))
+    return there and alike and kernels and (joined(one, other) or (whole and not placed))
 
 
 def join(one: torch.Tensor, other: torch.Tensor) -> None:
     """Move two parameters, which stay what they are, to where the second follows the first."""
-    both = torch.cat((one.detach(), other.detach()))
+    with torch.inference_mode(False):  # whose tensors could not be trained
+        both = torch.cat((one.detach(), other.detach()))
     one.data, other.data = both[: len(one)], both[len(one) :]
 
 

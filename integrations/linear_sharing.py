@@ -13,6 +13,15 @@ LayerT = TypeVar("LayerT", bound=torch.nn.Linear)
 CALLS = ("_calls", "_quantised", "scaling")  # what a layer has of its calls
 
 
+# What a module has of the hooks of its calls, and of how each is called.
+_HOOKS = [name for name in vars(torch.nn.Module()) if "hook" in name and "state_dict" not in name]
+
+
+def share_hooks(made: torch.nn.Module, module: torch.nn.Module) -> None:
+    """Give a new layer the hooks of a module's calls: a hook's handle removes it from both."""
+    vars(made).update({name: vars(module)[name] for name in _HOOKS})
+
+
 def check_module(module: torch.nn.Linear, *able: type[torch.nn.Linear]) -> None:
     """Raise ProblemError for a module whose calls are not, or could not be, F.linear's.
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import torch
 
 TRAINS = "it trains: its weight requires a gradient, and other weights are frozen"
+EXPERTS = ("gate_up_proj", "up_proj", "down_proj")  # parameters of layers of experts
 ADAPTER = "peft trains it or a copy of it"
 # Where peft's modules keep the model's own.
 _WRAPPED = ("base_layer", "base_model", "lora_model", "model")
 
 
 def trained(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """The linear layers that keep their weights because they train, and why.
+    """The linear layers and experts that keep their weights because they train, and why.
 
     These are whatever peft adds to a model, whether it trains now or was loaded for inference, and
     its copies in `modules_to_save`; and each whose weight requires a gradient in a model that
@@ -27,20 +28,26 @@ def trained(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     found: dict[torch.nn.Module, str] = {
         module: TRAINS
         for module in model.modules()
-        if mixed and isinstance(module, torch.nn.Linear) and _requires_grad(module)
+        if mixed and _requires_grad(module) and _quantizes(module)
     }
     return {**found, **dict.fromkeys(_adapters(model), ADAPTER)}
 
 
 def _requires_grad(module: torch.nn.Module) -> bool | None:
-    """Whether the matrix that a module multiplies by trains; None for a module without one.
+    """Whether a matrix that a module multiplies by trains; None for a module without one.
 
     The table of an embedding is none: those of positions are often constants of a model.
     """
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dim() < 2 or isinstance(module, torch.nn.Embedding):
+    own = (module._parameters.get(name) for name in ("weight", *EXPERTS))
+    weights = [one for one in own if one is not None and one.dim() > 1]
+    if not weights or isinstance(module, torch.nn.Embedding):
         return None
-    return weight.requires_grad
+    return any(one.requires_grad for one in weights)
+
+
+def _quantizes(module: torch.nn.Module) -> bool:
+    """Whether a module's matrices are what a patch quantizes."""
+    return isinstance(module, torch.nn.Linear) or not module._parameters.keys().isdisjoint(EXPERTS)
 
 
 def _adapters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -28,7 +28,8 @@ def choose(model: torch.nn.Module, asked: Asked) -> tuple[Chosen, dict[Any, str]
     for name, module in model.named_modules():
         if module not in able:
             continue
-        reason = skipped(name, module) or training.get(module) or unable(module, asked)
+        own = "it is the model itself" if module is model else skipped(name, module)
+        reason = own or training.get(module) or unable(module, asked)
         if reason:
             left[module] = reason
         else:
@@ -40,6 +41,8 @@ def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
     """Why the weights of a layer of experts cannot be quantized as asked; "" where they can."""
     from warploom.integrations import transformers_experts as rules  # imports transformers
 
+    if "forward" in vars(layer):
+        return "its forward was replaced on the instance"
     if not layer.has_gate:
         return "experts without a gate have no kernel of quantized weights"
     if (reason := rules.unfit(layer)) is not None:
@@ -73,7 +76,9 @@ def quantized(layer: Any, asked: Asked) -> QuantizedExperts:  # noqa: ANN401 (of
             if halves:
                 weight, bias = _interleaved(weight), None if bias is None else _interleaved(bias)
             packed = asked.quantize(weight.contiguous())
-            bias = None if bias is None else bias.clone()
+            if bias is not None:
+                trains = getattr(layer, f"{part}_bias").requires_grad
+                bias = torch.nn.Parameter(bias.clone(), requires_grad=trains)
             one = QuantizedLinear.from_packed(packed, bias)
             one.dtype = own.dtype
             made.append(one)

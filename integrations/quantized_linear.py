@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 
 from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
 from warploom.generator.targets import target
 from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.linear import Linear
@@ -68,6 +69,7 @@ class QuantizedLinear(torch.nn.Linear):
         torch.Size([4, 64])
     """
 
+    PACKED_FOR: ClassVar[Activations] = INPUTS
     bias: torch.nn.Parameter | None  # type: ignore[assignment]
     _is_hf_initialized = True  # nothing of it is for transformers to fill with random numbers
 
@@ -87,7 +89,7 @@ class QuantizedLinear(torch.nn.Linear):
     ) -> None:
         check_torchs(bias, dtype)
         shape = (out_features, in_features)
-        metadata = described(shape, format, group, symmetric, scale_dtype, INPUTS)
+        metadata = described(shape, format, group, symmetric, scale_dtype, self.PACKED_FOR)
         kinds = metadata.tensors()
         made = {name: torch.zeros(s, dtype=t, device=device) for name, (s, t) in kinds.items()}
         zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
@@ -141,7 +143,7 @@ class QuantizedLinear(torch.nn.Linear):
             ProblemError: For a weight quantized for 8-bit activations, and for a bias of another
                 shape or device, or of a dtype without gradients.
         """
-        check_parts(weight, bias)
+        check_parts(weight, bias, cls.PACKED_FOR)
         scales = weight.metadata.scale_dtype
         dtype = scales if scales in TYPES else torch.bfloat16
         made = cls.__new__(cls)
@@ -175,7 +177,8 @@ class QuantizedLinear(torch.nn.Linear):
                 are trained in fp8 or computed, and for weights that cannot be quantized so.
         """
         check_linear(linear)
-        packed = quantize(linear.weight.detach(), format, group, symmetric, scale_dtype, INPUTS)
+        how = (format, group, symmetric, scale_dtype, cls.PACKED_FOR)
+        packed = quantize(linear.weight.detach(), *how)
         return cls.in_place_of(linear, packed, linear.bias)
 
     @classmethod

@@ -75,7 +75,9 @@ def check_whole(weight: PackedWeight) -> None:
             )
 
 
-def check_parts(weight: PackedWeight, bias: torch.Tensor | None) -> None:
+def check_parts(
+    weight: PackedWeight, bias: torch.Tensor | None, packed_for: Activations = INPUTS
+) -> None:
     """Raise ProblemError for a weight and a bias that no layer has."""
     if not isinstance(weight, PackedWeight):
         raise ProblemError(
@@ -83,10 +85,10 @@ def check_parts(weight: PackedWeight, bias: torch.Tensor | None) -> None:
             rule="must be a PackedWeight",
             fix="make one with warploom.quantize",
         )
-    if weight.metadata.activations != INPUTS:
+    if weight.metadata.activations != packed_for:
         raise ProblemError(
             f"a weight that is quantized for {weight.metadata.activations} activations",
-            rule=f"must be quantized for {INPUTS} ones",
+            rule=f"must be quantized for {packed_for} ones",
             fix="call warploom.mixed_gemm, or pack it anew",
         )
     n = weight.shape[0]

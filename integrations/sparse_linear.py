@@ -14,6 +14,7 @@ from warploom.integrations.devices import unserved
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS, DEFAULTS, Options, check
 from warploom.integrations.linear_rules import product_type, transformed
+from warploom.integrations.linear_sharing import share_hooks
 from warploom.integrations.quantized_rules import check_linear
 from warploom.quantization.sparse_weight import SparseWeight
 from warploom.runtime.api import Explanation, explain
@@ -106,8 +107,7 @@ class SparseLinear(torch.nn.Module):
         pack = SparseWeight.from_torch if given else SparseWeight.from_dense
         made = cls(pack(weight), linear.bias, activation)
         made.training = linear.training
-        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
-            getattr(made, name).update(getattr(linear, name))
+        share_hooks(made, linear)
         return made
 
     @property

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from warploom.arguments import shown
 from warploom.errors import ProblemError
 from warploom.generator.formats import Activations
 from warploom.quantization.metadata import Metadata
@@ -86,6 +87,8 @@ class PackedExperts:
         if not listed:
             raise ProblemError("no weight", rule="must be those of one expert at least")
         first = listed[0]
+        if not isinstance(first, PackedWeight):
+            raise _no_weight(first)
         packed = cls.empty(len(listed), first.metadata, first.device)
         for expert, weight in enumerate(listed):
             packed.put(expert, weight)
@@ -109,7 +112,7 @@ class PackedExperts:
             group: Values along K that share a scale; "auto" or None as in `warploom.quantize`.
             symmetric: Whether codes have no zero points; None: as the format has them.
             scale_dtype: Of the scales; None: the dtype of the weight.
-            activations: "16-bit" or "8-bit": what the weights are multiplied by.
+            activations: What the weights are multiplied by: "16-bit", "e4m3" or "int8".
 
         Returns:
             The experts, on the device of the weight.
@@ -141,8 +144,12 @@ class PackedExperts:
         Raises:
             ProblemError: For a tensor that is missing, unknown, or of another shape or dtype.
         """
+        for name, one in tensors.items():
+            if not isinstance(one, Tensor):
+                raise ProblemError(f"{name} {shown(one)}", rule="must be a tensor")
         data = tensors.get("data")
-        count = data.shape[0] if data is not None and data.dim() else 0
+        whole = data is not None and all(one.dim() for one in tensors.values())
+        count = data.shape[0] if data is not None and whole else 0
         for expert in range(min(count, 1)):  # one is as good as all: they share their strides
             PackedWeight.from_tensors(
                 {name: one[expert] for name, one in tensors.items()}, metadata
@@ -167,8 +174,12 @@ class PackedExperts:
             weight: With the metadata of all, and on their device.
 
         Raises:
-            ProblemError: For a weight with other metadata or on another device.
+            ProblemError: For an index that is no integer, anything but a PackedWeight, and one with
+                other metadata or on another device.
         """
+        _check_expert(expert)
+        if not isinstance(weight, PackedWeight):
+            raise _no_weight(weight)
         if weight.metadata != self.metadata or weight.device != self.device:
             raise ProblemError(
                 f"expert {expert}: {weight!r}",
@@ -206,6 +217,7 @@ class PackedExperts:
 
     def __getitem__(self, expert: int) -> PackedWeight:
         """The weight of one expert, in the memory of all."""
+        _check_expert(expert)
         parts = {name: tensor[expert] for name, tensor in self.tensors().items()}
         return PackedWeight(metadata=self.metadata, **parts)
 
@@ -248,6 +260,23 @@ class PackedExperts:
             [E, N, K].
         """
         return torch.stack([weight.dequantize(dtype) for weight in self])
+
+
+def _check_expert(expert: object) -> None:
+    if not hasattr(expert, "__index__") or (isinstance(expert, Tensor) and expert.dim()):
+        raise ProblemError(
+            f"expert {shown(expert)}",
+            rule="must be an integer: the index of one expert",
+            fix="warploom.PackedExperts.stack makes experts of several weights",
+        )
+
+
+def _no_weight(weight: object) -> ProblemError:
+    return ProblemError(
+        f"weight {shown(weight)} of type {type(weight).__name__}",
+        rule="must be a PackedWeight",
+        fix="make one with warploom.quantize, or all with warploom.PackedExperts.quantize",
+    )
 
 
 def _flatten(experts: PackedExperts) -> tuple[list[Any], Metadata]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from operator import is_
+from typing import Any, Self
 
 import torch
 
 from warploom.integrations.experts import ALPHA, LIMIT, SWIGLU_OAI, experts, gate_function
+from warploom.integrations.linear_sharing import share_hooks
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import refusal
 from warploom.quantization import PackedExperts
@@ -63,13 +65,15 @@ class QuantizedExperts(torch.nn.Module):
         *,
         gate: str = SWIGLU_OAI,
     ) -> QuantizedExperts:
-        """Return experts with the constants of a module of transformers, and these layers."""
+        """Return experts with these layers, and the constants and hooks of transformers' module."""
         constants = (
             {name: getattr(experts, name) for name in ("alpha", "limit")}
             if (gate == SWIGLU_OAI)
             else {}
         )
-        return cls(gate_up_proj, down_proj, gate=gate, **constants).train(experts.training)
+        made = cls(gate_up_proj, down_proj, gate=gate, **constants).train(experts.training)
+        share_hooks(made, experts)
+        return made
 
     def forward(
         self,
@@ -84,12 +88,16 @@ class QuantizedExperts(torch.nn.Module):
             router_indices: The experts of each token [T, top_k]; others than there are are skipped.
             routing_weights: Their weights [T, top_k], or those of all experts [T, experts].
         """
-        first = cast("QuantizedLinear", self.gate_up_proj[0])
-        given = (hidden_states, routing_weights, first.bias)
-        graded = any(one is not None and one.requires_grad for one in given)
+        parts = [getattr(self, part) for part in PARTS]
         listed = routing_weights.shape == router_indices.shape
-        graded = graded and torch.is_grad_enabled()
-        if graded or not self._alike or refusal(hidden_states, first.weight):
+        plain = self._alike and all(
+            self._stacks[part].is_plain(getattr(self, part)) for part in PARTS
+        )
+        if (
+            not plain
+            or (torch.is_grad_enabled() and _requires_grad(hidden_states, routing_weights, parts))
+            or refusal(hidden_states, parts[0][0].weight)
+        ):
             return self._one_by_one(hidden_states, router_indices, routing_weights, listed)
         if not listed:
             routing_weights = routing_weights.gather(1, router_indices)
@@ -103,6 +111,19 @@ class QuantizedExperts(torch.nn.Module):
             alpha=self.alpha,
             limit=self.limit,
         )
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """As a module's, after which layers have other memory."""
+        self._forget()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()  # before layers take other parameters
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _forget(self) -> None:
+        """Let the next call find out where the memory of layers is: compilers see no addresses."""
+        self._stacks = {part: _Stack() for part in PARTS}
 
     def _one_by_one(
         self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, listed: bool
@@ -122,10 +143,27 @@ class QuantizedExperts(torch.nn.Module):
         return total
 
 
+def _plain(layer: torch.nn.Module) -> bool:
+    """Whether a layer is its weight and bias alone, which nothing wrapped and nobody is told of."""
+    about = vars(layer)
+    return type(layer) is QuantizedLinear and not (
+        about["_forward_hooks"] or about["_forward_pre_hooks"] or "forward" in about
+    )
+
+
+def _requires_grad(hidden: torch.Tensor, weights: torch.Tensor, parts: list[Any]) -> bool:
+    biases = (layer._parameters["bias"] for layers in parts for layer in layers)
+    return any(one is not None and one.requires_grad for one in (hidden, weights, *biases))
+
+
 class _Stack:
     """The weights and biases of several layers in one piece of memory each; a copy has none."""
 
     _made: tuple[PackedExperts, torch.Tensor | None] | None = None
+    _given: tuple[torch.nn.Parameter | None, ...] = ()  # the parameters of the layers
+    _listed: tuple[torch.nn.Module, ...] = ()  # layers that were plain, what they are and have
+    _about: tuple[dict[str, Any], ...] = ()
+    _hooks: tuple[dict[int, Any], ...] = ()
 
     def __deepcopy__(self, memo: object) -> _Stack:
         return _Stack()
@@ -133,27 +171,48 @@ class _Stack:
     def __getstate__(self) -> None:
         return None
 
+    def is_plain(self, layers: Any) -> bool:  # noqa: ANN401
+        """Whether all layers are `_plain`: of many it takes as long as a kernel to ask each."""
+        if torch.compiler.is_dynamo_compiling():
+            return all(_plain(layer) for layer in layers)
+        listed = tuple(layers._modules.values())
+        if listed != self._listed:
+            if not all(map(_plain, listed)):
+                return False
+            self._listed, self._about = listed, tuple(map(vars, listed))
+            names = ("_forward_hooks", "_forward_pre_hooks")
+            self._hooks = tuple(about[name] for about in self._about for name in names)
+        return not any(self._hooks) and not any("forward" in about for about in self._about)
+
     def of(self, layers: Any) -> tuple[PackedExperts, torch.Tensor | None]:  # noqa: ANN401
         """Those of the layers, which are moved there if they are elsewhere."""
-        if self._made is None or not _is_of(layers, *self._made):
-            self._made = stacked(layers)
+        compiling = torch.compiler.is_dynamo_compiling()  # which sees no addresses
+        if self._made is not None and (compiling or self._is_of(layers, *self._made)):
+            return self._made
+        self._made = stacked(layers)
+        if not compiling:
+            self._given = tuple(_parameters(layers))
         return self._made
 
+    def _is_of(self, layers: Any, packed: PackedExperts, bias: torch.Tensor | None) -> bool:  # noqa: ANN401
+        """Whether layers have the parameters that they had, in this memory: the first and the last
+        tell of it.
+        """
+        return all(map(is_, self._given, _parameters(layers))) and all(
+            layers[at].weight.slabs.data_ptr() == packed[at].slabs.data_ptr()
+            and (bias is None or layers[at].bias.data_ptr() == bias[at].data_ptr())
+            for at in (0, len(packed) - 1)
+        )
 
-def _is_of(layers: Any, packed: PackedExperts, bias: torch.Tensor | None) -> bool:  # noqa: ANN401
-    """Whether the tensors of layers are in this memory: the first and the last tell."""
-    if torch.compiler.is_dynamo_compiling():  # which sees no addresses
-        return True
-    return all(
-        layers[at].weight.slabs.data_ptr() == packed[at].slabs.data_ptr()
-        and (bias is None or layers[at].bias.data_ptr() == bias[at].data_ptr())
-        for at in (0, len(packed) - 1)
-    )
+
+def _parameters(layers: Any) -> Iterator[torch.nn.Parameter | None]:  # noqa: ANN401
+    return (one for layer in layers for one in layer._parameters.values())
 
 
 def stacked(layers: Any) -> tuple[PackedExperts, torch.Tensor | None]:  # noqa: ANN401
     """Weights and biases of layers, in memory of which the layers then have a part each."""
-    with torch.no_grad():
+    # Parameters in memory that was made in inference mode could not be written to outside of it.
+    with torch.inference_mode(False), torch.no_grad():
         packed = PackedExperts.stack(layer.weight for layer in layers)
         biases = [layer.bias for layer in layers]
         bias = None if biases[0] is None else torch.stack(biases)

@@ -85,7 +85,8 @@ def load_checkpoint(
             a module, best one on `meta`, whose layers have the names of the checkpoint's tensors.
         path: The checkpoint's folder, where `model` is a module.
         device: Where the model is to be, if not where it is; the CPU for one on `meta`.
-        dtype: The dtype of all that is not quantized; by default that of the model.
+        dtype: The dtype of all that is not quantized; by default that of the model. What a model of
+            transformers keeps in fp32, as biases of routers, is fp32.
         requantize: A format into which weights are quantized again that kernels do not read as they
             are, as for `import_weight`; by default these raise an error.
         progress: Whether a progress bar is shown, if stderr is a terminal.
@@ -280,6 +281,8 @@ class _Found:
             )
         made = QuantizedLinear.in_place_of(linear, weight, None if bias is None else bias.to(dtype))
         made.dtype = dtype
+        if made.bias is not None:
+            made.bias.requires_grad_(linear.bias is not None and linear.bias.requires_grad)
         self._modules[name] = made
 
     def _import(
@@ -314,6 +317,8 @@ class _Found:
                     raise _other(f"{name}.{part}", (len(blocks), *weight.shape), (count, n, k))
                 layer = QuantizedLinear.from_packed(weight, bias[expert].to(dtype, copy=True))
                 layer.dtype = dtype
+                if layer.bias is not None:
+                    layer.bias.requires_grad_(getattr(module, f"{part}_bias").requires_grad)
                 made.append(layer)
             layers.append(made)
             self._left.difference_update(wanted)
@@ -373,6 +378,8 @@ class _Found:
                     fix="quantized layers of other kinds are not read yet",
                 )
             device, dtype = self._place(tensor)
+            if tensor.is_floating_point() and self._is_kept_in_fp32(key, dtype):
+                dtype = torch.float32
             self._tensors[key] = given.to(device, dtype)
             self._left.discard(key)
 
@@ -381,6 +388,13 @@ class _Found:
         device = self._device or (torch.device("cpu") if tensor.is_meta else tensor.device)
         kept = self._dtype is None or not tensor.is_floating_point()
         return device, tensor.dtype if kept else cast("torch.dtype", self._dtype)
+
+    def _is_kept_in_fp32(self, key: str, dtype: torch.dtype) -> bool:
+        """Whether a model of transformers has a tensor in fp32 whatever its own dtype is."""
+        lists = ["_keep_in_fp32_modules_strict"]
+        lists += ["_keep_in_fp32_modules"] * (dtype == torch.float16)
+        names = (name for one in lists for name in getattr(self._model, one, None) or ())
+        return any(f".{name}." in f".{key}." for name in names)
 
     # ---- What does not fit -----------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from warploom.errors import ProblemError
+from warploom.integrations.bit_linear import BitLinear
 from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
 from warploom.integrations.experts import SWIGLU_OAI
 from warploom.integrations.linear import Linear
@@ -28,8 +29,9 @@ def records(model: torch.nn.Module) -> list[Record]:
     """Return the records of all quantized layers in a model.
 
     Raises:
-        ProblemError: for a layer with an activation, which the model's class would make without,
-            and for experts of other models than GPT-OSS, whose names transformers has for others.
+        ProblemError: for a layer with an activation or a norm, which the model's class would make
+            without, and for experts of other models than GPT-OSS, whose names transformers has for
+            others.
     """
     found: dict[tuple[object, ...], Record] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -41,9 +43,12 @@ def records(model: torch.nn.Module) -> list[Record]:
             )
         if not isinstance(module, QuantizedLinear):
             continue
-        if module.activation is not None:
+        told = "" if module.activation is None else f"activation {module.activation!r}"
+        if isinstance(module, BitLinear) and module.rms_norm is not None:
+            told = "a norm of its input"
+        if told:
             raise ProblemError(
-                f"{name}: a quantized layer with activation {module.activation!r}",
+                f"{name}: a quantized layer with {told}",
                 rule="must have none to be saved: from_pretrained would make the layer without",
                 fix="keep model.state_dict(), and load it into a model that was made alike",
             )
@@ -121,7 +126,8 @@ def _empty(name: str, record: Record, shape: Iterable[int], dtype: torch.dtype) 
     except ProblemError as error:
         raise ProblemError(f"{name}: {error.value}", rule=error.rule, fix=error.fix) from error
     bias = torch.empty(n, dtype=dtype, device="meta") if record["bias"] else None
-    layer = QuantizedLinear.from_packed(PackedWeight.empty(metadata, "meta"), bias)
+    kind = BitLinear if metadata.activations == BitLinear.PACKED_FOR else QuantizedLinear
+    layer = kind.from_packed(PackedWeight.empty(metadata, "meta"), bias)
     layer.dtype = dtype
     return layer
 

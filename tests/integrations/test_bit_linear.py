@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,3 +163,45 @@ def test_other_layers_are_refused() -> None:
         Ours.from_bitnet(torch.nn.Linear(8, 8))
     with pytest.raises(ProblemError, match="residual of a BitLinear: must be None"):
         Ours.from_bitnet(layer("bitlinear"))(torch.ones(1, 96), torch.ones(1, 72))
+
+
+def test_layers_are_made_without_transformers() -> None:
+    """The inherited ones had weights for activations of 16 bits, and no rms_norm."""
+    linear = torch.nn.Linear(96, 72)
+    made, x = Ours.from_linear(linear), torch.randn(5, 96)
+    assert (made.metadata.format, made.metadata.activations) == ("ternary", "int8")
+    rounded = torch.nn.functional.linear(x, made.weight.dequantize(torch.float32), linear.bias)
+    assert (made(x) - rounded).norm() <= 2**-5 * rounded.norm()
+    empty = Ours(96, 72)
+    assert torch.equal(empty(x), torch.zeros(5, 72)) and empty.rms_norm is None
+    empty.load_state_dict(made.state_dict())
+    assert torch.equal(empty(x), made(x))
+    assert torch.equal(Ours.from_packed(made.weight, made.bias)(x), made(x))
+    for call, told in (
+        (lambda: Ours.from_packed(warploom.quantize(torch.randn(72, 96), "ternary")), "for int8"),
+        (lambda: Ours.from_linear(Linear(96, 72, activation="relu")), "activation 'relu'"),
+    ):
+        with pytest.raises(ProblemError, match=told):
+            call()
+
+
+def test_hooks_are_called_as_they_were_registered() -> None:
+    source, heard = layer("autobitlinear"), []
+    source.register_forward_hook(lambda _, __, named, ___: heard.append(named), with_kwargs=True)
+    Ours.from_bitnet(source)(torch.randn(2, 96))
+    assert heard == [{}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_patched_model_is_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    """What was written could not be read: its layers were made for activations of 16 bits."""
+    model, tokens = bitnet(kind), torch.tensor([[1, 7, 23, 5]])
+    warploom.patch(model, attention=False)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert sum(type(one) is Ours for one in again.modules()) == 14
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    model = bitnet(kind, use_rms_norm=True)
+    warploom.patch(model, attention=False)
+    with pytest.raises(ProblemError, match="a norm of its input"):
+        model.save_pretrained(tmp_path / "other")

@@ -85,3 +85,25 @@ def test_experts_of_another_kind_are_refused_in_a_sentence(tmp_path: Path) -> No
     change(tmp_path, rename)
     with pytest.raises(ProblemError, match="quantized experts with down_proj, fc1, gate_proj"):
         warploom.load_checkpoint(tmp_path)
+
+
+def test_what_a_model_keeps_in_fp32_is_not_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers of DeepSeek-V3 choose other experts by a bias in bf16."""
+    from transformers import Qwen3MoePreTrainedModel
+
+    write(tmp_path, "awq, Qwen")
+    key = "model.layers.1.mlp.gate.weight"
+    wanted = torch.rand(4, 128)
+
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[key] = wanted[: len(tensors[key]), : tensors[key].shape[1]].clone()
+
+    change(tmp_path, widen)
+    found = warploom.load_checkpoint(tmp_path, dtype=torch.bfloat16).get_parameter(key)
+    assert found.dtype == torch.bfloat16
+    monkeypatch.setattr(Qwen3MoePreTrainedModel, "_keep_in_fp32_modules_strict", ["gate.weight"])
+    model = warploom.load_checkpoint(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(model.get_parameter(key), wanted)
+    assert model.lm_head.weight.dtype == torch.bfloat16

@@ -223,6 +223,7 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         ({"down_bias": torch.zeros(EXPERTS, 1)}, r"down_bias \[.*a row for each expert"),
         ({"down_bias": torch.zeros(EXPERTS + 3, H)}, r"down_bias \[.*a row for each expert"),
         ({"hidden": torch.zeros(H)}, "a row for each token"),
+        ({"hidden": torch.zeros(TOKENS, H, dtype=torch.int32)}, "must be floating-point"),
         ({"hidden": [0.0]}, "must be a torch tensor"),
         ({"gate": "swiglu_oai", "alpha": "1.7"}, "alpha '1.7': must be a number"),
     ],

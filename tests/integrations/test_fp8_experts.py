@@ -95,3 +95,16 @@ def test_where_a_gradient_is_wanted_transformers_computes() -> None:
     with torch.no_grad():
         assert fp8_experts.refusal(made, hidden) is None
         assert fp8_experts.refusal(made, hidden.float()) == "tokens are torch.float32"
+
+
+@torch.no_grad()
+def test_layers_without_kernels_run_by_a_function_that_takes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers' grouped function refuses static scales, and its loop over experts does not."""
+    kind = type("Own", (finegrained_fp8.FP8Experts,), {"forward": None})
+    loop = type("Loop", (), {"__wrapped__": staticmethod(lambda self, hidden, *_: hidden + 1)})
+    monkeypatch.setattr(kind, "forward", loop)
+    made, (hidden, ids, chosen) = layer(activation_scheme="static"), tokens()
+    made.__class__ = kind
+    assert torch.equal(fp8_experts.forward(made, hidden, ids, chosen), hidden + 1)

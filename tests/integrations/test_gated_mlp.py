@@ -386,3 +386,24 @@ def test_the_layers_train_where_one_function_would_not_serve(
 def test_a_way_to_keep_that_there_is_not_is_refused() -> None:
     with pytest.raises(ProblemError, match="preactivation 'keep': must be save or recompute"):
         GatedMLP(8, 8, preactivation="keep")  # type: ignore[arg-type]
+
+
+def test_memory_that_others_read_is_not_left(products: list[dict[str, Any]]) -> None:
+    """Joined anew, gate and up would be no longer those of other processes."""
+    shared = copy.deepcopy(layer()).share_memory()
+    assert all(one.is_shared() for one in shared.parameters())
+    with torch.inference_mode():
+        made = copy.deepcopy(layer()).to(BF16)
+        made._join()
+    assert not made.gate_proj.weight.is_inference()
+
+
+@torch.no_grad()
+def test_a_pruned_layer_is_not_what_it_was(products: list[dict[str, Any]]) -> None:
+    """Its memory begins where it did."""
+    mlp, x = layer(), torch.randn(3, 64).to(BF16)
+    mlp(x)
+    for one in (mlp.gate_proj, mlp.up_proj):
+        one.weight.data, one.bias.data = one.weight.data[:48], one.bias.data[:48]
+    mlp.down_proj.weight.data = mlp.down_proj.weight.data[:, :48].contiguous()
+    assert torch.allclose(mlp(x).float(), by_hand(mlp, x).float(), rtol=2**-6, atol=2**-6)

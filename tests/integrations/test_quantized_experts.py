@@ -153,3 +153,68 @@ def test_quantized_experts_are_refused_beside_others() -> None:
         call |= {"ids": ids, "weights": weights, **change}
         with pytest.raises(ProblemError, match=told):
             warploom.experts(**call)
+
+
+@pytest.mark.usefixtures("grouped")
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["bias", "layer", "hook", "compiled"])
+def test_experts_that_are_changed_compute_with_what_they_have_now(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stack that was made before has the weights that there were, and calls no layer."""
+    made = model("gpt_oss", monkeypatch)
+    warploom.patch(made, weights="mxfp4", attention=False)
+    own, another = layers(made)
+    hidden, ids = torch.randn(5, 64).to(BF16), torch.arange(10).view(5, 2) % 4
+    chosen, heard = torch.rand(5, 2).to(BF16), list[int]()
+    with torch.inference_mode():
+        own(hidden, ids, chosen)
+    assert not any(one.is_inference() for one in own.parameters())
+    call: Any = own
+    if change == "bias":
+        own.down_proj[1].bias = torch.nn.Parameter(own.down_proj[1].bias + 9)
+    elif change == "layer":
+        own.gate_up_proj[1] = another.gate_up_proj[1]
+    elif change == "hook":
+        own.down_proj[1].register_forward_hook(lambda *_: heard.append(1))
+    else:
+        call = torch.compile(own, backend="aot_eager")
+        call(hidden, ids, chosen)
+        own.load_state_dict(copy.deepcopy(another.state_dict()), assign=True)
+    found, wanted = call(hidden, ids, chosen), own._one_by_one(hidden, ids, chosen, True)
+    assert (found - wanted).float().norm() <= 2**-6 * wanted.float().norm()
+    assert len(heard) == 2 * (change == "hook")
+
+
+@pytest.mark.usefixtures("grouped")
+def test_biases_train_where_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By grouped GEMMs a bias has no gradient."""
+    made = model("gpt_oss", monkeypatch).requires_grad_(False)
+    warploom.patch(made, weights="mxfp4", attention=False)
+    own = layers(made)[0]
+    assert not any(one.requires_grad for one in own.parameters())
+    bias = own.down_proj[2].bias.requires_grad_()
+    hidden, ids = torch.randn(5, 64).to(BF16), torch.arange(10).view(5, 2) % 4
+    own(hidden, ids, torch.rand(5, 2).to(BF16)).float().sum().backward()
+    assert bias.grad is not None
+
+
+@torch.no_grad()
+def test_experts_that_train_or_were_wrapped_stay_and_hooks_go_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = model("mixtral", monkeypatch).requires_grad_(False)
+    first, second = (one.mlp.experts for one in made.model.layers)
+    first.requires_grad_(True)
+    heard: list[object] = []
+    second.register_forward_pre_hook(lambda _, given, __: heard.append(given), with_kwargs=True)
+    rows = warploom.patch(made, weights="mxfp4", attention=False).rows
+    assert any("it trains" in row.because for row in rows if "MixtralExperts" in row.what)
+    assert len(layers(made)) == 1 and made(IDS).logits.isfinite().all() and heard
+    made = model("mixtral", monkeypatch)
+    block = made.model.layers[0].mlp
+    block.experts.forward = lambda hidden, *_: hidden
+    rows = warploom.patch(block, weights="mxfp4", attention=False).rows
+    assert any("replaced on the instance" in row.because for row in rows)
+    rows = warploom.patch(made.model.layers[1].mlp.experts, weights="mxfp4", attention=False).rows
+    assert any("the model itself" in row.because for row in rows)

@@ -58,3 +58,23 @@ def test_weights_that_differ_are_refused() -> None:
     ):
         with pytest.raises(ProblemError, match=told):
             call()
+
+
+def test_what_is_no_expert_is_refused_in_a_sentence() -> None:
+    """A slice gave a weight that said it was of one expert, and had the bytes of several."""
+    w = weights()
+    packed = PackedExperts.quantize(w, "uint4", None)
+    scales = {**packed.tensors(), "channel_scales": torch.tensor(1.0)}
+    calls: tuple[tuple[Any, str], ...] = (
+        (lambda: packed[1:], "must be an integer"),
+        (lambda: packed[torch.tensor([0, 1])], "must be an integer"),
+        (lambda: packed.put(slice(0, 2), packed[0]), "must be an integer"),  # type: ignore[arg-type]
+        (lambda: packed.put(0, w[0]), "must be a PackedWeight"),  # type: ignore[arg-type]
+        (lambda: PackedExperts.stack([w[0]]), "must be a PackedWeight"),  # type: ignore[list-item]
+        (lambda: PackedExperts.from_tensors(scales, packed.metadata), "contiguous"),
+        (lambda: PackedExperts.from_tensors({"data": [1]}, packed.metadata), "must be a tensor"),  # type: ignore[dict-item]
+    )
+    for call, told in calls:
+        with pytest.raises(ProblemError, match=told):
+            call()
+    assert packed[torch.tensor(1)].shape == packed[-1].shape == (96, 64)
