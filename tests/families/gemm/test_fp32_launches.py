@@ -131,7 +131,9 @@ def known(x: torch.Tensor, own: torch.Tensor, **keywords: Any) -> torch.Tensor:
 def test_a_known_call_refuses_what_a_first_one_does(noted: Noted, keywords: dict[str, Any]) -> None:
     x, own = torch.randn(M, K), torch.randn(N, K)
     known(x, own)
-    with pytest.raises((ProblemError, UnknownNameError), match="|".join([*keywords, "kernel name"])):
+    with pytest.raises(
+        (ProblemError, UnknownNameError), match="|".join([*keywords, "kernel name"])
+    ):
         known(x, own, **keywords)
 
 
