@@ -370,9 +370,14 @@ def whole_call(call: GemmCall, precision: str) -> tuple[WholeCall, Pieces]:
     scheme, _ = _schemes(call, precision)
     assert scheme is not None  # noqa: S101 (for type checkers)
     a, b = _pieces(call.a, scheme), call.b.detach()
-    if b.stride(-2) != 1 or b.shape[-2] == 1:  # a k of 1 would be read as a row of columns
+    if _is_copied(b):
         b = padded_copy(b, "col")
     return WholeCall(a.q, b, call.listed, call.out, _result_type(call), terms=scheme.terms), a
+
+
+def _is_copied(b: torch.Tensor) -> bool:
+    """Whether kernels read a copy of a whole b: a k of 1 would be read as a row of columns."""
+    return b.stride(-2) != 1 or b.shape[-2] == 1
 
 
 def _keep(
@@ -443,7 +448,8 @@ def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanati
         whole, _ = whole_call(call, str(precision))
         told = _explained(whole, gpu)
         reason = f"precision {precision}: {whole.terms} bf16 pieces of a by b; {told.reason}"
-        return replace(told, reason=reason)
+        copies = ("b",) if _is_copied(call.b) else told.copies
+        return replace(told, reason=reason, copies=copies)
     scheme = SCHEMES[str(precision)]
     a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
     made = pieces_call(call, scheme, a, b)

@@ -338,6 +338,14 @@ def test_a_vector_of_bf16_and_its_gradients(extents: tuple[int, int, int]) -> No
     assert torch.allclose(dw.float(), x.sum(0).expand(n, k), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("k_major", [True, False])
+def test_explain_tells_of_the_copy_of_a_bf16_matrix(k_major: bool) -> None:
+    a, b = torch.empty(64, 128, device="meta"), torch.empty(128, 32, device="meta").bfloat16()
+    b = b.mT.contiguous().mT if k_major else b
+    told = warploom.explain(warploom.gemm, a, b, precision="fp32", gpu="h200")
+    assert told.copies == (() if k_major else ("b",))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_tensors_without_memory_have_a_result_without(precision: str) -> None:
     a, b = torch.empty(8, 16, device="meta"), torch.empty(16, 4, device="meta")
