@@ -20,16 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
 from warploom.runtime import driver
 from warploom.runtime.arguments import schema_of
-from warploom.runtime.counters import counters
 from warploom.runtime.explanation import Explanation
-from warploom.runtime.families._product.operands import broadcast
-from warploom.runtime.families._product.reference import apply
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.epilogue import ITEMS
+from warploom.runtime.families._product.operands import broadcast, check_out, padded_copy
+from warploom.runtime.families._product.reference import apply, write_outputs
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.fp32_pieces.api import Pieces, split
 from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
@@ -41,7 +43,7 @@ from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall,
 from warploom.runtime.families.gemm.tf32 import Tf32Call
 from warploom.runtime.operator import is_distributed, register
 from warploom.runtime.plan import draft, planned, run
-from warploom.runtime.tensors import require_one_device, shown
+from warploom.runtime.tensors import WithoutMemoryError, require_one_device, shown
 
 
 class Scheme(NamedTuple):
@@ -152,25 +154,53 @@ def multiply(call: GemmCall, precision: str) -> torch.Tensor:
     check(call, precision)
     if torch.is_grad_enabled() and call.requiring_grad() is not None:
         call.refuse()
+        outputs = call.listed and ITEMS.written(call.listed)
+        if outputs and traced():
+            raise _compiled([name for name, _ in outputs], precision)
+        if call.listed and not torch.compiler.is_dynamo_compiling():
+            _check_epilogue(call)
         d: torch.Tensor = torch.ops.warploom.matmul_fp32(call.a, call.b, precision)
-        return (apply(d, call.listed) if call.listed else d).to(_result_type(call))
+        if not call.listed:
+            return d.to(_result_type(call))
+        if outputs:
+            with torch.no_grad():
+                write_outputs(d, call.listed)
+        return apply(d, call.listed).to(_result_type(call))
     call.out_dtype = _result_type(call)
     if not traced():
-        with torch.no_grad():
-            return _compute(call, precision)
+        try:
+            with torch.no_grad():
+                return _compute(call, precision)
+        except WithoutMemoryError:  # torch knows which code is to see these tensors
+            pass
     values, written = call.crossing()
     if call.out is None and not written:
         found: torch.Tensor = torch.ops.warploom.gemm_fp32(*values, precision)
         return found
     if written:
-        raise ProblemError(
-            f"{', '.join(written)} with precision {shown(precision)}, compiled",
-            rule="must be of an eager call",
-            fix="compute it by torch",
-        )
+        raise _compiled([*written], precision)
     torch.ops.warploom.gemm_fp32_out(*values, precision, out=call.out)
     assert call.out is not None  # noqa: S101 (for type checkers)
     return call.out
+
+
+def _compiled(written: Sequence[str], precision: str) -> ProblemError:
+    return ProblemError(
+        f"{', '.join(written)} with precision {shown(precision)}, compiled",
+        rule="must be of an eager call",
+        fix="compute it by torch",
+    )
+
+
+def _check_epilogue(call: GemmCall) -> None:
+    """Raise ProblemError for what a plan refuses, of a call whose epilogue torch computes."""
+    (*lead, m, k), n, device = call.a.shape, call.b.shape[-1], call.a.get_device()
+    batched = call.b.dim() > 2
+    batches = broadcast(call.a, call.b) if batched else tuple(lead)
+    bound = epilogue.bind(call.listed, batches, m, n, device, batched=batched, k=k)
+    shape, shared = (*batches, m, bound.columns), batches if bound.batched else None
+    check_out(call.out, shape, _result_type(call), device, shared)
+    call.check(None, call.a.new_empty(0) if call.out is None else call.out)  # type: ignore[arg-type]
 
 
 # ---- The pieces ----------------------------------------------------------------------------------
@@ -186,6 +216,19 @@ class _Kept:
 
 
 _kept: Any = WeakTensorKeyDictionary()  # by parameter
+_TIMES = 4  # as many values as a parameter has are kept in pieces: of its transpose, and of views
+
+
+def _forget_trained(*_: object) -> None:
+    """Keep no pieces of what a step of an optimizer may have changed: fused ones count no version,
+    nor does FSDP, which gathers what they changed.
+    """
+    for parameter in [*_kept.keys()]:
+        if parameter.requires_grad:
+            _kept.pop(parameter, None)
+
+
+register_optimizer_step_post_hook(_forget_trained)
 
 
 def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
@@ -205,7 +248,21 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
     if found is None or found.version != version:
         pieces = split(x.detach(), scheme.dtype, scheme.pieces)
         found = known[key] = _Kept(key, version, pieces)
+        _drop_older(known, found, _TIMES * parameter.numel())
     return found.pieces
+
+
+def _drop_older(known: dict[Any, _Kept], newest: _Kept, most: int) -> None:
+    """Drop pieces of earlier versions; of views of a parameter, which may be any, the oldest go
+    first where a stream has those of more than `most` values.
+    """
+    values = 0
+    for key, one in reversed([*known.items()]):
+        shape, *_, stream = key[2:]
+        values += shape.numel() if stream == newest.key[-1] else 0
+        is_full = stream == newest.key[-1] and values > most
+        if one is not newest and (is_full or one.version[0] != newest.version[0]):
+            known.pop(key, None)
 
 
 def _parameter(x: torch.Tensor) -> torch.nn.Parameter | None:
@@ -255,6 +312,7 @@ def _compute(call: GemmCall, precision: str) -> torch.Tensor:
     words and leave at once. The host waits for nothing, and a captured graph decides each time.
     """
     if 0 in (*call.a.shape, *call.b.shape):
+        _check_epilogue(call)
         d = reference.gemm(call.a, call.b, call.listed, _result_type(call))
         return d if call.out is None else call.out.copy_(d)
     again = _again(call, precision)
@@ -312,10 +370,14 @@ def whole_call(call: GemmCall, precision: str) -> tuple[WholeCall, Pieces]:
     scheme, _ = _schemes(call, precision)
     assert scheme is not None  # noqa: S101 (for type checkers)
     a, b = _pieces(call.a, scheme), call.b.detach()
-    if b.stride(-2) != 1:
-        counters.add("copies")
-        b = b.mT.contiguous().mT
+    if _is_copied(b):
+        b = padded_copy(b, "col")
     return WholeCall(a.q, b, call.listed, call.out, _result_type(call), terms=scheme.terms), a
+
+
+def _is_copied(b: torch.Tensor) -> bool:
+    """Whether kernels read a copy of a whole b: a k of 1 would be read as a row of columns."""
+    return b.stride(-2) != 1 or b.shape[-2] == 1
 
 
 def _keep(
@@ -337,6 +399,10 @@ def _again(call: GemmCall, precision: str) -> torch.Tensor | None:
     """D of a call like an earlier one; None for others."""
     if call.out is not None or traced():
         return None
+    if call.spec is not None or not call.use_fast_accum:  # which `check` refuses, as those below
+        return None
+    if call.main_grad is not None or call.gradient_dtype is not None:
+        return None
     try:
         tensors, options = _known_by(call, precision)
         recipe = fp32_warm.find(tensors, options)
@@ -346,7 +412,7 @@ def _again(call: GemmCall, precision: str) -> torch.Tensor | None:
         return None
     sides = zip((call.a, call.b.mT), _schemes(call, precision), strict=True)
     held = [_pieces(x, one) for x, one in sides if one is not None and _parameter(x) is not None]
-    return recipe.run(tensors, _tensors(held))
+    return recipe.run(call, tensors, _tensors(held))
 
 
 def _schemes(call: GemmCall, precision: str) -> tuple[Scheme | None, Scheme | None]:
@@ -382,7 +448,8 @@ def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanati
         whole, _ = whole_call(call, str(precision))
         told = _explained(whole, gpu)
         reason = f"precision {precision}: {whole.terms} bf16 pieces of a by b; {told.reason}"
-        return replace(told, reason=reason)
+        copies = ("b",) if _is_copied(call.b) else told.copies
+        return replace(told, reason=reason, copies=copies)
     scheme = SCHEMES[str(precision)]
     a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
     made = pieces_call(call, scheme, a, b)

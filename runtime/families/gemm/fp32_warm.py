@@ -55,11 +55,12 @@ class Recipe:
     make_d: Callable[[], torch.Tensor]
 
     def run(
-        self, tensors: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]
+        self, call: GemmCall, tensors: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]
     ) -> torch.Tensor | None:
         """D of a call on these tensors; None where they are not aligned as those before.
 
         Args:
+            call: It is asked whether its memory is there and apart, where addresses are new.
             tensors: Those of the call.
             kept: Those of pieces that are kept, as `keep` was told them.
         """
@@ -71,12 +72,9 @@ class Recipe:
         for plan, sources, scalars in self.steps:
             launch = plan.launch
             assert launch is not None  # noqa: S101 (of such plans there are no recipes)
-            launch.run(tuple([bases[at] + by for at, by in sources]), scalars, _unchecked)
+            addresses = tuple([bases[at] + by for at, by in sources])
+            launch.run(addresses, scalars, call.check, None, d)
         return d
-
-
-def _unchecked() -> None:
-    """Addresses that come up first need no check: the tensors are like those of a checked call."""
 
 
 _recipes: Kinds[Recipe] = Kinds(_KINDS)
@@ -99,6 +97,9 @@ def find(tensors: Sequence[torch.Tensor], options: Options) -> Recipe | None:
     """What is kept of a call like this one."""
     if plans._listeners:  # who hears of plans does of each that is run
         return None
+    for one in tensors:
+        if one.is_nested:  # of which guards ask what ends the process
+            return None
     return _recipes.find(options, *tensors)
 
 

@@ -7,9 +7,11 @@ matrices, and that of B has groups of k, as has the sum over rows for a bias.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
@@ -18,6 +20,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.families.gemm.gradient import once
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
 from warploom.runtime.function import Function
 from warploom.runtime.tensors import lowered, shown
@@ -67,7 +70,20 @@ class _Grouped(torch.autograd.Function):
         """Return the gradients that are wanted."""
         if dd is None:
             return (None,) * 6
-        b, a, offs = ctx.saved_tensors
+        compute = partial(_Grouped.gradients, ctx)
+        if torch.compiler.is_compiling():
+            return compute(dd, *ctx.saved_tensors)
+        return once(compute, dd, *ctx.saved_tensors)
+
+    @staticmethod
+    def gradients(
+        ctx: Any,  # noqa: ANN401
+        dd: torch.Tensor,
+        b: torch.Tensor | None,
+        a: torch.Tensor | None,
+        offs: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Those of all arguments of a call."""
         kind = ctx.types[0]
         dd = dd.to(kind)
         if not ctx.by_rows:
@@ -179,12 +195,17 @@ def grouped_gemm(
         >>> warploom.grouped_gemm(tokens, experts.mT, offs=ends).shape
         torch.Size([6, 128])
     """
-    if not all(one is None or isinstance(one, torch.Tensor) for one in (a, b, bias, scale_b)):
-        GroupedCall(a, b, offs, bias, scale_a, scale_b).require()  # type: ignore[arg-type]
+    tensors = (bias, scale_a, scale_b, row_scale)
+    required = (a, b, a if offs is None else offs)
+    if not all(isinstance(one, torch.Tensor) for one in (a, b)) or not all(
+        one is None or isinstance(one, torch.Tensor) for one in (*tensors, out)
+    ):
+        GroupedCall(*required, *tensors, out=out).require()
+    if a.is_nested or b.is_nested:
+        GroupedCall(*required).require()
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
     if lengths is not None or expected_m is not None:
-        tensors = (bias, scale_a, scale_b, row_scale)
         options = (activation, gate, gate_layout, use_fast_accum)
         if offs is not None:
             raise ProblemError(
@@ -194,6 +215,8 @@ def grouped_gemm(
             )
         return _masked(a, b, lengths, expected_m, tensors, options, (out, out_dtype, spec))
     dimensions = (a.dim(), b.dim())
+    if b.dim() == 3 and scale_b is not None:
+        scale_b = _of_columns(scale_b, b.shape[-1])
     steps = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias, "row_scale": row_scale}
     if dimensions != (2, 3):
         given = [name for name, one in steps.items() if one is not None]
@@ -232,6 +255,12 @@ def grouped_gemm(
             fix="pass counts.cumsum(0, dtype=torch.int32); without groups use warploom.gemm",
         )
     if dimensions == (3, 2):
+        if out is not None and out.dim() != 2:
+            raise ProblemError(
+                f"out {list(out.shape)}",
+                rule=f"must be {[a.shape[1], b.shape[1]]}, whose columns have groups",
+                fix="leave out=None to have it made",
+            )
         transposed = grouped_gemm(
             *(b.t(), a.mT),
             offs=offs,
@@ -240,11 +269,9 @@ def grouped_gemm(
             use_fast_accum=use_fast_accum,
             spec=spec,
         )
-        return transposed.t()
+        return transposed.t() if out is None else out
     if dimensions == (2, 3) and b.shape[0] > 1 and b.stride(0) == 0:
         b = b.contiguous()  # kernels find a matrix by its group
-    if scale_b is not None and scale_b.dim() == 2 and scale_b.shape[1] == 1 < b.shape[-1]:
-        scale_b = scale_b.expand(-1, b.shape[-1]).contiguous()
     read = (a, b, bias, scale_a, scale_b, row_scale)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
         eight_bits = isinstance(a, torch.Tensor) and a.dtype.itemsize == 1
@@ -290,8 +317,8 @@ def _masked(
             rule="masked batches are not differentiated",
             fix="call under torch.no_grad(), or pass the rows that count with offs",
         )
-    if scale_b is not None and scale_b.dim() == 2 and scale_b.shape[1] == 1 < b.shape[-1]:
-        scale_b = scale_b.expand(-1, b.shape[-1]).contiguous()
+    if scale_b is not None:
+        scale_b = _of_columns(scale_b, b.shape[-1])
     if groups > 1 and b.stride(0) == 0:
         b = b.contiguous()
     rows_of = tuple(_rows_of(one, groups, m) for one in (scale_a, row_scale))
@@ -299,8 +326,10 @@ def _masked(
     rows = None
     if out is not None:
         try:
+            if out.dim() != 3 or out.shape[:2] != (groups, m):
+                raise RuntimeError
             rows = out.view(groups * m, out.shape[2])
-        except (RuntimeError, IndexError):
+        except RuntimeError:
             raise ProblemError(
                 f"out {list(out.shape)} with strides {list(out.stride())}",
                 rule=f"must be [{groups}, {m}, N], its batches {m} rows apart",
@@ -312,6 +341,13 @@ def _masked(
         *(*options, expected, rows, out_dtype, spec),
     )[0]
     return d.view(groups, m, d.shape[-1]) if out is None else out
+
+
+def _of_columns(scale_b: torch.Tensor, n: int) -> torch.Tensor:
+    """A scale [G, 1] of each matrix as that of its n columns; any other as it is."""
+    if scale_b.dim() == 2 and scale_b.shape[1] == 1 < n:
+        return scale_b.expand(-1, n).contiguous()
+    return scale_b
 
 
 def _rows_of(scale: torch.Tensor | None, groups: int, m: int) -> torch.Tensor | None:
@@ -334,6 +370,12 @@ def _differentiable(
     spec: KernelSpec | str | None,
 ) -> torch.Tensor:
     """The GEMM and its bias, then in torch what comes behind them, for autograd."""
+    if not torch.compiler.is_dynamo_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    ):  # which would ask torch.autograd.Function for more than it has
+        call = GroupedCall(a, b, offs, bias, row_scale=row_scale)
+        call.require()
+        call.refuse_tangents()
     listed = epilogue.items(activation=activation, gate=gate, gate_layout=gate_layout)
     if not listed and row_scale is None:
         return _apply(a, b, bias, offs, out_dtype, spec)

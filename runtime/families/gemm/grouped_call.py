@@ -387,7 +387,9 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         rows = torch.arange(self.a.shape[0], device=self.a.device)
         if self.expected_m is None:
             return rows < self.offs[-1]
-        each = max(1, self.a.shape[0] // self.groups)
+        each = self.a.shape[0] // self.groups
+        if not each:
+            return rows < 0
         return rows % each < self.offs.repeat_interleave(each, output_size=len(rows))
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:

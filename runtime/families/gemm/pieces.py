@@ -10,7 +10,7 @@ import torch
 from warploom.generator.families.gemm import GemmShape, Spans
 from warploom.runtime.arguments import declared, option, tensor
 from warploom.runtime.families._product.call import Checked
-from warploom.runtime.families._product.reference import apply, rounded
+from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families.fp32_pieces.reference import pieces_hold
 from warploom.runtime.families.gemm.call import GemmCall
 
@@ -40,6 +40,7 @@ class PiecesCall(GemmCall):
     def reference(self, dtype: torch.dtype) -> torch.Tensor:
         """D by plain torch operations: products of pieces in fp32, the smallest first."""
         x = sum_of_products(self.a, self.b, self.terms, torch.float32)
+        write_outputs(x, self.listed)
         return rounded(apply(x, self.listed), dtype, self.listed)
 
 
@@ -95,6 +96,7 @@ class WholeCall(GemmCall):
         x = pieces.pop() @ b
         while pieces:
             x = x + pieces.pop() @ b
+        write_outputs(x, self.listed)
         return rounded(apply(x, self.listed), dtype, self.listed)
 
 

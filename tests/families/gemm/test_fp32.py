@@ -254,6 +254,105 @@ def test_pieces_of_a_parameter_are_kept_until_it_changes(monkeypatch: pytest.Mon
     assert torch.equal(first, again) and torch.equal(2 * first, twice)
 
 
+@pytest.mark.parametrize("keywords", [{"fused": True}, {"foreach": True}, {}], ids=str)
+def test_what_an_optimizer_changes_is_split_anew(keywords: dict[str, Any]) -> None:
+    """Fused optimizers count no version of what they write."""
+    x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
+    optimizer = torch.optim.SGD([weight], lr=1.0, **keywords)
+    weight.grad = torch.randn(24, 40)
+    with torch.no_grad():
+        warploom.gemm(x, weight.t(), precision="fp32")
+        optimizer.step()
+        y = warploom.gemm(x, weight.t(), precision="fp32")
+        assert torch.allclose(y, x @ weight.t(), atol=1e-4)
+
+
+def test_pieces_of_views_do_not_pile_up() -> None:
+    """Rows of a table of positions, as many as a batch is long, would fill the memory."""
+    from warploom.runtime.families.gemm import fp32
+
+    x, table = torch.randn(6, 40), torch.nn.Parameter(torch.randn(50, 40), requires_grad=False)
+    for rows in (*range(1, 51), 50):
+        y = warploom.gemm(x, table[:rows].t(), precision="fp32")
+        assert torch.allclose(y, x @ table[:rows].t(), atol=1e-4)
+    held = [one.pieces.q.shape[0] for one in fp32._kept[table].values()]
+    assert held[-1] == 50 and sum(held) <= 4 * 50
+    table.mul_(2)
+    warploom.gemm(x, table[:3].t(), precision="fp32")
+    assert len(fp32._kept[table]) == 1  # the others are of the earlier version
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16x3", "bf16x6", "tf32"])
+def test_outputs_of_steps_are_written(precision: str, grad: bool) -> None:
+    a, b = drawn("normal")
+    z, amax = torch.empty(M, N), torch.zeros(1)
+    items = [("preactivation", z), ("activation", "relu"), ("amax", amax)]
+    d = warploom.gemm(a.requires_grad_(grad), b.t(), epilogue=items, precision=precision)
+    assert d.requires_grad == grad
+    assert torch.allclose(z, (a @ b.t()).detach(), atol=0.1) and torch.allclose(z.relu(), d)
+    assert torch.allclose(amax, d.max())
+    if precision != "tf32":
+        amax.zero_()
+        warploom.gemm(a, b.bfloat16().t(), amax=amax, precision=precision)
+        assert amax > 0
+
+
+@pytest.mark.parametrize("form", ["grad", "empty"])
+@pytest.mark.parametrize(
+    ("keywords", "problem"),
+    [
+        ({"bias": torch.ones(9)}, "bias of shape"),
+        ({"bias": torch.ones(8).int()}, "bias of torch.int32"),
+        ({"residual": torch.ones(3, 8)}, "residual of shape"),
+        ({"activation": "tanhh"}, "activation 'tanhh'"),
+    ],
+    ids=["bias", "type", "residual", "activation"],
+)
+def test_bad_epilogues_are_named_where_torch_computes_them(
+    form: str, keywords: dict[str, Any], problem: str
+) -> None:
+    a, b = torch.randn(8, 16), torch.randn(16, 8)
+    with pytest.raises(ProblemError, match=problem):
+        if form == "grad":
+            warploom.gemm(a.requires_grad_(), b, precision="fp32", **keywords)
+        else:
+            warploom.gemm(a[:, :0], b[:0], precision="fp32", **keywords)
+
+
+def test_a_product_of_nothing_does_not_fill_an_out_of_another_shape() -> None:
+    a, b = torch.empty(8, 0), torch.empty(0, 8)
+    with pytest.raises(ProblemError, match="out"):
+        warploom.gemm(a, b, out=torch.ones(2, 8, 8), precision="fp32")
+
+
+@pytest.mark.parametrize("extents", [(9, 1, 40), (9, 16, 1)], ids=["one column", "one product"])
+def test_a_vector_of_bf16_and_its_gradients(extents: tuple[int, int, int]) -> None:
+    """As the head of a value function has one: its gradient has a k of 1."""
+    m, n, k = extents
+    x, weight = torch.randn(m, k, requires_grad=True), torch.randn(n, k).bfloat16().requires_grad_()
+    y = warploom.gemm(x, weight.t(), precision="fp32")
+    dx, dw = torch.autograd.grad(y, (x, weight), torch.ones(m, n))
+    assert torch.allclose(y, x @ weight.t().float(), atol=1e-4)
+    assert torch.allclose(dx, weight.float().sum(0).expand(m, k), atol=1e-4)
+    assert torch.allclose(dw.float(), x.sum(0).expand(n, k), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("k_major", [True, False])
+def test_explain_tells_of_the_copy_of_a_bf16_matrix(k_major: bool) -> None:
+    a, b = torch.empty(64, 128, device="meta"), torch.empty(128, 32, device="meta").bfloat16()
+    b = b.mT.contiguous().mT if k_major else b
+    told = warploom.explain(warploom.gemm, a, b, precision="fp32", gpu="h200")
+    assert told.copies == (() if k_major else ("b",))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_tensors_without_memory_have_a_result_without(precision: str) -> None:
+    a, b = torch.empty(8, 16, device="meta"), torch.empty(16, 4, device="meta")
+    d = warploom.gemm(a, b, precision=precision)
+    assert d.is_meta and d.shape == (8, 4) and d.dtype == torch.float32
+
+
 def test_pieces_of_a_parameter_belong_to_a_stream(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

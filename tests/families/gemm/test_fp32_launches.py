@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from cold_calls import launched  # noqa: F401 (a fixture)
 
 import warploom
+from warploom.errors import ProblemError, UnknownNameError
 from warploom.runtime.families.gemm import fp32_warm
 from warploom.runtime.launch_plan import LaunchPlan
 
@@ -106,3 +108,63 @@ def test_gradients_launch_by_the_same_precision(noted: Noted) -> None:
     assert sum("terms6_wide" in name for name in names) == 2
     assert sum("fp16x2" in name for name in names) == 4
     assert sum("bf16x3" in name and "wide" in name for name in names) == 4
+
+
+# ---- Calls that are like a known one, but for what must be refused -------------------------------
+
+
+def known(x: torch.Tensor, own: torch.Tensor, **keywords: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return warploom.gemm(x, own.t(), precision="fp32", **keywords)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"use_fast_accum": False},
+        {"spec": "gemm_of_no_kernel"},
+        {"main_grad": torch.zeros(K, N)},
+        {"gradient_dtype": torch.bfloat16},
+    ],
+    ids=lambda one: next(iter(one)),
+)
+def test_a_known_call_refuses_what_a_first_one_does(noted: Noted, keywords: dict[str, Any]) -> None:
+    x, own = torch.randn(M, K), torch.randn(N, K)
+    known(x, own)
+    with pytest.raises(
+        (ProblemError, UnknownNameError), match="|".join([*keywords, "kernel name"])
+    ):
+        known(x, own, **keywords)
+
+
+@pytest.mark.parametrize("freed", [0, 2], ids=["a", "bias"])
+def test_memory_that_was_freed_is_not_launched_on(noted: Noted, freed: int) -> None:
+    """Kernels would read address 0, which ends the process's use of the GPU."""
+    tensors = [torch.randn(M, K), torch.randn(N, K), torch.randn(N)]
+    for _ in range(2):
+        known(tensors[0], tensors[1], bias=tensors[2])
+    noted.clear()
+    tensors[freed].untyped_storage().resize_(0)
+    with pytest.raises(ProblemError, match="must lie in memory"):
+        known(tensors[0], tensors[1], bias=tensors[2])
+    assert not any(name.startswith("gemm") for name, _ in noted[:-1])
+
+
+def test_outputs_of_a_known_call_are_apart_from_what_it_reads(noted: Noted) -> None:
+    x, own, room = torch.randn(M, K), torch.randn(N, K), torch.randn(M * N + 4)
+    residual = room[: M * N].view(M, N)
+    for stored in (torch.empty(M, N), torch.empty(M, N), room[4:].view(M, N)):
+        items = [("preactivation", stored), ("activation", "relu"), ("residual", residual, 1.0)]
+        if stored.data_ptr() == room[4:].data_ptr():
+            with pytest.raises(ProblemError, match="do not overlap"):
+                known(x, own, epilogue=items)
+        else:
+            known(x, own, epilogue=items)
+
+
+def test_nested_tensors_are_refused_after_a_known_call(noted: Noted) -> None:
+    """Torch's guards end the process of who asks them about one."""
+    x, own = torch.randn(M, K), torch.randn(N, K)
+    known(x, own)
+    with pytest.raises(ProblemError, match="nested"):
+        known(torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(1, 3)]), own)

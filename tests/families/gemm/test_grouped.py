@@ -13,6 +13,7 @@ import pytest
 import torch
 from host import build, needs_compiler
 from pretended_gpu import PretendedGpu, gpu
+from torch.autograd import forward_ad
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
@@ -353,6 +354,47 @@ def test_scales_that_are_not_those_of_blocks_are_refused(
         )
 
 
+@pytest.mark.parametrize("shape", [(9, 4, N), (1, 36, N), (4, 9, N, 1), (36, N)], ids=str)
+def test_masked_results_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    a, w, lengths = masked()
+    with pytest.raises(ProblemError, match="out "):
+        warploom.grouped_gemm(a, w.mT, lengths=lengths, out=torch.empty(shape, dtype=BF16))
+
+
+def test_masked_batches_of_no_rows_have_results_of_none() -> None:
+    a, w, lengths = masked()
+    d = warploom.grouped_gemm(a[:, :0], w.mT, lengths=torch.zeros_like(lengths))
+    assert d.shape == (len(LENGTHS), 0, N)
+
+
+# ---- Gradients beside those of autograd ----------------------------------------------------------
+
+
+def test_only_a_second_derivative_is_refused() -> None:
+    """torch.autograd.grad(create_graph=True) itself asks for the first ones alone."""
+    a, w = operands()
+    a, w = a.nan_to_num().requires_grad_(), w.nan_to_num().requires_grad_()
+    d = warploom.grouped_gemm(a, w.mT, offs=offsets(*ENDS))[: ENDS[-1]].float()
+    plain = torch.autograd.grad(d.sum(), (a, w), retain_graph=True)
+    found = torch.autograd.grad(d.sum(), (a, w), create_graph=True)
+    assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
+    with pytest.raises(ProblemError, match="second derivative"):
+        found[0].float().sum().backward()
+
+
+def test_transforms_of_torch_func_and_duals_are_named() -> None:
+    a, w = operands()
+    w.requires_grad_()
+
+    def call(a: torch.Tensor) -> torch.Tensor:
+        return warploom.grouped_gemm(a, w.mT, offs=offsets(*ENDS)).float().sum()
+
+    with pytest.raises(ProblemError, match=r"torch\.func's grad"):
+        torch.func.grad(call)(a)
+    with forward_ad.dual_level(), pytest.raises(ProblemError, match="dual tensor"):
+        call(forward_ad.make_dual(a, torch.ones_like(a)))
+
+
 # ---- Bad calls -----------------------------------------------------------------------------------
 
 
@@ -651,3 +693,45 @@ def test_block_scales_are_read_wherever_they_lie() -> None:
         assert (problem.scales_a.row, problem.scales_a.k) == strides
         assert (problem.scales_b.row, problem.scales_b.k) == (3, 1)
         assert problem.scales_b.batches == Batches(len(ENDS), 2 * 3)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["scale_a", "scale_b", "row_scale", "out"])
+@pytest.mark.parametrize("form", ["rows", "masked", "columns"])
+def test_numbers_in_the_place_of_tensors_are_named(form: str, name: str, grad: bool) -> None:
+    a, w = operands()
+    rows: dict[str, Any] = {"offs": offsets(*ENDS), name: 0.5}
+    given = (a, w.mT)
+    if form == "masked":
+        a, w, lengths = masked()
+        given, rows = (a, w.mT), {"lengths": lengths, name: 0.5}
+    if form == "columns":
+        given = (w, a.t())
+    with (
+        pytest.raises(ProblemError, match=f"{name} 0.5 of type float"),
+        torch.set_grad_enabled(grad),
+    ):
+        warploom.grouped_gemm(*given, **rows)
+
+
+def test_groups_of_columns_are_written_where_the_call_says() -> None:
+    a, w = operands()
+    w[1] = 0
+    out = torch.empty(ROWS, N, dtype=BF16).t()
+    assert warploom.grouped_gemm(w, a.t(), offs=offsets(*ENDS), out=out) is out
+    assert close(out[:, : ENDS[-1]].t(), products(a.double(), w.double()))
+    with pytest.raises(ProblemError, match=r"out .* whose columns have groups"):
+        warploom.grouped_gemm(w, a.t(), offs=offsets(*ENDS), out=out[None])
+
+
+def test_batches_have_a_scale_of_each_matrix() -> None:
+    _, w = operands()
+    w[1], scale = 0, torch.rand(len(ENDS), 1)
+    d = warploom.grouped_gemm(w, w.mT, scale_b=scale)
+    assert close(d, w.double() @ w.double().mT * scale[..., None])
+
+
+def test_nested_tensors_are_named() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(1, 3)])
+    with pytest.raises(ProblemError, match="a, a nested tensor"):
+        warploom.grouped_gemm(nested, operands()[1].mT, offs=offsets(*ENDS))
