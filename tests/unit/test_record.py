@@ -109,6 +109,13 @@ STALE: dict[str, str] = {
         "every sample is what it was",
     ),
     "families/combine/gpu": "on the CPU, the weight of a pair without a row does not count",
+    "families/gemm/gpu": "known GEMMs of fp32 are checked again where memory is new, pieces of "
+    "weights go with each optimizer's step, and errors have names; kernels are those that passed",
+    **dict.fromkeys(
+        ("families/mixed_gemm/gpu", "families/sparse_gemm/gpu", "integrations/gpu"),
+        "experts that are quantized, and BitNet's layers, are made, checked, saved and hooked "
+        "otherwise; kernels and launches are those that passed",
+    ),
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
