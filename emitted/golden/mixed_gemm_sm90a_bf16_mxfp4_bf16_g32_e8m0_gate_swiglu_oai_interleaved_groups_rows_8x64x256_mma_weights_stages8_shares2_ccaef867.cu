@@ -11,10 +11,11 @@
 // Warps 8 and 9, the producer: one thread copies slabs of W, one loads A.
 // Registers per thread: at most 168, for 1 CTA of 320 threads per SM.
 //   A consumer thread has 4 accumulators; the epilogue takes 8 columns at once.
-// Shared memory: 104576 bytes; the launch asks for 113664 of 232448
+// Shared memory: 112784 bytes; the launch asks for 113664 of 232448
 //   a            8 stages * 4 panels * 1024 = 32768
 //   b            8 stages * 2 slabs * 4352 = 69632
 //   exchange     partial sums of other consumers = 2048
+//   groups       2052 integers * 4 = 8208
 //   full, empty  8 stages * 2 * 8 = 128
 // Barriers    waited for by  guards                       a phase completes after
 // full        consumers      a stage until it is filled   2 arrivals and the stage's bytes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from warploom.generator.architectures import architecture
+from warploom.generator.families._product.layout import STORE_BUFFERS, ProductLayout
 from warploom.generator.wgmma import TemplateText
 
 WIDTH = 112  # characters of a line of a kernel
@@ -27,6 +28,23 @@ class Barrier(NamedTuple):
     completes: str
     waits: str
     guards: str
+
+
+def staging(layout: ProductLayout) -> Iterator[Memory]:
+    """Yield the buffers that D is staged in, if it is."""
+    if layout.store_bytes:
+        each = layout.staging_bytes // STORE_BUFFERS
+        consumers = counted(layout.consumers, "consumer")
+        factors = f"{consumers} * {STORE_BUFFERS} buffers * {each}"
+        yield Memory("staging", factors, layout.store_bytes)
+
+
+def tables(layout: ProductLayout, group_bytes: int) -> Iterator[Memory]:
+    """Yield the factors of rows and the table of groups, where a kernel has them."""
+    if layout.factor_bytes:
+        yield Memory("factors", f"{layout.factor_bytes // 4} rows * 4", layout.factor_bytes)
+    if group_bytes:
+        yield Memory("groups", f"{group_bytes // 4} integers * 4", group_bytes)
 
 
 def pipeline(stages: int) -> Memory:

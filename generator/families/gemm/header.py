@@ -10,8 +10,10 @@ from warploom.generator.families._product.header import (
     counted,
     header,
     pipeline,
+    staging,
+    tables,
 )
-from warploom.generator.families._product.layout import REGISTERS, STORE_BUFFERS
+from warploom.generator.families._product.layout import REGISTERS
 from warploom.generator.families.gemm.layout import GemmLayout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import TemplateText
@@ -61,20 +63,12 @@ def _memory(operation: GemmOperation, layout: GemmLayout) -> Iterator[Memory]:
     tiles = f"({layout.a.bytes} + {layout.b.bytes})"
     many = f"{pieces} pieces * " * (pieces > 1)
     yield Memory("a, b", f"{counted(stages, 'stage')} * {many}{tiles}", stages * layout.stage_bytes)
-    if layout.store_bytes:
-        each = layout.staging_bytes // STORE_BUFFERS
-        consumers = counted(layout.consumers, "consumer")
-        yield Memory(
-            "staging", f"{consumers} * {STORE_BUFFERS} buffers * {each}", layout.store_bytes
-        )
+    yield from staging(layout)
     if layout.scale_bytes:
         yield Memory(
             "scales", f"{stages} stages * {layout.scale_bytes}", stages * layout.scale_bytes
         )
-    if layout.factor_bytes:
-        yield Memory("factors", f"{layout.factor_bytes // 4} rows * 4", layout.factor_bytes)
-    if layout.group_bytes:
-        yield Memory("groups", f"{layout.group_bytes // 4} integers * 4", layout.group_bytes)
+    yield from tables(layout, layout.group_bytes)
     yield pipeline(stages)
 
 

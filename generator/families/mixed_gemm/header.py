@@ -10,8 +10,9 @@ from warploom.generator.families._product.header import (
     counted,
     header,
     pipeline,
+    staging,
+    tables,
 )
-from warploom.generator.families._product.layout import STORE_BUFFERS
 from warploom.generator.families.mixed_gemm.layout import (
     LANES,
     LOADING_REGISTERS,
@@ -59,16 +60,10 @@ def _memory(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[Me
     yield Memory("a", f"{stages} * {a}", layout.stages * layout.panels * layout.a.bytes)
     b = f"{counted(layout.slabs, 'slab')} * {layout.slab.bytes}"
     yield Memory("b", f"{stages} * {b}", layout.stages * layout.slabs * layout.slab.bytes)
-    if layout.store_bytes:
-        each = layout.staging_bytes // STORE_BUFFERS
-        consumers = counted(layout.consumers, "consumer")
-        yield Memory(
-            "staging", f"{consumers} * {STORE_BUFFERS} buffers * {each}", layout.store_bytes
-        )
+    yield from staging(layout)
     if layout.exchange_bytes:
         yield Memory("exchange", "partial sums of other consumers", layout.exchange_bytes)
-    if layout.factor_bytes:
-        yield Memory("factors", f"{layout.factor_bytes // 4} rows * 4", layout.factor_bytes)
+    yield from tables(layout, layout.group_bytes)
     yield pipeline(layout.stages)
 
 
