@@ -166,7 +166,7 @@ def grouped_gemm(
             element. With block scales of a, fp32 or e8m0 [G, N/128, K/128], rounded up: one for
             each 128x128 of a weight [G, N, K].
         activation: relu, gelu, gelu_tanh or silu, applied behind the bias.
-        gate: silu, gelu, gelu_tanh, relu, sigmoid or swiglu_oai: b has the columns of gate and up,
+        gate: silu, gelu, gelu_tanh, relu or swiglu_oai: b has the columns of gate and up,
             and the result [S, N / 2] is gate(first half) * second half. b must be `.mT` of a weight
             [G, N, K].
         gate_layout: "halves", or "interleaved" where columns of gate and up take turns.
@@ -274,7 +274,7 @@ def grouped_gemm(
         b = b.contiguous()  # kernels find a matrix by its group
     read = (a, b, bias, scale_a, scale_b, row_scale)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
-        eight_bits = isinstance(a, torch.Tensor) and a.dtype.itemsize == 1
+        eight_bits = a.dtype.itemsize == 1
         if out is None and not eight_bits and scale_a is None and scale_b is None:
             require_boolean("use_fast_accum", use_fast_accum)
             return _differentiable(
@@ -396,10 +396,10 @@ def _differentiable(
     x = _apply(a, b, bias, offs, None, None)
     found = apply(x.float(), listed)
     if row_scale is not None:
-        if (
-            row_scale.requires_grad and offs.numel()
-        ):  # whose gradient is a sum over what rows of no group have
+        if row_scale.requires_grad and offs.numel():
+            # Rows of no group were not written, and would add to the gradient of their scale. The
+            # last group ends at the largest offset: one below the one before it counts as that.
             rows = torch.arange(a.shape[0], device=a.device)[:, None]
-            found = torch.where(rows < offs[-1:], found, 0.0)
+            found = torch.where(rows < offs.amax(), found, 0.0)
         found = found * row_scale.reshape(-1, 1)
     return rounded(found, out_dtype or a.dtype, listed)
