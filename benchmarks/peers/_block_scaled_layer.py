@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -126,7 +125,7 @@ class _DeepGemm:
     """DeepGEMM's two GEMMs, and the gate with the cast as one kernel of torch's compiler."""
 
     def __init__(self) -> None:
-        self._quantize: Any = compiled(lambda: cast("Any", _gate_and_quantize))
+        self._quantize = compiled(lambda: _gate_and_quantize)
         self._ready: dict[int, tuple[Quantized, Quantized, Quantized, torch.Tensor]] = {}
 
     def __call__(self, layer: Layer) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from warploom.runtime.families.gemm.reference import error_share
 from warploom.runtime.families.gemm.samples import Operands as GemmOperands
 from warploom.runtime.measure import Call
 
+ResultT = TypeVar("ResultT")
+
 # Triton's templates alone, every one of them timed, as they are launched without CUDA graphs.
 _TUNED: dict[str, Any] = {
     "max_autotune": True,
@@ -28,12 +30,12 @@ _TUNED: dict[str, Any] = {
 
 
 def compiled(
-    make: Callable[[], Callable[..., torch.Tensor]], *, tuned: bool = False
-) -> Callable[..., torch.Tensor]:
+    make: Callable[[], Callable[..., ResultT]], *, tuned: bool = False
+) -> Callable[..., ResultT]:
     """What `make` returns, compiled at its first call; whatever fails is a RuntimeError."""
-    found: list[Callable[..., torch.Tensor]] = []
+    found: list[Callable[..., ResultT]] = []
 
-    def call(*arguments: Any, **keywords: Any) -> torch.Tensor:
+    def call(*arguments: Any, **keywords: Any) -> ResultT:
         if not found:
             try:
                 import triton  # noqa: F401
