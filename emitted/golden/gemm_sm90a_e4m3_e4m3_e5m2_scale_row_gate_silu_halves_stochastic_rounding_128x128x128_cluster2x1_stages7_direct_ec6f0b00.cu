@@ -247,7 +247,7 @@ struct Silu {
   __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
 };
 
-// The other factor of most gates.
+// The factor of up itself.
 struct Up {
   __device__ __forceinline__ static float function(float x) { return x; }
 };

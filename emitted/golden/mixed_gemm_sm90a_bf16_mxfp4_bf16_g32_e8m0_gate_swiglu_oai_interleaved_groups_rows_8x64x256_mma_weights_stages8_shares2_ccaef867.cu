@@ -315,11 +315,6 @@ struct SwigluOaiUp {
   }
 };
 
-// The other factor of most gates.
-struct Up {
-  __device__ __forceinline__ static float function(float x) { return x; }
-};
-
 // Multiplies a function of the gate by up, which a thread has for the same columns of D.
 template <class Function, class Factor> struct Gate {
   __device__ __forceinline__ void apply(float (&x)[2][2]) const {
