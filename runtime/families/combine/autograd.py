@@ -29,7 +29,7 @@ class CombineGradient(torch.autograd.Function):
         """Sum rows; keep them where weights want a gradient."""
         wants_weights = weights is not None and weights.requires_grad
         ctx.save_for_backward(inverse, weights, offsets, rows if wants_weights else None)
-        ctx.shape = rows.shape
+        ctx.count = rows.shape[0]  # which may be more than the pairs, or fewer
         (combined,) = combine_rows(rows, inverse, weights, spec)
         return combined
 
@@ -41,11 +41,8 @@ class CombineGradient(torch.autograd.Function):
         """Gradients of rows and of weights."""
         (gradient,) = gradients
         inverse, weights, offsets, rows = ctx.saved_tensors
-        found, of_weights = permute_tokens(gradient, inverse, weights, rows, offsets, None)
-        # There may be more rows than pairs, which have no gradient, or fewer.
-        missing = ctx.shape[0] - found.shape[0]
-        if missing:
-            found = torch.nn.functional.pad(found, (0, 0, 0, missing))
+        given = (gradient, inverse, weights, rows, offsets, ctx.count, None)
+        found, of_weights = permute_tokens(*given)
         return found, None, of_weights, None, None
 
 
@@ -62,7 +59,7 @@ class PermuteGradient(torch.autograd.Function):
     ) -> torch.Tensor:
         """Copy tokens."""
         ctx.save_for_backward(inverse)
-        rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec)
+        rows, _ = permute_tokens(hidden, inverse, None, None, offsets, None, spec)
         return rows
 
     @staticmethod

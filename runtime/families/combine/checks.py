@@ -59,12 +59,11 @@ def check_tokens(call: PermuteCall) -> None:
     if combined is not None and (
         call.weights is None
         or combined.dtype != hidden.dtype
-        or combined.dim() != 2
-        or combined.shape[1] != hidden.shape[1]
+        or combined.shape != (call.row_count, hidden.shape[1])
     ):
         raise ProblemError(
             f"combined {list(combined.shape)} of {shown(combined.dtype)}",
-            rule=f"must be {shown(hidden.dtype)} [rows, {hidden.shape[1]}], with weights",
+            rule=f"must be {shown(hidden.dtype)} {[call.row_count, hidden.shape[1]]}, with weights",
             fix="pass the rows that were combined",
         )
     if offsets is not None and (

@@ -105,13 +105,38 @@ def test_weights_alone_have_a_gradient() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize("rows", [TOKENS * K - 4, TOKENS * K + 5])
-def test_more_or_fewer_rows_than_pairs_have_gradients_of_their_shape(rows: int) -> None:
-    _, inverse = routed(skipping=False)
-    leaf = values(rows, COLUMNS).requires_grad_()
-    (found,) = torch.autograd.grad(warploom.combine(leaf, inverse).sum(), leaf)
-    assert found.shape == leaf.shape and (found[TOKENS * K :] == 0).all()
-    assert (found[: min(rows, TOKENS * K)] == 1).all()
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rows", [0, TOKENS * K - 4, TOKENS * K + 5])
+def test_more_or_fewer_rows_than_pairs_have_their_gradients(rows: int, weighted: bool) -> None:
+    """A pair may have any of the rows, also one past as many as there are pairs."""
+    random = torch.Generator().manual_seed(2)
+    places = torch.randperm(TOKENS * K + 5, generator=random)[: TOKENS * K]
+    inverse = places.int().reshape(TOKENS, K)
+    leaves = [values(rows, COLUMNS).requires_grad_()]
+    leaves += [values(TOKENS, K).requires_grad_()] if weighted else []
+    gradient = values(TOKENS, COLUMNS)
+    found = torch.autograd.grad(warploom.combine(leaves[0], inverse, *leaves[1:]), leaves, gradient)
+    more = torch.nn.functional.pad(leaves[0], (0, 0, 0, TOKENS * K + 5 - rows))[places.long()]
+    more = more.unflatten(0, (TOKENS, K))
+    expected = (more * leaves[1][..., None] if weighted else more).sum(1)
+    wanted = torch.autograd.grad(expected, leaves, gradient)
+    for one, held in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, held)
+
+
+def test_a_kernel_knows_how_many_rows_a_gradient_has() -> None:
+    """By the number of pairs it would write past fewer rows, and read past what was combined."""
+    hidden, (_, inverse), weights = values(TOKENS, COLUMNS), routed(), values(TOKENS, K)
+    problem: Any = (
+        PermuteCall(hidden, inverse, weights, values(5, 16), count=5).draft(NO_GPU).problem
+    )
+    assert problem.rows == 5
+
+
+def test_rows_that_were_combined_are_as_many_as_their_gradients() -> None:
+    given = (values(TOKENS, COLUMNS), routed()[1], values(TOKENS, K), values(5, COLUMNS))
+    with pytest.raises(ProblemError, match=r"combined \[5, 16\] .* \[63, 16\], with weights"):
+        permute_tokens(*given, None, None, None)
 
 
 def test_a_second_derivative_is_refused() -> None:
@@ -218,7 +243,7 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
     rows, weights = values(TOKENS * K, COLUMNS), values(TOKENS, K)
     warploom.combine(rows, inverse)
     torch.library.opcheck(torch.ops.warploom.combine.default, (rows, inverse, weights, None))
-    given = (rows[:TOKENS], inverse, weights, rows, offsets, None)
+    given = (rows[:TOKENS], inverse, weights, rows, offsets, None, None)
     torch.library.opcheck(torch.ops.warploom.permute.default, given)
     gradient = permute_tokens(*given)[1]
     held = bounds(PermuteCall(rows[:TOKENS], inverse, weights, rows))
