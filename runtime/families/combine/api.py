@@ -13,6 +13,8 @@ from warploom.runtime.families.combine.autograd import (
     combine_rows,
     permute_tokens,
 )
+from warploom.runtime.families.combine.checks import check_offsets
+from warploom.runtime.tensors import require_one_device, require_tensors
 
 
 def combine(
@@ -51,6 +53,12 @@ def combine(
         >>> warploom.combine(rows, inverse)[:, 0].tolist()
         [8.0, 16.0]
     """
+    if offsets is not None:  # which only the gradient reads
+        named = [("rows", rows), ("offsets", offsets)]
+        if not all(isinstance(one, torch.Tensor) for _, one in named):
+            require_tensors("combine", named, ("rows", "offsets"))
+        require_one_device(named)
+        check_offsets(offsets)
     if torch.is_grad_enabled() and _any_requires_grad(rows, weights):
         combined: torch.Tensor = CombineGradient.apply(rows, inverse, weights, offsets, spec)  # type: ignore[no-untyped-call]
         return combined

@@ -27,10 +27,10 @@ class CombineGradient(torch.autograd.Function):
         spec: KernelSpec | str | None,
     ) -> torch.Tensor:
         """Sum rows; keep them where weights want a gradient."""
-        wants_weights = weights is not None and weights.requires_grad
+        (combined,) = combine_rows(rows, inverse, weights, spec)
+        wants_weights = ctx.needs_input_grad[2]
         ctx.save_for_backward(inverse, weights, offsets, rows if wants_weights else None)
         ctx.count = rows.shape[0]  # which may be more than the pairs, or fewer
-        (combined,) = combine_rows(rows, inverse, weights, spec)
         return combined
 
     @staticmethod
@@ -58,8 +58,8 @@ class PermuteGradient(torch.autograd.Function):
         spec: KernelSpec | str | None,
     ) -> torch.Tensor:
         """Copy tokens."""
-        ctx.save_for_backward(inverse)
         rows, _ = permute_tokens(hidden, inverse, None, None, offsets, None, spec)
+        ctx.save_for_backward(inverse)
         return rows
 
     @staticmethod

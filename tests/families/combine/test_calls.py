@@ -214,11 +214,19 @@ def test_a_trial_holds_every_result(operation: CombineOperation) -> None:
         ({"inverse": torch.zeros(4, dtype=torch.int32)}, r"must be int32 \[tokens, k\]"),
         ({"weights": torch.zeros(2, 1)}, "nothing is broadcast"),
         ({"weights": torch.zeros(2, 2).int()}, "must be float16, bfloat16 or float32"),
+        ({"weights": [1]}, r"weights \[1\] of type list"),
+        ({"inverse": [[0, 1]]}, "inverse .* of type list"),
+        ({"offsets": [4]}, r"offsets \[4\] of type list"),
+        ({"offsets": torch.zeros(4)}, r"must be int32 \[experts\]"),
+        ({"offsets": torch.zeros(2, dtype=torch.int32, device="meta")}, "offsets on meta"),
         ({"spec": "gemm_sm90a_bf16_128x256x64_cluster2x1_stages4_c2b9e29c"}, "another operation"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str) -> None:
-    given = {"rows": torch.zeros(4, 16), "inverse": torch.zeros(2, 2, dtype=torch.int32)}
+@pytest.mark.parametrize("graded", [False, True])
+def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str, graded: bool) -> None:
+    """By the call itself, where only a gradient reads it, too."""
+    rows = torch.zeros(4, 16, requires_grad=graded)
+    given = {"rows": rows, "inverse": torch.zeros(2, 2, dtype=torch.int32)}
     with pytest.raises(ProblemError, match=rule):
         warploom.combine(**{**given, **wrong})
 
@@ -227,12 +235,16 @@ def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str) -> 
     ("wrong", "rule"),
     [
         ({"hidden": torch.zeros(3, 16)}, "inverse must have 3 tokens"),
+        ({"inverse": [[0, 1]]}, "inverse .* of type list"),
+        ({"offsets": [4]}, "offsets .* of type list"),
         ({"offsets": torch.zeros(4)}, r"must be int32 \[experts\]"),
         ({"offsets": torch.zeros(0, dtype=torch.int32)}, r"must be int32 \[experts\]"),
     ],
 )
-def test_what_is_wrong_with_tokens_is_told(wrong: dict[str, Any], rule: str) -> None:
-    given = {"hidden": torch.zeros(2, 16), "inverse": torch.zeros(2, 2, dtype=torch.int32)}
+@pytest.mark.parametrize("graded", [False, True])
+def test_what_is_wrong_with_tokens_is_told(wrong: dict[str, Any], rule: str, graded: bool) -> None:
+    hidden = torch.zeros(2, 16, requires_grad=graded)
+    given = {"hidden": hidden, "inverse": torch.zeros(2, 2, dtype=torch.int32)}
     with pytest.raises(ProblemError, match=rule):
         warploom.permute(**{**given, **wrong})
 
