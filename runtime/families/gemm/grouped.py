@@ -270,8 +270,6 @@ def grouped_gemm(
             spec=spec,
         )
         return transposed.t() if out is None else out
-    if dimensions == (2, 3) and b.shape[0] > 1 and b.stride(0) == 0:
-        b = b.contiguous()  # kernels find a matrix by its group
     read = (a, b, bias, scale_a, scale_b, row_scale)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
         eight_bits = a.dtype.itemsize == 1
@@ -319,8 +317,6 @@ def _masked(
         )
     if scale_b is not None:
         scale_b = _of_columns(scale_b, b.shape[-1])
-    if groups > 1 and b.stride(0) == 0:
-        b = b.contiguous()
     rows_of = tuple(_rows_of(one, groups, m) for one in (scale_a, row_scale))
     out, out_dtype, spec = results
     rows = None

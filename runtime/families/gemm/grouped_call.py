@@ -222,7 +222,8 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             allowed = (spec.operation.layout_b,)  # type: ignore[attr-defined]
         elif self.a.dtype.itemsize > 1 and not gated:
             allowed = ("col", "row")
-        return Operand.of(self.a, ("row",), None), Operand.of(self.b, allowed, (self.groups,))
+        right = Operand.of(self.b, allowed, (self.groups,), each=True)
+        return Operand.of(self.a, ("row",), None), right
 
     def _check(self, spec: KernelSpec | None) -> None:
         """Raise ProblemError for tensors that are not those of a grouped GEMM."""

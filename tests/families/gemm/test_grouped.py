@@ -553,6 +553,22 @@ def test_stores_and_sums_stop_where_groups_end() -> None:
     assert first_row(b_map, 64, 64) == 0 and first_row(b_map, 1, 1000) == 999
 
 
+@pytest.mark.parametrize("expected_m", [None, 4], ids=["rows", "masked"])
+@pytest.mark.parametrize("of", ["a weight", "a gradient"])
+def test_a_matrix_that_is_expanded_to_all_groups_is_copied_for_each(
+    of: str, expected_m: int | None
+) -> None:
+    """Tiles find a matrix by its group: TMA reads zeros past the last one of a map."""
+    b = torch.ones(1, N, K, dtype=BF16).mT if of == "a weight" else torch.ones(1, 1, 1, dtype=BF16)
+    b = b.expand(len(ENDS), K, N)
+    call = GroupedCall(torch.ones(36, K, dtype=BF16), b, offsets(*ENDS), expected_m=expected_m)
+    draft: Any = call.draft(NO_GPU)
+    assert draft.copies == ("b",)
+    b_map = launches(draft.choice.spec, draft.problem, DeviceLimits(132))[0].parameters["b_map"]
+    assert isinstance(b_map, TensorMap) and b_map.extents[-1] == len(ENDS)
+    assert call.copied(draft.details).b.stride(0) == draft.problem.batches_b.pitch == N * K
+
+
 def first_row(found: TensorMap, valid: int, end: int) -> int:
     """The row at which a box begins that has so many up to the end."""
     pitch, again, last = found.pitches
