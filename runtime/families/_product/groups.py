@@ -13,6 +13,8 @@ from warploom.errors import ProblemError
 from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.runtime.arguments import Arguments
 from warploom.runtime.elements import NAMES
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.epilogue import BoundEpilogue
 from warploom.runtime.families._product.operands import Operand
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.operands import refuse_overlap
@@ -42,6 +44,11 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
     row_scale: torch.Tensor | None
     out: torch.Tensor | None
     out_dtype: torch.dtype | None
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether groups are of rows of A and D, not of k."""
+        return True
 
     @property
     def groups(self) -> int:
@@ -88,6 +95,31 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
                 "memory",
                 fix="call it for some of the groups at a time",
             )
+
+    def bind(self, steps: Sequence[Item], n: int) -> BoundEpilogue:
+        """Check an epilogue against products of n columns each, and return its steps.
+
+        A row has one group: what has a value for each row has no dimension of groups, as it would
+        have beside batches.
+        """
+        m, groups, device = self.a.shape[0], self.groups, self.a.get_device()
+        bound = epilogue.bind(steps, (groups,), m, n, device, batched=True)
+        for kind, value, *_ in steps if self.by_rows else ():
+            if not isinstance(value, torch.Tensor) or value.numel() < 2:
+                continue
+            of_rows = kind in ("scale_a", "scale_row")
+            if value.numel() != m if of_rows else value.dim() > 2:
+                name = _TENSORS[kind]
+                raise ProblemError(
+                    f"{name} {list(value.shape)} with {groups} groups",
+                    rule=f"must have {m} elements, one for each row of a"
+                    if of_rows
+                    else f"must be {[groups, n]} or {[n]}",
+                    fix="pass one vector for the rows of all groups"
+                    if of_rows
+                    else f"use {name}.flatten(0, -2)",
+                )
+        return bound
 
     def steps_addressed(self, steps: Sequence[Item], **others: str) -> tuple[str, ...]:
         """What kernels call the tensors of an epilogue, in the order of the call's arguments: by

@@ -133,7 +133,7 @@ class GroupedCall(GroupedProduct):
         else:
             block_scales.refuse_partner(a, b, items)
         steps = items if scaled is None else items[2:]
-        bound = epilogue.bind(steps, shared, m, n, device, batched=True)
+        bound = self.bind(steps, n)
         for item in steps:
             step_of(item).check_finite(item)
         shape = (m, bound.columns) if self.by_rows else (groups, m, bound.columns)
@@ -249,9 +249,7 @@ class GroupedCall(GroupedProduct):
             return
         self.require()
         self._check(None)
-        (m, _), n = self.a.shape, self.b.shape[-1]
-        steps = self.items if self.scaled is None else self.items[2:]
-        epilogue.bind(steps, (self.groups,), m, n, self.a.get_device(), batched=True)
+        self.bind(self.items if self.scaled is None else self.items[2:], self.b.shape[-1])
 
     def _check_blocks(self, scaling: str) -> None:
         if scaling != "row_block" or not self.by_rows:

@@ -104,9 +104,9 @@ class GroupedMixedCall(GroupedProduct):
         spec = self.kernel
         self._check(spec)
         a, metadata, groups, device = self.a, self.metadata, self.groups, self.a.get_device()
-        (m, k), n, items = a.shape, metadata.n, self.items
-        bound = epilogue.bind(items, (groups,), m, n, device, batched=True)
-        for item in items:
+        (m, k), n = a.shape, metadata.n
+        bound = self.bind(self.items, n)
+        for item in self.items:
             step_of(item).check_finite(item)
         shape = (m, bound.columns)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
