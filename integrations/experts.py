@@ -18,6 +18,7 @@ from warploom.generator.epilogue import GateLayout
 from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.quantization import PackedExperts
+from warploom.runtime.families._product.groups import in_groups
 from warploom.runtime.families.combine.api import combine, permute
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
@@ -224,14 +225,9 @@ def _has_kernel(gate: object, alpha: float, limit: float) -> bool:
     return not callable(gate) and (gate != SWIGLU_OAI or (alpha, limit) == (ALPHA, LIMIT))
 
 
-def _are_within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(rows.shape[0], device=rows.device)
-    return (places < offsets[-1])[:, None]
-
-
 def _within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The rows, zeros behind the last offset."""
-    return torch.where(_are_within(rows, offsets), rows, 0)
+    """The rows, zeros where they have no group."""
+    return torch.where(in_groups(rows.shape[0], offsets)[:, None], rows, 0)
 
 
 # ---- Checks --------------------------------------------------------------------------------------

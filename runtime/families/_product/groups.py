@@ -166,3 +166,12 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
                 fix="use counts.cumsum(0, dtype=torch.int32)",
             )
         return found
+
+
+def in_groups(rows: int, offs: torch.Tensor) -> torch.Tensor:
+    """Which of so many rows have a group: bool [rows], as the device says.
+
+    The last group ends at the largest offset, since one below the one before it counts as that.
+    """
+    places = torch.arange(rows, device=offs.device)
+    return places < (offs.amax() if offs.numel() else 0)

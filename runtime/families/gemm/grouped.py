@@ -381,21 +381,20 @@ def _differentiable(
             rule="must be left out: torch computes the epilogue of what is differentiated",
             fix="leave it out, or call it under torch.no_grad()",
         )
-    GroupedCall(
+    call = GroupedCall(
         *(a, b, offs, bias),
         row_scale=row_scale,
         activation=activation,
         gate=gate,
         gate_layout=gate_layout,
         out_dtype=out_dtype,
-    ).check_epilogue()
+    )
+    call.check_epilogue()
     x = _apply(a, b, bias, offs, None, None)
     found = apply(x.float(), listed)
     if row_scale is not None:
-        if row_scale.requires_grad and offs.numel():
-            # Rows of no group were not written, and would add to the gradient of their scale. The
-            # last group ends at the largest offset: one below the one before it counts as that.
-            rows = torch.arange(a.shape[0], device=a.device)[:, None]
-            found = torch.where(rows < offs.amax(), found, 0.0)
+        if row_scale.requires_grad:
+            # Rows of no group were not written, and would add to the gradient of their scale.
+            found = torch.where(call.counted()[:, None], found, 0.0)
         found = found * row_scale.reshape(-1, 1)
     return rounded(found, out_dtype or a.dtype, listed)

@@ -33,7 +33,7 @@ from warploom.runtime.arguments import (
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import BY_DTYPE, NAMES
 from warploom.runtime.families._product import epilogue
-from warploom.runtime.families._product.groups import Details, GroupedProduct
+from warploom.runtime.families._product.groups import Details, GroupedProduct, in_groups
 from warploom.runtime.families._product.operands import (
     Operand,
     check_out,
@@ -309,13 +309,12 @@ class GroupedCall(GroupedProduct):
 
     def counted(self) -> torch.Tensor:
         """Which rows are of a group: bool [S], as the device says."""
-        rows = torch.arange(self.a.shape[0], device=self.a.device)
+        count = self.a.shape[0]
         if self.expected_m is None:
-            return rows < self.offs[-1]
-        each = self.a.shape[0] // self.groups
-        if not each:
-            return rows < 0
-        return rows % each < self.offs.repeat_interleave(each, output_size=len(rows))
+            return in_groups(count, self.offs)
+        each = count // max(1, self.groups)
+        rows = torch.arange(count, device=self.a.device)
+        return rows % max(1, each) < self.offs.repeat_interleave(each, output_size=count)
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Compute D by plain torch operations, in fp32; int8 in float64.
@@ -335,7 +334,7 @@ class GroupedCall(GroupedProduct):
             found = rounded(apply(x, items), details.dtype, items).reshape(out.shape)
             if not self.by_rows:
                 out.copy_(found)
-            elif self.groups:
+            else:
                 out.copy_(torch.where(self.counted()[:, None], found, out))
 
     def bound(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -351,7 +350,7 @@ class GroupedCall(GroupedProduct):
         x, error = bound(x, error, items, fake.dtype)
         x, error = x.reshape(fake.shape), error.reshape(fake.shape)
         if self.by_rows:
-            x[~self.counted() if self.groups else slice(None)] = torch.nan
+            x[~self.counted()] = torch.nan
         return x, error
 
     def products(self, dtype: torch.dtype, *, magnitudes: bool = False) -> torch.Tensor:
@@ -381,7 +380,7 @@ class GroupedCall(GroupedProduct):
             return x, [*self.items]
         rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
         if self.expected_m is None:
-            group = torch.searchsorted(self.offs, rows, right=True)
+            group = torch.searchsorted(self.offs.cummax(0).values, rows, right=True)
             group = group.clamp(max=max(0, self.groups - 1))
         else:
             group = rows // max(1, x.shape[0] // max(1, self.groups))

@@ -93,6 +93,15 @@ def test_rows_of_no_group_are_left_as_they_are(column: bool) -> None:
         assert (out[ENDS[-1] :] == 7).all() and out.isfinite().all()
 
 
+def test_groups_end_at_the_largest_offset() -> None:
+    """An offset below the one before it counts as that, as kernels have it."""
+    a, w = operands()
+    for ends, count in (((6, 2, 4, 4), 6), ((5, 5, 99, 7), ROWS), ((-1, -2, -3, -3), 0)):
+        counted = GroupedCall(a, w.mT, offsets(*ends)).counted()
+        assert counted.tolist() == [True] * count + [False] * (ROWS - count)
+    assert not GroupedCall(a, w[:0].mT, offsets()).counted().any()
+
+
 def test_the_epilogue_is_that_of_the_group() -> None:
     a, w = operands()
     bias, row = torch.randn(len(ENDS), N), torch.rand(ROWS)
