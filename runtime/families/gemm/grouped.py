@@ -58,7 +58,7 @@ class _Grouped(torch.autograd.Function):
         needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
         ctx.save_for_backward(b if needs_a else None, a if needs_b else None, offs)
         ctx.set_materialize_grads(False)
-        ctx.by_rows, ctx.types = b.dim() == 3, (a.dtype, b.dtype)
+        ctx.by_rows, ctx.dtype = b.dim() == 3, a.dtype
         ctx.bias = (bias.dtype, bias.dim()) if needs_bias and bias is not None else None
         return _grouped(
             *(a, b, offs, bias, None, None, None, None, None, "halves", True, None),
@@ -84,8 +84,7 @@ class _Grouped(torch.autograd.Function):
         offs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Those of all arguments of a call."""
-        kind = ctx.types[0]
-        dd = dd.to(kind)
+        dd = dd.to(ctx.dtype)
         if not ctx.by_rows:
             # D[g] = A[:, g] B[g, :]: both gradients have groups of rows.
             da = None if b is None else _plain(b, dd.mT, offs, out=_zeros(b, dd.mT)).t()
