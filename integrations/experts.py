@@ -18,6 +18,9 @@ from warploom.generator.epilogue import GateLayout
 from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.quantization import PackedExperts
+from warploom.runtime.families._product.groups import in_groups
+from warploom.runtime.families._product.steps.activation import FUNCTIONS
+from warploom.runtime.families._product.steps.gate import ALPHA, GATES, LIMIT
 from warploom.runtime.families.combine.api import combine, permute
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
@@ -26,13 +29,6 @@ from warploom.runtime.tensors import lowered, require_one_device, require_tensor
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
-ALPHA, LIMIT = 1.702, 7.0  # of swiglu_oai, as gpt-oss has it and kernels do
-GATES: dict[str, Function] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda gate: functional.gelu(gate, approximate="tanh"),
-    "relu": functional.relu,
-}
 SWIGLU_OAI = "swiglu_oai"
 _TYPES = (*PRODUCTS, torch.float32)
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
@@ -200,7 +196,7 @@ def gate_function(
     if gate == SWIGLU_OAI:
         one, up = one.clamp(max=limit), up.clamp(-limit, limit)
         return (up + 1) * (one * torch.sigmoid(one * alpha))
-    return GATES[gate](one) * up
+    return FUNCTIONS[gate](one) * up  # type: ignore[index]
 
 
 def _is_fused(
@@ -224,14 +220,9 @@ def _has_kernel(gate: object, alpha: float, limit: float) -> bool:
     return not callable(gate) and (gate != SWIGLU_OAI or (alpha, limit) == (ALPHA, LIMIT))
 
 
-def _are_within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(rows.shape[0], device=rows.device)
-    return (places < offsets[-1])[:, None]
-
-
 def _within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The rows, zeros behind the last offset."""
-    return torch.where(_are_within(rows, offsets), rows, 0)
+    """The rows, zeros where they have no group."""
+    return torch.where(in_groups(rows.shape[0], offsets)[:, None], rows, 0)
 
 
 # ---- Checks --------------------------------------------------------------------------------------
@@ -318,10 +309,10 @@ def _check(
             f"gate_up must end in {2 * inner} elements, gate and up",
             "for experts without a gate pass gate=, a function of the first product",
         )
-    if not callable(gate) and gate not in (*GATES, SWIGLU_OAI):
+    if not callable(gate) and gate not in GATES:
         _refuse(
             f"gate {gate!r}",
-            f"must be one of {', '.join((*GATES, SWIGLU_OAI))}, or a function",
+            f"must be one of {', '.join(GATES)}, or a function",
             "pass a function of the first product [rows, 2 I] that returns [rows, I]",
         )
     if gate_layout not in get_args(GateLayout):

@@ -10,14 +10,14 @@ from torch.nn import functional
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import MOST_GROUPS
 from warploom.integrations.devices import unserved
+from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.torch_operators import Overridden, key_set, torch_kernels
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 
 _KEY = "CUDA"
 _OPERATOR = "aten::_grouped_mm"
 _FIX = "call warploom.grouped_mm in place of torch's function"
-_TYPES = (torch.bfloat16, torch.float16)
-_RESULTS = (None, torch.bfloat16, torch.float16, torch.float32)
+_RESULTS = (None, *PRODUCTS, torch.float32)
 
 
 def refusal(
@@ -31,7 +31,7 @@ def refusal(
     reason = unserved(mat_a.get_device())
     if reason is not None:
         return reason
-    if mat_a.dtype not in _TYPES or mat_b.dtype != mat_a.dtype:
+    if mat_a.dtype not in PRODUCTS or mat_b.dtype != mat_a.dtype:
         return f"{mat_a.dtype} by {mat_b.dtype}: kernels are for bf16 and fp16"
     if out_dtype not in _RESULTS:
         return f"out_dtype {out_dtype}: kernels have bf16, fp16 and fp32"

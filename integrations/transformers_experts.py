@@ -15,9 +15,10 @@ from transformers.integrations import finegrained_fp8, moe
 from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations import fp8_experts
 from warploom.integrations.devices import unserved
-from warploom.integrations.experts import ALPHA, LIMIT, SWIGLU_OAI, Function, experts
+from warploom.integrations.experts import SWIGLU_OAI, Function, experts
 from warploom.integrations.gated_mlp import FUNCTIONS
 from warploom.integrations.linear_rules import PRODUCTS, product_type, transformed
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
 
 NAME = "warploom"
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types

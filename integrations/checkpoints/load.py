@@ -15,7 +15,7 @@ from rich.progress import track
 
 from warploom.errors import ProblemError
 from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
-from warploom.integrations.checkpoints.joined import WHOLE, is_joined, joined
+from warploom.integrations.checkpoints.joined import is_joined, joined
 from warploom.integrations.checkpoints.shards import Shards
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_sharing import check_unwrapped
@@ -329,11 +329,11 @@ class _Found:
     ) -> None:
         """Experts of Qwen, Mixtral and others, which are dequantized."""
         like = {}
-        for part in WHOLE:
+        for part in PARTS:
             tensor = module.get_parameter(part)
             device, dtype = self._place(tensor)
             like[part] = torch.empty(tensor.shape, dtype=dtype, device=device)
-        dtype = like[WHOLE[0]].dtype
+        dtype = like[PARTS[0]].dtype
 
         def read(layer: str, shape: torch.Size) -> torch.Tensor:
             tensors = {

@@ -342,6 +342,9 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     at = at_launch(spec, problem, device)
     clusters = at.cut.clusters
     limits.refuse_beyond(counted(schedule, at.most(), clusters))
+    if spec.operation.groups == "masked":  # whose rows are counted through all batches
+        rows = schedule.tile[0] * schedule.cluster[0]
+        limits.refuse_beyond({f"m {problem.m}": problem.m + rows})
     if spec.operation.groups != "none":
         refuse_groups(problem.batches)
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes

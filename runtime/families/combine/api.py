@@ -13,6 +13,8 @@ from warploom.runtime.families.combine.autograd import (
     combine_rows,
     permute_tokens,
 )
+from warploom.runtime.families.combine.checks import check_offsets
+from warploom.runtime.tensors import require_one_device, require_tensors
 
 
 def combine(
@@ -32,7 +34,8 @@ def combine(
         rows: What experts computed, fp16, bf16 or fp32 [rows, columns]. Columns are a multiple of
             8, and contiguous; rows may be any multiple of 16 bytes apart.
         inverse: The row of each pair of a token and an expert, int32 [tokens, k], as `route`
-            returns it. A pair whose row is -1, or not among the rows, is left out.
+            returns it. A pair whose row is -1, or not among the rows, is left out. Of pairs that
+            have one row, all count in the sum, and one in the gradient of the row.
         weights: Of the pairs, fp16, bf16 or fp32 [tokens, k], of any strides. None: each is 1.
         offsets: Of `route`. With it, the gradient of rows that are no pair's is zeros; without it,
             that is undefined.
@@ -50,6 +53,12 @@ def combine(
         >>> warploom.combine(rows, inverse)[:, 0].tolist()
         [8.0, 16.0]
     """
+    if offsets is not None:  # which only the gradient reads
+        named = [("rows", rows), ("offsets", offsets)]
+        if not all(isinstance(one, torch.Tensor) for _, one in named):
+            require_tensors("combine", named, ("rows", "offsets"))
+        require_one_device(named)
+        check_offsets(offsets)
     if torch.is_grad_enabled() and _any_requires_grad(rows, weights):
         combined: torch.Tensor = CombineGradient.apply(rows, inverse, weights, offsets, spec)  # type: ignore[no-untyped-call]
         return combined
@@ -91,7 +100,7 @@ def permute(
     if torch.is_grad_enabled() and _any_requires_grad(hidden):
         permuted: torch.Tensor = PermuteGradient.apply(hidden, inverse, offsets, spec)  # type: ignore[no-untyped-call]
         return permuted
-    rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec)
+    rows, _ = permute_tokens(hidden, inverse, None, None, offsets, None, spec)
     return rows
 
 

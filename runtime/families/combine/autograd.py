@@ -27,10 +27,10 @@ class CombineGradient(torch.autograd.Function):
         spec: KernelSpec | str | None,
     ) -> torch.Tensor:
         """Sum rows; keep them where weights want a gradient."""
-        wants_weights = weights is not None and weights.requires_grad
-        ctx.save_for_backward(inverse, weights, offsets, rows if wants_weights else None)
-        ctx.shape = rows.shape
         (combined,) = combine_rows(rows, inverse, weights, spec)
+        wants_weights = ctx.needs_input_grad[2]
+        ctx.save_for_backward(inverse, weights, offsets, rows if wants_weights else None)
+        ctx.count = rows.shape[0]  # which may be more than the pairs, or fewer
         return combined
 
     @staticmethod
@@ -41,11 +41,8 @@ class CombineGradient(torch.autograd.Function):
         """Gradients of rows and of weights."""
         (gradient,) = gradients
         inverse, weights, offsets, rows = ctx.saved_tensors
-        found, of_weights = permute_tokens(gradient, inverse, weights, rows, offsets, None)
-        # There may be more rows than pairs, which have no gradient, or fewer.
-        missing = ctx.shape[0] - found.shape[0]
-        if missing:
-            found = torch.nn.functional.pad(found, (0, 0, 0, missing))
+        given = (gradient, inverse, weights, rows, offsets, ctx.count, None)
+        found, of_weights = permute_tokens(*given)
         return found, None, of_weights, None, None
 
 
@@ -61,8 +58,8 @@ class PermuteGradient(torch.autograd.Function):
         spec: KernelSpec | str | None,
     ) -> torch.Tensor:
         """Copy tokens."""
+        rows, _ = permute_tokens(hidden, inverse, None, None, offsets, None, spec)
         ctx.save_for_backward(inverse)
-        rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec)
         return rows
 
     @staticmethod

@@ -10,7 +10,14 @@ from warploom.generator.families.combine import CombineOperation, CombineProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
-from warploom.runtime.arguments import Arguments, declared, named_spec, result, tensor
+from warploom.runtime.arguments import (
+    Arguments,
+    declared,
+    named_spec,
+    option,
+    result,
+    tensor,
+)
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.combine import checks, reference
@@ -97,6 +104,7 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
 
     weights    rows are multiplied by them
     combined   the rows that were combined: weights get a gradient, the second result
+    count      how many rows there are, tokens * k if None; pairs of other rows are left out
     """
 
     function = "permute"
@@ -112,9 +120,15 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
     weights: torch.Tensor | None = tensor(default=None)
     combined: torch.Tensor | None = tensor(default=None)
     offsets: torch.Tensor | None = tensor(default=None, null=True)
+    count: int | None = option(default=None, schema="SymInt?")
     spec: KernelSpec | str | None = named_spec(default=None)
     out: torch.Tensor | None = result(default=None, public=False)
     gradient_out: torch.Tensor | None = result(default=None, public=False)
+
+    @property
+    def row_count(self) -> int:
+        """The rows of the result."""
+        return self.inverse.numel() if self.count is None else self.count
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
@@ -139,7 +153,7 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
             tokens,
             k,
             columns,
-            tokens * k,
+            self.row_count,
             columns if "hidden" in copies else self.hidden.stride(0),
             columns if self.out is None else self.out.stride(0),
             _steps(self.weights),
@@ -151,11 +165,11 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
 
     def results(self, details: Details) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Both: as they were given, or new."""
-        rows, gradient, (tokens, k) = self.out, self.gradient_out, self.inverse.shape
+        rows, gradient = self.out, self.gradient_out
         if rows is None:
-            rows = self.hidden.new_empty(tokens * k, self.hidden.shape[1])
+            rows = self.hidden.new_empty(self.row_count, self.hidden.shape[1])
         if gradient is None and self.combined is not None and self.weights is not None:
-            gradient = self.weights.new_empty(tokens, k)
+            gradient = self.weights.new_empty(self.inverse.shape)
         return rows, gradient
 
     def computed(self) -> tuple[bool, ...]:
@@ -178,7 +192,7 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
         with torch.no_grad(), torch.autocast(self.hidden.device.type, enabled=False):
             weights = None if self.weights is None else self.weights.float()
             hidden = self.hidden.float()
-            rows.copy_(reference.permute(hidden, self.inverse, weights))
+            rows.copy_(reference.permute(hidden, self.inverse, weights, self.row_count))
             if gradient is not None and self.combined is not None:
                 combined = self.combined.float()
                 gradient.copy_(reference.weight_gradient(hidden, self.inverse, combined))

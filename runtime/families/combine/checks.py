@@ -49,7 +49,7 @@ def check(
 
 def check_tokens(call: PermuteCall) -> None:
     """Raise ProblemError for tensors of `permute` that do not fit its tokens."""
-    hidden, inverse, combined, offsets = call.hidden, call.inverse, call.combined, call.offsets
+    hidden, inverse, combined = call.hidden, call.inverse, call.combined
     if inverse.shape[0] != hidden.shape[0]:
         raise ProblemError(
             f"inverse {list(inverse.shape)}, hidden {list(hidden.shape)}",
@@ -59,17 +59,20 @@ def check_tokens(call: PermuteCall) -> None:
     if combined is not None and (
         call.weights is None
         or combined.dtype != hidden.dtype
-        or combined.dim() != 2
-        or combined.shape[1] != hidden.shape[1]
+        or combined.shape != (call.row_count, hidden.shape[1])
     ):
         raise ProblemError(
             f"combined {list(combined.shape)} of {shown(combined.dtype)}",
-            rule=f"must be {shown(hidden.dtype)} [rows, {hidden.shape[1]}], with weights",
+            rule=f"must be {shown(hidden.dtype)} {[call.row_count, hidden.shape[1]]}, with weights",
             fix="pass the rows that were combined",
         )
-    if offsets is not None and (
-        offsets.dtype != torch.int32 or offsets.dim() != 1 or not offsets.numel()
-    ):
+    if call.offsets is not None:
+        check_offsets(call.offsets)
+
+
+def check_offsets(offsets: torch.Tensor) -> None:
+    """Raise ProblemError for offsets that are not those of experts."""
+    if offsets.dtype != torch.int32 or offsets.dim() != 1 or not offsets.numel():
         raise ProblemError(
             f"offsets {list(offsets.shape)} of {shown(offsets.dtype)}",
             rule="must be int32 [experts], where the rows of each expert end",

@@ -60,7 +60,8 @@ def _permuted(
     combined: torch.Tensor | None,
 ) -> list[torch.Tensor]:
     wide = None if weights is None else weights.float()
-    found = [reference.permute(hidden.float(), inverse, wide).to(hidden.dtype)]
+    rows = reference.permute(hidden.float(), inverse, wide, inverse.numel())
+    found = [rows.to(hidden.dtype)]
     if combined is not None and weights is not None:
         dots = reference.weight_gradient(hidden.float(), inverse, combined.float())
         found.append(dots.to(weights.dtype))

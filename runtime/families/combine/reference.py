@@ -22,16 +22,16 @@ def combine(
 
 
 def permute(
-    hidden: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor | None
+    hidden: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor | None, count: int
 ) -> torch.Tensor:
-    """A row for each pair, zeros where none has one, in the precision of hidden."""
+    """So many rows, zeros for those of no pair, in the precision of hidden."""
     copies = hidden[:, None].expand(*inverse.shape, hidden.shape[1])
     if weights is not None:
         copies = copies * weights[..., None]
     # Pairs that are skipped are written to a row behind the last.
-    rows = hidden.new_zeros(inverse.numel() + 1, hidden.shape[1])
-    there = (inverse >= 0) & (inverse < inverse.numel())
-    places = torch.where(there, inverse, inverse.numel()).reshape(-1).long()
+    rows = hidden.new_zeros(count + 1, hidden.shape[1])
+    there = (inverse >= 0) & (inverse < count)
+    places = torch.where(there, inverse, count).reshape(-1).long()
     return rows.index_copy_(0, places, copies.reshape(-1, hidden.shape[1]))[:-1]
 
 
@@ -75,11 +75,11 @@ def sum_bound(
 
 
 def row_bound(
-    hidden: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor | None
+    hidden: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor | None, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result of `permute` in float64, zeros for rows of no pair, and how far off it may be."""
     wide = None if weights is None else weights.double()
-    exact = permute(hidden.double(), inverse, wide)
+    exact = permute(hidden.double(), inverse, wide, count)
     if weights is None:
         return exact, torch.zeros_like(exact)
     return exact, _stored(exact, unit_roundoff(torch.float32) * exact.abs(), hidden.dtype)

@@ -57,7 +57,7 @@ def bounds(call: CombineCall | PermuteCall) -> list[Bound]:
     """What the results are in float64, and how far off those of a kernel may be."""
     if isinstance(call, CombineCall):
         return [reference.sum_bound(call.rows, call.inverse, call.weights)]
-    found = [reference.row_bound(call.hidden, call.inverse, call.weights)]
+    found = [reference.row_bound(call.hidden, call.inverse, call.weights, call.row_count)]
     if call.combined is not None and call.weights is not None:
         given = call.hidden, call.inverse, call.combined, call.weights.dtype
         found.append(reference.dot_bound(*given))

@@ -58,7 +58,7 @@ class _Grouped(torch.autograd.Function):
         needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
         ctx.save_for_backward(b if needs_a else None, a if needs_b else None, offs)
         ctx.set_materialize_grads(False)
-        ctx.by_rows, ctx.types = b.dim() == 3, (a.dtype, b.dtype)
+        ctx.by_rows, ctx.dtype = b.dim() == 3, a.dtype
         ctx.bias = (bias.dtype, bias.dim()) if needs_bias and bias is not None else None
         return _grouped(
             *(a, b, offs, bias, None, None, None, None, None, "halves", True, None),
@@ -84,8 +84,7 @@ class _Grouped(torch.autograd.Function):
         offs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Those of all arguments of a call."""
-        kind = ctx.types[0]
-        dd = dd.to(kind)
+        dd = dd.to(ctx.dtype)
         if not ctx.by_rows:
             # D[g] = A[:, g] B[g, :]: both gradients have groups of rows.
             da = None if b is None else _plain(b, dd.mT, offs, out=_zeros(b, dd.mT)).t()
@@ -270,8 +269,6 @@ def grouped_gemm(
             spec=spec,
         )
         return transposed.t() if out is None else out
-    if dimensions == (2, 3) and b.shape[0] > 1 and b.stride(0) == 0:
-        b = b.contiguous()  # kernels find a matrix by its group
     read = (a, b, bias, scale_a, scale_b, row_scale)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
         eight_bits = a.dtype.itemsize == 1
@@ -319,8 +316,6 @@ def _masked(
         )
     if scale_b is not None:
         scale_b = _of_columns(scale_b, b.shape[-1])
-    if groups > 1 and b.stride(0) == 0:
-        b = b.contiguous()
     rows_of = tuple(_rows_of(one, groups, m) for one in (scale_a, row_scale))
     out, out_dtype, spec = results
     rows = None
@@ -385,21 +380,20 @@ def _differentiable(
             rule="must be left out: torch computes the epilogue of what is differentiated",
             fix="leave it out, or call it under torch.no_grad()",
         )
-    GroupedCall(
+    call = GroupedCall(
         *(a, b, offs, bias),
         row_scale=row_scale,
         activation=activation,
         gate=gate,
         gate_layout=gate_layout,
         out_dtype=out_dtype,
-    ).check_epilogue()
+    )
+    call.check_epilogue()
     x = _apply(a, b, bias, offs, None, None)
     found = apply(x.float(), listed)
     if row_scale is not None:
-        if row_scale.requires_grad and offs.numel():
-            # Rows of no group were not written, and would add to the gradient of their scale. The
-            # last group ends at the largest offset: one below the one before it counts as that.
-            rows = torch.arange(a.shape[0], device=a.device)[:, None]
-            found = torch.where(rows < offs.amax(), found, 0.0)
+        if row_scale.requires_grad:
+            # Rows of no group were not written, and would add to the gradient of their scale.
+            found = torch.where(call.counted()[:, None], found, 0.0)
         found = found * row_scale.reshape(-1, 1)
     return rounded(found, out_dtype or a.dtype, listed)

@@ -6,16 +6,13 @@ have a B each, and groups of k have a D each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Sequence
 
 import torch
 
-from warploom.arguments import require_boolean, require_dtype
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import (
-    MOST_GROUPS,
     GemmOperation,
     GemmProblem,
     GemmShape,
@@ -26,7 +23,6 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.arguments import (
-    Arguments,
     declared,
     dtype,
     named_spec,
@@ -37,6 +33,7 @@ from warploom.runtime.arguments import (
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import BY_DTYPE, NAMES
 from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.groups import Details, GroupedProduct, in_groups
 from warploom.runtime.families._product.operands import (
     Operand,
     check_out,
@@ -48,22 +45,11 @@ from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
 from warploom.runtime.families.gemm import block_scales
 from warploom.runtime.families.gemm.call import INPUTS, accumulation_of
-from warploom.runtime.operands import refuse_overlap
-from warploom.runtime.tensors import require_memory, require_one_device, shown
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What calls of a kind have in common."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    operands: Mapping[str, Operand]
-    copies: tuple[str, ...]
+from warploom.runtime.tensors import shown
 
 
 @declared
-class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
+class GroupedCall(GroupedProduct):
     """The arguments of one grouped GEMM: see `warploom.grouped_gemm`.
 
     b has three dimensions where groups are of rows, and two where they are of k.
@@ -73,7 +59,6 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
     """
 
     function = "warploom.grouped_gemm"
-    outputs = ("d",)
     no_gradient = (
         "a tensor that requires grad, with out, or of 8 bits",
         "must be of 16 bits, without out, to be differentiated",
@@ -116,11 +101,6 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         return block_scales.block_scales(self.a, self.b, self.items, vectors=False)
 
     @property
-    def groups(self) -> int:
-        """How many there are."""
-        return self.offs.shape[0]
-
-    @property
     def items(self) -> Sequence[Item]:
         """The epilogue."""
         listed = epilogue.items(
@@ -131,14 +111,12 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             gate=self.gate,
             gate_layout=self.gate_layout,  # type: ignore[arg-type]
         )
-        return listed if self.row_scale is None else [*listed, ("scale_row", self.row_scale)]
+        return self.with_row_scale(listed)
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
-        Arguments.require(self)
+        GroupedProduct.require(self)
         require_boolean("use_fast_accum", self.use_fast_accum)
-        if self.out_dtype is not None:
-            require_dtype("out_dtype", self.out_dtype, NAMES)
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
@@ -155,7 +133,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         else:
             block_scales.refuse_partner(a, b, items)
         steps = items if scaled is None else items[2:]
-        bound = epilogue.bind(steps, shared, m, n, device, batched=True)
+        bound = self.bind(steps, n)
         for item in steps:
             step_of(item).check_finite(item)
         shape = (m, bound.columns) if self.by_rows else (groups, m, bound.columns)
@@ -222,12 +200,12 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             allowed = (spec.operation.layout_b,)  # type: ignore[attr-defined]
         elif self.a.dtype.itemsize > 1 and not gated:
             allowed = ("col", "row")
-        return Operand.of(self.a, ("row",), None), Operand.of(self.b, allowed, (self.groups,))
+        right = Operand.of(self.b, allowed, (self.groups,), each=True)
+        return Operand.of(self.a, ("row",), None), right
 
     def _check(self, spec: KernelSpec | None) -> None:
         """Raise ProblemError for tensors that are not those of a grouped GEMM."""
-        require_one_device([(name, one) for name, one in self.named() if one is not None])
-        a, b, offs = self.a, self.b, self.offs
+        a, b, masked = self.a, self.b, self.expected_m is not None
         if a.dim() != 2 or b.dim() not in (2, 3) or a.shape[1] != b.shape[-2]:
             raise ProblemError(
                 f"a {list(a.shape)} by b {list(b.shape)} with offs",
@@ -235,35 +213,12 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
                 "whose groups are of k",
                 fix="weights [G, N, K] are b after .mT; without groups use warploom.gemm",
             )
-        name, what, fix = "offs", "where each group ends", "counts.cumsum(0, dtype=torch.int32)"
-        if self.expected_m is not None:
-            name, what, fix = "lengths", "how many rows of each batch count", "counts.int()"
-        if offs.dtype != torch.int32 or offs.dim() != 1 or not offs.is_contiguous():
+        self.check_groups(b.shape[0] if self.by_rows else None, lengths=masked)
+        if masked and self.groups and a.shape[0] % self.groups:
             raise ProblemError(
-                f"{name} {list(offs.shape)} of {offs.dtype} with strides {list(offs.stride())}",
-                rule=f"must be contiguous int32 [G]: {what}",
-                fix=f"use {fix}",
-            )
-        if self.by_rows and b.shape[0] != offs.shape[0]:
-            raise ProblemError(
-                f"b {list(b.shape)} with {name} {list(offs.shape)}",
-                rule="must have one matrix for each group",
-                fix="pass an end for every group: of an empty one it is that of the one before"
-                if self.expected_m is None
-                else "pass a length for every batch, 0 where no row counts",
-            )
-        if self.expected_m is not None and offs.shape[0] and a.shape[0] % offs.shape[0]:
-            raise ProblemError(
-                f"a {list(a.shape)} with lengths {list(offs.shape)}",
+                f"a {list(a.shape)} with lengths {list(self.offs.shape)}",
                 rule="must be of batches with as many rows each",
                 fix="pass a [G, M, K] to warploom.grouped_gemm",
-            )
-        if offs.shape[0] > MOST_GROUPS:
-            raise ProblemError(
-                f"{name} {list(offs.shape)}",
-                rule=f"must be of at most {MOST_GROUPS} groups, whose ends a CTA keeps in shared "
-                "memory",
-                fix="call it for some of the groups at a time",
             )
         for name, one in (("a", a), ("b", b)):
             if NAMES.get(one.dtype) not in INPUTS:
@@ -294,9 +249,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             return
         self.require()
         self._check(None)
-        (m, _), n = self.a.shape, self.b.shape[-1]
-        steps = self.items if self.scaled is None else self.items[2:]
-        epilogue.bind(steps, (self.groups,), m, n, self.a.get_device(), batched=True)
+        self.bind(self.items if self.scaled is None else self.items[2:], self.b.shape[-1])
 
     def _check_blocks(self, scaling: str) -> None:
         if scaling != "row_block" or not self.by_rows:
@@ -319,30 +272,12 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
 
     def addressed(self) -> tuple[str, ...]:
         """What kernels call the tensors: those of the epilogue by their places in it."""
-        scaled = 0 if self.scaled is None else 2
-        fields = {"scale_a": "a_scales", "scale_b": "b_scales"} if scaled else {}
-        fields |= {
-            _TENSORS[item[0]]: f"{item[0] if item[0] == 'bias' else 'scale'}_{index}"
-            for index, item in enumerate(self.items[scaled:])
-            if item[0] in _TENSORS
-        }
-        given = ("bias", "scale_a", "scale_b", "row_scale")  # in the order of their declarations
-        return ("a", "b", "offsets", *(fields[name] for name in given if name in fields), "d")
-
-    def results(self, details: Details) -> tuple[torch.Tensor]:
-        """D, as it was given, or new."""
-        if self.out is not None:
-            return (self.out,)
-        return (self.a.new_empty(details.shape, dtype=details.dtype),)
-
-    def copied(self, details: Details) -> Self:
-        """The same call, with what TMA cannot read copied to where it can."""
-        copies: dict[str, Any] = {
-            name: one.copy(getattr(self, name))
-            for name, one in details.operands.items()
-            if one.copy is not None
-        }
-        return replace(self, **copies)
+        if self.scaled is None:
+            steps = self.steps_addressed(self.items)
+        else:
+            blocks = {"scale_a": "a_scales", "scale_b": "b_scales"}
+            steps = self.steps_addressed(self.items[2:], **blocks)
+        return ("a", "b", "offsets", *steps, "d")
 
     def fake(self) -> tuple[torch.Tensor]:
         """D of an unchecked call, without contents."""
@@ -350,11 +285,6 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         n = self.b.shape[-1] // (1 if self.gate is None else 2)
         groups = () if self.by_rows else (self.groups,)
         return (self.a.new_empty((*groups, self.a.shape[0], n), dtype=kind),)
-
-    def check(self, details: Details, results: tuple[torch.Tensor]) -> None:
-        """Raise ProblemError for memory that is missing or shared."""
-        require_memory([*self.named(), ("out", results[0])])
-        refuse_overlap(results[0], self.read(), "do not overlap")
 
     # ---- By plain torch --------------------------------------------------------------------------
 
@@ -364,33 +294,27 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         Raises ProblemError for offsets that decrease or lie outside of what is divided, and for
         lengths outside of a batch.
         """
-        found, size = self.offs.tolist(), self.a.shape[0 if self.by_rows else 1]
-        if self.expected_m is not None:
-            each = size // max(1, len(found))
-            if any(not 0 <= one <= each for one in found):
-                raise ProblemError(
-                    f"lengths {shown(found)}",
-                    rule=f"must be from 0 to {each}, the rows of a batch",
-                    fix="use counts.clamp(0, a.shape[1]).int()",
-                )
-            return [(group * each, group * each + one) for group, one in enumerate(found)]
-        if any(one < before for before, one in zip([0, *found], [*found, size], strict=True)):
+        size = self.a.shape[0 if self.by_rows else 1]
+        if self.expected_m is None:
+            found = self.ends(size)
+            return list(zip([0, *found], found, strict=False))
+        found, each = self.offs.tolist(), size // max(1, self.groups)
+        if any(not 0 <= one <= each for one in found):
             raise ProblemError(
-                f"offs {shown(found)}",
-                rule=f"must not decrease, from 0 on to at most {size}",
-                fix="use counts.cumsum(0, dtype=torch.int32)",
+                f"lengths {shown(found)}",
+                rule=f"must be from 0 to {each}, the rows of a batch",
+                fix="use counts.clamp(0, a.shape[1]).int()",
             )
-        return list(zip([0, *found], found, strict=False))
+        return [(group * each, group * each + one) for group, one in enumerate(found)]
 
     def counted(self) -> torch.Tensor:
         """Which rows are of a group: bool [S], as the device says."""
-        rows = torch.arange(self.a.shape[0], device=self.a.device)
+        count = self.a.shape[0]
         if self.expected_m is None:
-            return rows < self.offs[-1]
-        each = self.a.shape[0] // self.groups
-        if not each:
-            return rows < 0
-        return rows % each < self.offs.repeat_interleave(each, output_size=len(rows))
+            return in_groups(count, self.offs)
+        each = count // max(1, self.groups)
+        rows = torch.arange(count, device=self.a.device)
+        return rows % max(1, each) < self.offs.repeat_interleave(each, output_size=count)
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Compute D by plain torch operations, in fp32; int8 in float64.
@@ -410,7 +334,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             found = rounded(apply(x, items), details.dtype, items).reshape(out.shape)
             if not self.by_rows:
                 out.copy_(found)
-            elif self.groups:
+            else:
                 out.copy_(torch.where(self.counted()[:, None], found, out))
 
     def bound(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -426,7 +350,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
         x, error = bound(x, error, items, fake.dtype)
         x, error = x.reshape(fake.shape), error.reshape(fake.shape)
         if self.by_rows:
-            x[~self.counted() if self.groups else slice(None)] = torch.nan
+            x[~self.counted()] = torch.nan
         return x, error
 
     def products(self, dtype: torch.dtype, *, magnitudes: bool = False) -> torch.Tensor:
@@ -456,7 +380,7 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
             return x, [*self.items]
         rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
         if self.expected_m is None:
-            group = torch.searchsorted(self.offs, rows, right=True)
+            group = torch.searchsorted(self.offs.cummax(0).values, rows, right=True)
             group = group.clamp(max=max(0, self.groups - 1))
         else:
             group = rows // max(1, x.shape[0] // max(1, self.groups))
@@ -470,7 +394,3 @@ class GroupedCall(Arguments[Details, tuple[torch.Tensor]]):
                     value = value.expand(self.groups, x.shape[-1])[group]
             items.append((kind, value, *item[2:]))
         return x[:, None], items
-
-
-_TENSORS = {"bias": "bias", "scale_a": "scale_a", "scale_b": "scale_b", "scale_row": "row_scale"}
-"""Items that have tensors, and what calls have for them."""

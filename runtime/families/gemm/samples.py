@@ -9,14 +9,16 @@ from typing import Any, Literal
 
 import torch
 
-from warploom.generator.epilogue import columns
+from warploom.generator.epilogue import Gate, columns
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Sparse
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product import steps
+from warploom.runtime.families._product.steps.gate import layout_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Item
 from warploom.runtime.families.gemm import api, reference
+from warploom.runtime.families.gemm.block_masks import size_of
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.block_sparse import BlockSparseCall
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
@@ -101,8 +103,7 @@ class GemmData:
         shape, sparse = self.shape, self.operation.sparse
         if sparse == "none":
             return None
-        extents = {"a": (shape.m, shape.k), "b": (shape.k, shape.n), "d": (shape.m, shape.n)}
-        rows, columns = map(blocks_of, extents[sparse])
+        rows, columns = map(blocks_of, size_of(sparse, shape.m, shape.n, shape.k))
         return self._draws.scales(rows, columns) < 1  # of [0.5, 1.5)
 
     def _block_scales(self, m: int) -> Iterator[Item]:
@@ -218,7 +219,7 @@ def grouped_call(
 ) -> GroupedCall:
     """The call of a grouped GEMM, whose epilogue is in the order of the function's keywords."""
     values: dict[str, Any] = {item[0]: item[1] for item in one.listed}
-    gates = [item[:2] for item in one.listed if item[0] in GATES]
+    gates = [item for item in one.listed if steps.step_of(item).step is Gate]
     return GroupedCall(
         *(one.a, one.b, one.offs),  # type: ignore[arg-type]
         bias=values.get("bias"),
@@ -226,7 +227,7 @@ def grouped_call(
         scale_b=values.get("scale_b", values.get("scale_column")),
         activation=values.get("activation"),
         gate=gates[0][1] if gates else None,
-        gate_layout=GATES[gates[0][0]] if gates else "halves",
+        gate_layout=layout_of(gates[0]) if gates else "halves",
         use_fast_accum=operation.accumulation == "fast",
         expected_m=one.expected_m,
         out=one.out,
@@ -248,10 +249,6 @@ def _run_own(operation: GemmOperation, one: Operands, spec: KernelSpec) -> torch
     call = own_call(operation, one, spec)
     assert call is not None  # noqa: S101 (for type checkers)
     return run(call)[0]
-
-
-GATES = {"gate": "halves", "gate_interleaved": "interleaved"}
-"""Items that gate, and how the columns of gate and up are laid out."""
 
 
 def along_rows(scales: torch.Tensor) -> torch.Tensor:

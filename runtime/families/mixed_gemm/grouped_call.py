@@ -5,15 +5,11 @@ Rows of A and D have groups that end at `offs`, which only the device reads; eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
-from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families.mixed_gemm import (
     MixedGemmOperation,
     MixedGemmProblem,
@@ -26,7 +22,6 @@ from warploom.quantization import Metadata
 from warploom.quantization.packed_experts import PackedExperts
 from warploom.runtime import dispatch
 from warploom.runtime.arguments import (
-    Arguments,
     declared,
     dtype,
     named_spec,
@@ -37,23 +32,15 @@ from warploom.runtime.arguments import (
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.groups import Details, GroupedProduct
 from warploom.runtime.families._product.operands import Operand, check_out, result_type
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.families.mixed_gemm.call import check_operands
-from warploom.runtime.operands import refuse_overlap
-from warploom.runtime.tensors import (
-    refuse_negated,
-    require_memory,
-    require_one_device,
-    shown,
-)
+from warploom.runtime.tensors import refuse_negated
 
 WEIGHT = ("slabs", "channel_scales", "channel_zeros")
-_KERNELS = {"bias": "bias", "scale_a": "scale", "scale_row": "scale"}
-_GIVEN = {"bias": "bias", "scale_a": "scale_a", "scale_row": "row_scale"}
-"""Items that have tensors: what kernels call these, before their place, and what calls do."""
 
 
 def _written(metadata: Metadata) -> str:
@@ -68,22 +55,11 @@ def _read(text: str) -> Metadata:
     return Metadata(kind, each, scale, activations, int(n), int(k))
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What calls of a kind have in common."""
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    operand: Operand
-    copies: tuple[str, ...]
-
-
 @declared
-class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
+class GroupedMixedCall(GroupedProduct):
     """The arguments of one grouped GEMM with quantized weights: see `grouped_mixed_gemm`."""
 
     function = "warploom.grouped_mixed_gemm"
-    outputs = ("d",)
     no_gradient = (
         "a tensor that requires grad",
         "must not: results of a grouped GEMM with quantized weights have no gradient",
@@ -111,11 +87,6 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
         return PackedExperts(self.slabs, self.metadata, self.channel_scales, self.channel_zeros)
 
     @property
-    def groups(self) -> int:
-        """How many there are."""
-        return self.offs.shape[0]
-
-    @property
     def items(self) -> Sequence[Item]:
         """The epilogue."""
         listed = epilogue.items(
@@ -125,13 +96,7 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
             gate=self.gate,
             gate_layout="halves" if self.gate is None else "interleaved",
         )
-        return listed if self.row_scale is None else [*listed, ("scale_row", self.row_scale)]
-
-    def require(self) -> None:
-        """Raise ProblemError for arguments that are of no type that they may have."""
-        Arguments.require(self)
-        if self.out_dtype is not None:
-            require_dtype("out_dtype", self.out_dtype, NAMES)
+        return self.with_row_scale(listed)
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
@@ -139,9 +104,9 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
         spec = self.kernel
         self._check(spec)
         a, metadata, groups, device = self.a, self.metadata, self.groups, self.a.get_device()
-        (m, k), n, items = a.shape, metadata.n, self.items
-        bound = epilogue.bind(items, (groups,), m, n, device, batched=True)
-        for item in items:
+        (m, k), n = a.shape, metadata.n
+        bound = self.bind(self.items, n)
+        for item in self.items:
             step_of(item).check_finite(item)
         shape = (m, bound.columns)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
@@ -175,40 +140,21 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
             self.addressed(),
             bound.scalars,
             copies,
-            Details(shape, d_type, left, copies),
+            Details(shape, d_type, {"a": left}, copies),
         )
 
     def _check(self, spec: KernelSpec | None) -> None:
         """Raise ProblemError for tensors that are not those of a grouped GEMM."""
-        require_one_device([(name, one) for name, one in self.named() if one is not None])
+        self.check_groups(len(self.weight))
         parts = [(f"weight.{name}", getattr(self, name)) for name in WEIGHT]
         rule = "must not be: a quantized weight is read as it is stored"
         refuse_negated([(name, one) for name, one in parts if one is not None], rule)
-        a, offs, weight = self.a, self.offs, self.weight
+        a, weight = self.a, self.weight
         if a.dim() != 2:
             raise ProblemError(
                 f"a {list(a.shape)}",
                 rule="must be [S, K], the rows of all groups",
                 fix="flatten what comes before the last dimension",
-            )
-        if offs.dtype != torch.int32 or offs.dim() != 1 or not offs.is_contiguous():
-            raise ProblemError(
-                f"offs {list(offs.shape)} of {offs.dtype} with strides {list(offs.stride())}",
-                rule="must be contiguous int32 [G]: where each group ends",
-                fix="use counts.cumsum(0, dtype=torch.int32)",
-            )
-        if len(weight) != offs.shape[0]:
-            raise ProblemError(
-                f"{len(weight)} weights with offs {list(offs.shape)}",
-                rule="must be one for each group",
-                fix="pass an end for every group: of an empty one it is that of the one before",
-            )
-        if offs.shape[0] > MOST_GROUPS:
-            raise ProblemError(
-                f"offs {list(offs.shape)}",
-                rule=f"must be of at most {MOST_GROUPS} groups, whose ends a CTA keeps in shared "
-                "memory",
-                fix="call it for some of the groups at a time",
             )
         if len(weight):
             check_operands(a, weight[0], spec)
@@ -221,26 +167,8 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
 
     def addressed(self) -> tuple[str, ...]:
         """What kernels call the tensors: those of the epilogue by their places in it."""
-        fields = {
-            _GIVEN[item[0]]: f"{_KERNELS[item[0]]}_{index}"
-            for index, item in enumerate(self.items)
-            if item[0] in _GIVEN
-        }
         channels = [name for name in WEIGHT[1:] if getattr(self, name) is not None]
-        given = ("bias", "scale_a", "row_scale")  # in the order of their declarations
-        steps = [fields[name] for name in given if name in fields]
-        return ("a", "b", "offsets", *channels, *steps, "d")
-
-    def results(self, details: Details) -> tuple[torch.Tensor]:
-        """D, as it was given, or new."""
-        if self.out is not None:
-            return (self.out,)
-        return (self.a.new_empty(details.shape, dtype=details.dtype),)
-
-    def copied(self, details: Details) -> Self:
-        """The same call, with A copied to where TMA can read it."""
-        copy = details.operand.copy
-        return self if copy is None else replace(self, a=copy(self.a))
+        return ("a", "b", "offsets", *channels, *self.steps_addressed(self.items), "d")
 
     def fake(self) -> tuple[torch.Tensor]:
         """D of an unchecked call, without contents."""
@@ -252,8 +180,7 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
         """Raise ProblemError for memory that is missing or shared, and for weights that are not
         what their metadata say.
         """
-        require_memory([*self.named(), ("out", results[0])])
-        refuse_overlap(results[0], self.read(), "do not overlap")
+        GroupedProduct.check(self, details, results)
         if self.groups:
             PackedExperts.from_tensors(self.weight.tensors(), self.metadata)
         for name in WEIGHT:
@@ -266,20 +193,6 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
                 )
 
     # ---- By plain torch --------------------------------------------------------------------------
-
-    def ends(self) -> list[int]:
-        """Where groups end, read on the host: with a wait where they are on a GPU.
-
-        Raises ProblemError for offsets that decrease or lie outside of what is divided.
-        """
-        found, size = self.offs.tolist(), self.a.shape[0]
-        if any(one < before for before, one in zip([0, *found], [*found, size], strict=True)):
-            raise ProblemError(
-                f"offs {shown(found)}",
-                rule=f"must not decrease, from 0 on to at most {size}",
-                fix="use counts.cumsum(0, dtype=torch.int32)",
-            )
-        return found
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Compute D by plain torch operations, in float64; on a GPU that is of no row."""
@@ -307,7 +220,7 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
 
     def _hit(self) -> Iterator[tuple[int, int, int, list[Item]]]:
         """Groups that have rows: their number, where they begin and end, and their epilogue."""
-        ends = self.ends()
+        ends = self.ends(self.a.shape[0])
         for group, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if begin < end:
                 yield group, begin, end, [self._of(item, group, begin, end) for item in self.items]
@@ -320,8 +233,3 @@ class GroupedMixedCall(Arguments[Details, tuple[torch.Tensor]]):
         elif kind in ("scale_a", "scale_row") and value.numel() > 1:
             value = value.reshape(-1)[begin:end]
         return (kind, value, *item[2:])
-
-
-def parts_of(weight: PackedExperts) -> Mapping[str, torch.Tensor | None]:
-    """The tensors of weights, as a call has them."""
-    return {name: getattr(weight, name) for name in WEIGHT}

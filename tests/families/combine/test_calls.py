@@ -105,13 +105,38 @@ def test_weights_alone_have_a_gradient() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize("rows", [TOKENS * K - 4, TOKENS * K + 5])
-def test_more_or_fewer_rows_than_pairs_have_gradients_of_their_shape(rows: int) -> None:
-    _, inverse = routed(skipping=False)
-    leaf = values(rows, COLUMNS).requires_grad_()
-    (found,) = torch.autograd.grad(warploom.combine(leaf, inverse).sum(), leaf)
-    assert found.shape == leaf.shape and (found[TOKENS * K :] == 0).all()
-    assert (found[: min(rows, TOKENS * K)] == 1).all()
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rows", [0, TOKENS * K - 4, TOKENS * K + 5])
+def test_more_or_fewer_rows_than_pairs_have_their_gradients(rows: int, weighted: bool) -> None:
+    """A pair may have any of the rows, also one past as many as there are pairs."""
+    random = torch.Generator().manual_seed(2)
+    places = torch.randperm(TOKENS * K + 5, generator=random)[: TOKENS * K]
+    inverse = places.int().reshape(TOKENS, K)
+    leaves = [values(rows, COLUMNS).requires_grad_()]
+    leaves += [values(TOKENS, K).requires_grad_()] if weighted else []
+    gradient = values(TOKENS, COLUMNS)
+    found = torch.autograd.grad(warploom.combine(leaves[0], inverse, *leaves[1:]), leaves, gradient)
+    more = torch.nn.functional.pad(leaves[0], (0, 0, 0, TOKENS * K + 5 - rows))[places.long()]
+    more = more.unflatten(0, (TOKENS, K))
+    expected = (more * leaves[1][..., None] if weighted else more).sum(1)
+    wanted = torch.autograd.grad(expected, leaves, gradient)
+    for one, held in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, held)
+
+
+def test_a_kernel_knows_how_many_rows_a_gradient_has() -> None:
+    """By the number of pairs it would write past fewer rows, and read past what was combined."""
+    hidden, (_, inverse), weights = values(TOKENS, COLUMNS), routed(), values(TOKENS, K)
+    problem: Any = (
+        PermuteCall(hidden, inverse, weights, values(5, 16), count=5).draft(NO_GPU).problem
+    )
+    assert problem.rows == 5
+
+
+def test_rows_that_were_combined_are_as_many_as_their_gradients() -> None:
+    given = (values(TOKENS, COLUMNS), routed()[1], values(TOKENS, K), values(5, COLUMNS))
+    with pytest.raises(ProblemError, match=r"combined \[5, 16\] .* \[63, 16\], with weights"):
+        permute_tokens(*given, None, None, None)
 
 
 def test_a_second_derivative_is_refused() -> None:
@@ -189,11 +214,19 @@ def test_a_trial_holds_every_result(operation: CombineOperation) -> None:
         ({"inverse": torch.zeros(4, dtype=torch.int32)}, r"must be int32 \[tokens, k\]"),
         ({"weights": torch.zeros(2, 1)}, "nothing is broadcast"),
         ({"weights": torch.zeros(2, 2).int()}, "must be float16, bfloat16 or float32"),
+        ({"weights": [1]}, r"weights \[1\] of type list"),
+        ({"inverse": [[0, 1]]}, "inverse .* of type list"),
+        ({"offsets": [4]}, r"offsets \[4\] of type list"),
+        ({"offsets": torch.zeros(4)}, r"must be int32 \[experts\]"),
+        ({"offsets": torch.zeros(2, dtype=torch.int32, device="meta")}, "offsets on meta"),
         ({"spec": "gemm_sm90a_bf16_128x256x64_cluster2x1_stages4_c2b9e29c"}, "another operation"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str) -> None:
-    given = {"rows": torch.zeros(4, 16), "inverse": torch.zeros(2, 2, dtype=torch.int32)}
+@pytest.mark.parametrize("graded", [False, True])
+def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str, graded: bool) -> None:
+    """By the call itself, where only a gradient reads it, too."""
+    rows = torch.zeros(4, 16, requires_grad=graded)
+    given = {"rows": rows, "inverse": torch.zeros(2, 2, dtype=torch.int32)}
     with pytest.raises(ProblemError, match=rule):
         warploom.combine(**{**given, **wrong})
 
@@ -202,12 +235,16 @@ def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str) -> 
     ("wrong", "rule"),
     [
         ({"hidden": torch.zeros(3, 16)}, "inverse must have 3 tokens"),
+        ({"inverse": [[0, 1]]}, "inverse .* of type list"),
+        ({"offsets": [4]}, "offsets .* of type list"),
         ({"offsets": torch.zeros(4)}, r"must be int32 \[experts\]"),
         ({"offsets": torch.zeros(0, dtype=torch.int32)}, r"must be int32 \[experts\]"),
     ],
 )
-def test_what_is_wrong_with_tokens_is_told(wrong: dict[str, Any], rule: str) -> None:
-    given = {"hidden": torch.zeros(2, 16), "inverse": torch.zeros(2, 2, dtype=torch.int32)}
+@pytest.mark.parametrize("graded", [False, True])
+def test_what_is_wrong_with_tokens_is_told(wrong: dict[str, Any], rule: str, graded: bool) -> None:
+    hidden = torch.zeros(2, 16, requires_grad=graded)
+    given = {"hidden": hidden, "inverse": torch.zeros(2, 2, dtype=torch.int32)}
     with pytest.raises(ProblemError, match=rule):
         warploom.permute(**{**given, **wrong})
 
@@ -218,7 +255,7 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
     rows, weights = values(TOKENS * K, COLUMNS), values(TOKENS, K)
     warploom.combine(rows, inverse)
     torch.library.opcheck(torch.ops.warploom.combine.default, (rows, inverse, weights, None))
-    given = (rows[:TOKENS], inverse, weights, rows, offsets, None)
+    given = (rows[:TOKENS], inverse, weights, rows, offsets, None, None)
     torch.library.opcheck(torch.ops.warploom.permute.default, given)
     gradient = permute_tokens(*given)[1]
     held = bounds(PermuteCall(rows[:TOKENS], inverse, weights, rows))

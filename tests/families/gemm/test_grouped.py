@@ -93,6 +93,15 @@ def test_rows_of_no_group_are_left_as_they_are(column: bool) -> None:
         assert (out[ENDS[-1] :] == 7).all() and out.isfinite().all()
 
 
+def test_groups_end_at_the_largest_offset() -> None:
+    """An offset below the one before it counts as that, as kernels have it."""
+    a, w = operands()
+    for ends, count in (((6, 2, 4, 4), 6), ((5, 5, 99, 7), ROWS), ((-1, -2, -3, -3), 0)):
+        counted = GroupedCall(a, w.mT, offsets(*ends)).counted()
+        assert counted.tolist() == [True] * count + [False] * (ROWS - count)
+    assert not GroupedCall(a, w[:0].mT, offsets()).counted().any()
+
+
 def test_the_epilogue_is_that_of_the_group() -> None:
     a, w = operands()
     bias, row = torch.randn(len(ENDS), N), torch.rand(ROWS)
@@ -307,7 +316,7 @@ def test_a_kernel_of_masked_batches_is_chosen_by_the_rows_that_are_expected() ->
         ({"lengths": None, "expected_m": 4}, "with lengths, int32"),
         ({"lengths": offsets(5, 0, 10, 7)}, "lengths .* must be from 0 to 9"),
         ({"lengths": offsets(5, -1, 9, 7)}, "must be from 0 to 9"),
-        ({"lengths": offsets(5, 0, 9)}, "must have one matrix for each group"),
+        ({"lengths": offsets(5, 0, 9)}, "4 matrices with lengths .* must be one for each group"),
         ({"lengths": torch.tensor(LENGTHS)}, "lengths .* contiguous int32"),
         ({"lengths": list(LENGTHS)}, "with lengths, int32"),
         ({"expected_m": -1}, "expected_m -1"),
@@ -405,7 +414,7 @@ def test_transforms_of_torch_func_and_duals_are_named() -> None:
         ({"offs": offsets(5, 3, 20, 33)}, "must not decrease"),
         ({"offs": offsets(-1, 3, 20, 33)}, "must not decrease, from 0 on"),
         ({"offs": offsets(5, 5, 20, 38)}, "to at most 37"),
-        ({"offs": offsets(5, 5, 20)}, "must have one matrix for each group"),
+        ({"offs": offsets(5, 5, 20)}, "4 matrices with offs .* must be one for each group"),
         ({"offs": torch.tensor(ENDS)}, "must be contiguous int32"),
         ({"offs": offsets(*ENDS)[:, None]}, "must be contiguous int32"),
         ({"offs": list(ENDS)}, "offs"),
@@ -414,6 +423,9 @@ def test_transforms_of_torch_func_and_duals_are_named() -> None:
         ({"a": torch.ones(ROWS, K, dtype=torch.float16)}, "must have one type"),
         ({"bias": torch.ones(3, N)}, "bias"),
         ({"row_scale": torch.ones(3)}, "scale_row"),
+        ({"bias": torch.ones(4, 1, N)}, r"bias \[4, 1, 32\] .* use bias.flatten"),
+        ({"row_scale": torch.ones(4, ROWS)}, r"row_scale \[4, 37\] .* must have 37 elements"),
+        ({"scale_a": torch.ones(4, ROWS)}, r"scale_a \[4, 37\] .* must have 37 elements"),
         ({"row_scale": torch.ones(ROWS, dtype=BF16)}, "must be fp32"),
         ({"gate": "tanh"}, "must be one of"),
         ({"gate": "silu", "activation": "relu"}, "must be one of them"),
@@ -551,6 +563,22 @@ def test_stores_and_sums_stop_where_groups_end() -> None:
     assert isinstance(b_map, TensorMap)
     assert b_map.extents == (4096, 2**30, 1001, 2**30 + 1) and b_map.box == (64, 32, 1, 1)
     assert first_row(b_map, 64, 64) == 0 and first_row(b_map, 1, 1000) == 999
+
+
+@pytest.mark.parametrize("expected_m", [None, 4], ids=["rows", "masked"])
+@pytest.mark.parametrize("of", ["a weight", "a gradient"])
+def test_a_matrix_that_is_expanded_to_all_groups_is_copied_for_each(
+    of: str, expected_m: int | None
+) -> None:
+    """Tiles find a matrix by its group: TMA reads zeros past the last one of a map."""
+    b = torch.ones(1, N, K, dtype=BF16).mT if of == "a weight" else torch.ones(1, 1, 1, dtype=BF16)
+    b = b.expand(len(ENDS), K, N)
+    call = GroupedCall(torch.ones(36, K, dtype=BF16), b, offsets(*ENDS), expected_m=expected_m)
+    draft: Any = call.draft(NO_GPU)
+    assert draft.copies == ("b",)
+    b_map = launches(draft.choice.spec, draft.problem, DeviceLimits(132))[0].parameters["b_map"]
+    assert isinstance(b_map, TensorMap) and b_map.extents[-1] == len(ENDS)
+    assert call.copied(draft.details).b.stride(0) == draft.problem.batches_b.pitch == N * K
 
 
 def first_row(found: TensorMap, valid: int, end: int) -> int:

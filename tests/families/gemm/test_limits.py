@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,14 +10,14 @@ from edges import H200, assert_edge
 
 from warploom.errors import ProblemError
 from warploom.generator.families import family
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmShape, complete
+from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmShape, Groups, complete
 from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 
 
-def gemm(*, batched: bool = False, **schedule: Any) -> KernelSpec:
-    operation = GemmOperation("bf16", "bf16", "bf16", batched=batched)
+def gemm(*, batched: bool = False, groups: Groups = "none", **schedule: Any) -> KernelSpec:
+    operation = GemmOperation("bf16", "bf16", "bf16", batched=batched, groups=groups)
     return KernelSpec("sm_90a", operation, complete("sm_90a", operation, schedule))
 
 
@@ -44,6 +45,12 @@ def test_an_extent_of_a_product_leaves_room_for_a_tile(
 def test_tiles_of_all_batches_leave_room_for_each_cluster_s_next(roles: str, beside: int) -> None:
     spec = gemm(batched=True, tile=(128, 128, 64), kernel_schedule=roles)
     assert_edge(spec, PRODUCT, "batches", LARGEST - beside, "m 8, n 8, batches ")
+
+
+def test_rows_of_all_masked_batches_leave_room_for_a_tile() -> None:
+    """A tile's first row is counted from the first batch on."""
+    spec, batches = gemm(batched=True, groups="masked", **WIDE), replace(PRODUCT, batches=1024)
+    assert_edge(spec, batches, "m", LARGEST - 128 * 2)
 
 
 def test_a_band_of_tiles_is_counted() -> None:

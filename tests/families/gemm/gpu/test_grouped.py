@@ -176,7 +176,7 @@ def test_the_kernel_that_is_chosen_is_right(rows: int, columns: int) -> None:
 
 
 def test_rows_that_are_views_are_read_where_they_lie() -> None:
-    """Any row stride of 16 bytes; others, and matrices that repeat, are copied."""
+    """Any row stride of 16 bytes; others are copied, as is a matrix of stride 0."""
     room = torch.randn(300, 3 * 128, device="cuda").bfloat16()
     w = torch.randn(1, 64, 128, device="cuda").bfloat16().expand(4, 64, 128)
     offs = torch.tensor([10, 10, 200, 300], device="cuda", dtype=torch.int32)
@@ -184,7 +184,19 @@ def test_rows_that_are_views_are_read_where_they_lie() -> None:
         before = warploom.counters.copies
         exact, bound = GroupedCall(a.resolve_neg(), w.contiguous().mT, offs).bound()
         assert_within(warploom.grouped_gemm(a, w.mT, offs=offs), exact, bound)
-        assert a.is_neg() or a.data_ptr() % 16 or warploom.counters.copies == before
+        copied = a.is_neg() or a.data_ptr() % 16 != 0
+        assert warploom.counters.copies == before + 1 + copied
+
+
+def test_gradients_of_a_sum_are_those_of_all_groups() -> None:
+    """Of groups of k: autograd expands a number to all matrices."""
+    offs = torch.tensor([10, 10, 200, 256], device="cuda", dtype=torch.int32)
+    a = torch.randn(256, 128, device="cuda").bfloat16().requires_grad_()
+    b = torch.randn(256, 64, device="cuda").bfloat16().requires_grad_()
+    warploom.grouped_gemm(a.t(), b, offs=offs).sum().backward()
+    for one, other in ((a, b), (b, a)):
+        exact = other.detach().double().sum(1, keepdim=True).expand(one.shape)
+        torch.testing.assert_close(one.grad.double(), exact, rtol=2**-7, atol=2**-7)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -24,7 +24,7 @@ from warploom.generator.families.mixed_gemm import MixedGemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import Metadata, PackedExperts
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.mixed_gemm.grouped_call import GroupedMixedCall, parts_of
+from warploom.runtime.families.mixed_gemm.grouped_call import GroupedMixedCall
 
 BIAS, ROW = Bias("bf16"), Scale("row")
 OAI, SILU = Gate("swiglu_oai", "interleaved"), Gate("silu", "interleaved")
@@ -111,7 +111,8 @@ class Call:
         """D in float64, NaN in rows of no group, and how far a kernel's may be off."""
         call = GroupedMixedCall(
             *(self.a.view, self.weight.slabs, self.offs, self.weight.metadata),
-            **{name: one for name, one in parts_of(self.weight).items() if name != "slabs"},
+            channel_scales=self.weight.channel_scales,
+            channel_zeros=self.weight.channel_zeros,
             out=self.d.view,
             **self.keywords,
         )
