@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +25,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.families import family
+from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.targets import target
 from warploom.runtime import driver
 from warploom.runtime.arguments import schema_of
+from warploom.runtime.elements import NAMES
 from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import ITEMS
 from warploom.runtime.families._product.operands import broadcast, check_out, padded_copy
-from warploom.runtime.families._product.reference import apply, write_outputs
+from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.fp32_pieces.api import Pieces, split
 from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
@@ -165,7 +170,7 @@ def multiply(call: GemmCall, precision: str) -> torch.Tensor:
         if outputs:
             with torch.no_grad():
                 write_outputs(d, call.listed)
-        return apply(d, call.listed).to(_result_type(call))
+        return _rounded(apply(d, call.listed), _result_type(call), call.listed)
     call.out_dtype = _result_type(call)
     if not traced():
         try:
@@ -201,6 +206,26 @@ def _check_epilogue(call: GemmCall) -> None:
     shape, shared = (*batches, m, bound.columns), batches if bound.batched else None
     check_out(call.out, shape, _result_type(call), device, shared)
     call.check(None, call.a.new_empty(0) if call.out is None else call.out)  # type: ignore[arg-type]
+    faults = _epilogue_faults(bound.steps, NAMES[_result_type(call)], batched=bound.batched)
+    if faults:
+        value, _, rule = faults[0].partition(": ")
+        raise ProblemError(value, rule=rule, fix=family("gemm").table.advice)
+
+
+@lru_cache(256)
+def _epilogue_faults(steps: tuple[EpilogueStep, ...], d: Any, *, batched: bool) -> list[str]:  # noqa: ANN401 (a name of its own)
+    """Why no kernel has these steps before a result of this type."""
+    operation = GemmOperation("bf16", "bf16", d, layout_b="col", batched=batched, epilogue=steps)
+    return family("gemm").operation_faults(operation)
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype, listed: Sequence[Item]) -> torch.Tensor:
+    """D of what the epilogue made of sums, rounded as by kernels, with gradients of a conversion."""
+    d = x.to(dtype)
+    if listed[-1][0] == "stochastic_rounding":
+        with torch.no_grad():
+            d.copy_(rounded(x, dtype, listed))
+    return d
 
 
 # ---- The pieces ----------------------------------------------------------------------------------

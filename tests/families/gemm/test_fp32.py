@@ -298,16 +298,48 @@ def test_outputs_of_steps_are_written(precision: str, grad: bool) -> None:
         assert amax > 0
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_result_that_is_differentiated_is_rounded_as_others(compiled: bool) -> None:
+    """It was rounded to nearest where a gradient was wanted, with a state that nothing read."""
+    torch.manual_seed(7)
+    a, b, state = torch.randn(9, 40), torch.randn(24, 40).t(), torch.tensor([7, 11])
+
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(
+            a,
+            b,
+            activation="relu",
+            out_dtype=torch.bfloat16,
+            rounding="stochastic",
+            rounding_state=state,
+            precision="fp32",
+        )
+
+    expected, nearest = call(a, b), torch.relu(a @ b).bfloat16()
+    a, b = a.requires_grad_(), b.requires_grad_()
+    d = (torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call)(a, b)
+    assert torch.equal(d, expected) and not torch.equal(d, nearest)
+    dd = torch.randn(9, 24).bfloat16()
+    found = torch.autograd.grad(d, (a, b), dd)
+    usual = torch.autograd.grad(torch.relu(a @ b), (a, b), dd.float())
+    for one, other in zip(found, usual, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("form", ["grad", "empty"])
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
+        (
+            {"rounding": "stochastic"},
+            "d behind stochastic_rounding 'fp32': must be one of fp16, bf16",
+        ),
         ({"bias": torch.ones(9)}, "bias of shape"),
         ({"bias": torch.ones(8).int()}, "bias of torch.int32"),
         ({"residual": torch.ones(3, 8)}, "residual of shape"),
         ({"activation": "tanhh"}, "activation 'tanhh'"),
     ],
-    ids=["bias", "type", "residual", "activation"],
+    ids=["rounding", "bias", "type", "residual", "activation"],
 )
 def test_bad_epilogues_are_named_where_torch_computes_them(
     form: str, keywords: dict[str, Any], problem: str
