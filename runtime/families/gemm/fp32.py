@@ -274,8 +274,16 @@ class _Kept(NamedTuple):
     pieces: Pieces
 
 
-_Part = tuple[torch.dtype, int, torch.Size, tuple[int, ...], int, Stream]
-"""Which pieces of a parameter: their type and number, of a view, for a stream."""
+class _Part(NamedTuple):
+    """Which pieces of a parameter: their type and number, of a view, for a stream."""
+
+    dtype: torch.dtype
+    pieces: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: object
+    stream: Stream
+
 
 _kept: Any = WeakTensorKeyDictionary()  # by parameter
 _TIMES = 4  # as many values as a parameter has are kept in pieces: of its transpose, and of views
@@ -303,7 +311,7 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
         return split(x.resolve_neg().detach(), scheme.dtype, scheme.pieces)
     device = x.get_device()
     stream = identity(driver.current_stream(device)) if device >= 0 else ()
-    part = (scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset(), stream)
+    part = _Part(scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset(), stream)
     version = parameter._version, x.data_ptr()
     known: dict[_Part, _Kept] = _kept.setdefault(parameter, {})
     found = known.get(part)
@@ -322,9 +330,9 @@ def _drop_older(
     """
     values = 0
     for part, one in reversed([*known.items()]):
-        *_, shape, _, _, stream = part
-        values += shape.numel() if stream == newest[-1] else 0
-        is_full = stream == newest[-1] and values > most
+        is_beside = part.stream == newest.stream
+        values += part.shape.numel() if is_beside else 0
+        is_full = is_beside and values > most
         if part != newest and (is_full or one.version[0] != version[0]):
             known.pop(part, None)
 

@@ -109,7 +109,8 @@ def sum_of_products(
         dtype: Of the products and of their sum.
         terms: As of `GemmOperation`, as is whole_b.
     """
-    of = GemmOperation("bf16", "bf16", "fp32", terms=terms, whole_b=whole_b)
+    given: Any = {"terms": terms, "whole_b": whole_b}
+    of = GemmOperation("bf16", "bf16", "fp32", **given)
     left, right = a.to(dtype).chunk(of.pieces, -1), b.to(dtype).chunk(of.pieces_b, -2)
     k = right[0].shape[-2]
     first, *others = [left[one][..., :k] @ right[other] for one, other in of.products]
