@@ -2,6 +2,7 @@
 
     python examples/loss_spread.py --json > spread.json
     python examples/loss_spread.py --recipes       # fp8 and fp4, beside bf16 on Warploom's kernels
+    python examples/loss_spread.py --fp32          # warploom.fp32.activate(), beside torch's fp32
 
 train_gpt is run with five seeds on torch's modules and with the same on Warploom's. What another
 seed changes is the measure: every 20 steps, the mean loss of the last 20 of every Warploom run must
@@ -12,12 +13,17 @@ each run of torch. Validation losses at the end are held the same way. Exit code
 With --recipes, the seeds are of Warploom's layers in bf16, and each recipe is trained with the
 first one: a smaller model and fewer steps, one table. A recipe is "within", or so much is said by
 how many nats it is beyond the margin, where it is furthest out.
+
+With --fp32, all runs are of torch's modules in fp32, the seeds on torch's SIMT kernels, and the
+same through `warploom.fp32.activate()`: the model and steps of --recipes. The time of a step, the
+contenders in turn, and the GEMMs of one are told too.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +31,17 @@ from typing import Any
 import click
 import torch
 
+import fp32_steps
 import loss_picture
 import python_texts
+import timing
+import warploom
 from gpt import Implementation, Size
 from train_gpt import FILE, chosen, run
 from trainer import Trainer, deterministic
 from warploom.float8 import RECIPES, Recipe
 
-SMALL = Size(layers=4, width=512, heads=8, context=512)  # for recipes: 11 runs in two minutes
+SMALL = Size(layers=4, width=512, heads=8, context=512)  # recipes, fp32: 11 runs in two minutes
 SMALL_STEPS, SMALL_BATCH = 200, 16
 WINDOW = 20  # steps from one checkpoint to the next, and of the mean
 WRONG = 3  # the exit code
@@ -98,12 +107,14 @@ def verdicts(peers: Sequence[Run], runs: Sequence[Run]) -> list[Verdict]:
 
 @click.command()
 @click.option("--tiny", is_flag=True, help="The tiny model, for a CPU.")
-@click.option("--steps", type=click.IntRange(WINDOW), help="300, with --recipes 200.")
+@click.option("--steps", type=click.IntRange(WINDOW), help="300, with --recipes or --fp32 200.")
 @click.option("--seeds", type=click.IntRange(3), default=5, show_default=True)
-@click.option("--batch", type=click.IntRange(1), help="Rows a step: 32, tiny 4, with --recipes 16.")
+@click.option("--batch", type=click.IntRange(1), help="Rows a step: 32, tiny 4, of recipes 16.")
 @click.option("--recipes", is_flag=True, help="Hold each recipe against bf16 on Warploom.")
+@click.option("--fp32", is_flag=True, help="Hold fp32 by activate() against torch's fp32.")
 @click.option("--picture", type=FILE, help="Draw all losses, as .svg or .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--results", type=FILE, help="Write the JSON object to a file, in one line.")
 def main(
     *,
     tiny: bool,
@@ -111,25 +122,36 @@ def main(
     seeds: int,
     batch: int | None,
     recipes: bool,
+    fp32: bool,
     picture: Path | None,
     as_json: bool,
+    results: Path | None,
 ) -> None:
     """Compare the losses of training on Warploom's kernels with those of seeds on torch's."""
+    if recipes and fp32:
+        raise click.UsageError("--recipes: is of bf16: leave it out, or --fp32")
     if picture is not None:
         loss_picture.require()
     texts = python_texts.load(docstrings=not tiny)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    steps = steps or (SMALL_STEPS if recipes and not tiny else 300)
+    small = (recipes or fp32) and not tiny
+    steps = steps or (SMALL_STEPS if small else 300)
 
-    def train(implementation: Implementation, seed: int, recipe: Recipe | None = None) -> Run:
-        """One run from its first step to its validation loss."""
+    def make(implementation: Implementation, seed: int, recipe: Recipe | None = None) -> Trainer:
         settings = chosen(
             texts, implementation, seed, tiny=tiny, steps=steps, batch=batch, recipe=recipe
         )
-        if recipes and not tiny:
+        if small:
             settings = replace(settings, size=SMALL, batch=batch or SMALL_BATCH)
-        with deterministic():
-            trainer = Trainer(settings, texts, device)
+        if fp32:
+            settings = replace(settings, implementation="torch", fp32=True)
+        return Trainer(settings, texts, device)
+
+    def train(implementation: Implementation, seed: int, recipe: Recipe | None = None) -> Run:
+        """One run from its first step to its validation loss."""
+        activated = fp32 and implementation == "warploom"
+        with deterministic(), warploom.fp32.activate() if activated else nullcontext():
+            trainer = make(implementation, seed, recipe)
             speed = run(trainer, steps, None, steps, quiet=as_json)
             return Run(seed, trainer.losses, trainer.validate(), speed)
 
@@ -139,13 +161,22 @@ def main(
         result = recipe_document(runs)
         shown = recipe_table(result)
     else:
+        if fp32:
+            torch.set_float32_matmul_precision("highest")
         implementations: tuple[Implementation, ...] = ("torch", "warploom")
         runs = {name: [train(name, seed) for seed in range(seeds)] for name in implementations}
         found = verdicts(runs["torch"], runs["warploom"])
         result, shown = document(runs, found), "\n".join(map(told, found))
+        if fp32:
+            with deterministic():
+                result["step seconds"] = fp32_steps.step_seconds(lambda: make("torch", 0), device)
+                result["gemms of a step"] = fp32_steps.gemms(make("torch", 0))
+            shown += "\n" + fp32_table(result)
     if picture is not None:
         draw(runs, picture)
     click.echo(json.dumps(result, indent=2) if as_json else shown)
+    if results is not None:
+        results.write_text(json.dumps(result) + "\n", encoding="utf-8")
     if not result["within"]:
         raise click.exceptions.Exit(WRONG)
 
@@ -205,6 +236,24 @@ def document(runs: Mapping[str, Sequence[Run]], found: Sequence[Verdict]) -> dic
         ],
         "runs": {name: [asdict(one) for one in some] for name, some in runs.items()},
     }
+
+
+def fp32_table(result: Mapping[str, Any]) -> str:
+    """Last losses, the time of a step and its GEMMs, in fp32, for a person."""
+    lines = []
+    for name, runs in result["runs"].items():
+        ends = [sum(one["losses"][-WINDOW:]) / WINDOW for one in runs]
+        losses = " ".join(f"{loss:.4f}" for loss in ends)
+        spread = f"spread {max(ends) - min(ends):.4f}"
+        lines.append(f"{name:<10}mean of the last {WINDOW} losses of each seed {losses}: {spread}")
+    seconds = timing.medians(result["step seconds"])
+    times = ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in seconds.items())
+    lines.append(f"step      {times}: {seconds['torch'] / seconds['warploom']:.3f} times as fast")
+    for one in result["gemms of a step"]:
+        kernel = one.get("kernel", "")
+        size = f"{one['m']}x{one['n']}x{one['k']}"
+        lines.append(f"{one['calls']:>3} x {one['operator']:<6}{size:<16}{one['by']:<7}{kernel}")
+    return "\n".join(lines)
 
 
 def told(one: Verdict) -> str:

@@ -37,13 +37,15 @@ class Settings:
     texts: str  # the digest of the texts
     recipe: Recipe | None = None  # of fp8
     dropout_blocks: float = 0.0  # the probability of a block to be dropped
+    fp32: bool = False  # compute in fp32 in place of bf16
 
 
 class Trainer:
     """A model with its optimiser, after so many steps; `losses` are those of the steps.
 
-    The model computes in bf16 and has bf16 gradients. Its weights are copies of fp32 master
-    weights, which AdamW updates: most updates are too small for the 8 bits of a bf16 weight.
+    The model computes in bf16 and has bf16 gradients, or in fp32 and has fp32 ones. Its weights are
+    copies of fp32 master weights, which AdamW updates: most updates are too small for the 8 bits of
+    a bf16 weight.
     """
 
     def __init__(self, settings: Settings, texts: Texts, device: torch.device) -> None:
@@ -60,7 +62,8 @@ class Trainer:
         self.masters = {
             name: weight.detach().clone() for name, weight in self.model.named_parameters()
         }
-        self.model.bfloat16()
+        if not settings.fp32:
+            self.model.bfloat16()
         matrices = [weight for weight in self.masters.values() if weight.ndim == 2]
         vectors = [weight for weight in self.masters.values() if weight.ndim != 2]
         groups: list[dict[str, Any]] = [

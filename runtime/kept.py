@@ -72,7 +72,7 @@ def zeros(device: int, stream: int, size: int) -> int:
     """
     if stream not in LEGACY_STREAMS and _capturing(device, stream):
         return _of_capture(device, stream, size)
-    key = (device, *_identity(stream))
+    key = (device, *identity(stream))
     address, found = _found.get(key, (0, 0))
     if found >= size:
         return address
@@ -139,7 +139,7 @@ def _capturing(device: int, stream: int) -> bool:
     return bool(capturing)
 
 
-def _identity(stream: int) -> Key:
+def identity(stream: int) -> Key:
     """What tells a stream from all others of the process, past and to come."""
     if stream in LEGACY_STREAMS:
         return -2, 0

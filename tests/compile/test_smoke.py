@@ -130,10 +130,6 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
         # What leaves fully masked rows out; the scores of some rows once more.
         changed += 50 * operation.masks_rows + 130 * (operation.bias != "none")
     assert len(lines) < (460 if plain else 1040 if several else 760) + changed
-    # Nobody reads the operands of an asm, or offsets, and a name is as long as it is.
-    read = [x for x in lines if x.strip() and x.strip()[0] not in ':"' and "OFFSET(" not in x]
-    wide = [x for x in read if len(x) > 112 and name not in x]
-    assert operation.family != "gemm" or wide == []
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")

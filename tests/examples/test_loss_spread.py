@@ -10,8 +10,14 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+import fp32_steps
 import loss_spread
-from trainer import Settings
+import python_texts
+import warploom.fp32
+from train_gpt import TINY
+from trainer import Settings, Trainer
+from warploom.integrations import devices
+from warploom.integrations import fp32 as activated
 
 
 class StandIn:
@@ -36,9 +42,14 @@ class StandIn:
         return 20 + self.level
 
 
-def run(monkeypatch: pytest.MonkeyPatch, error: float, *arguments: str) -> Result:
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    error: float,
+    *arguments: str,
+    trainer: type[StandIn] = StandIn,
+) -> Result:
     monkeypatch.setattr(StandIn, "error", error)
-    monkeypatch.setattr(loss_spread, "Trainer", StandIn)
+    monkeypatch.setattr(loss_spread, "Trainer", trainer)
     return CliRunner().invoke(loss_spread.main, ["--tiny", "--steps", "40", *arguments])
 
 
@@ -134,3 +145,44 @@ def test_recipes_train_in_earnest() -> None:
     for recipe in loss_spread.RECIPES:
         assert recipe in done.stdout
     assert "within" in done.stdout
+
+
+@pytest.fixture
+def activated_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activated, "_KEY", "CPU")
+    monkeypatch.setattr(activated, "LEAST", 64**3)
+    monkeypatch.setitem(devices.reasons, -1, None)
+
+
+def test_fp32_is_of_torchs_modules_and_activated_for_one_contender(
+    activated_on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kinds, activations = set[tuple[str, bool]](), list[object]()
+    activate = activated.activate
+
+    class Fp32(StandIn):
+        def __init__(self, settings: Settings, *rest: Any) -> None:
+            super().__init__(settings, *rest)
+            kinds.add((settings.implementation, settings.fp32))
+
+    monkeypatch.setattr(warploom.fp32, "activate", lambda: activations.append(1) or activate())
+    results = tmp_path / "results.json"
+    done = run(monkeypatch, 0.0, "--seeds", "3", "--fp32", "--results", str(results), trainer=Fp32)
+    assert done.exit_code == 0, done.output
+    assert kinds == {("torch", True)}
+    assert len(activations) == 3 + fp32_steps.ROUNDS + 1 + 1  # seeds, rounds of times, GEMMs
+    found = json.loads(results.read_text())
+    assert found["within"] and set(found["step seconds"]) == {"torch", "warploom"}
+    assert done.stdout.count("of the last 20 losses of each seed 10.0000 11.0000 12.0000") == 2
+    assert CliRunner().invoke(loss_spread.main, ["--fp32", "--recipes"]).exit_code == 2
+
+
+def test_the_gemms_of_a_step_in_fp32_are_named(activated_on_cpu: None) -> None:
+    texts = python_texts.load(docstrings=False)
+    settings = Settings(TINY, "torch", False, 0, 40, 1, 1e-3, texts.digest, fp32=True)
+    found = fp32_steps.gemms(Trainer(settings, texts, torch.device("cpu")))
+    calls = {"addmm": 0, "mm": 0}
+    for one in found:
+        assert one["by"] == "fp32" and "_terms3_narrow_" in one["kernel"]
+        calls[one["operator"]] += one["calls"]
+    assert calls == {"addmm": 4 * 2 + 1, "mm": 2 * (4 * 2 + 1)}  # four layers in each block, a head

@@ -53,6 +53,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(cuda, "cuTensorMapEncodeTiled", encode_tiled)
     monkeypatch.setattr(cuda, "cuTensorMapReplaceAddress", replace_address)
     monkeypatch.setattr(cuda, "cuLaunchKernelEx", launch)
+    monkeypatch.setattr(cuda, "cuStreamGetId", lambda stream: (0, int(stream)))
     plan.forget()
     forget()
     yield arguments

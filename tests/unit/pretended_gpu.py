@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cuda.bindings import driver as cuda
 
 from warploom.generator.targets import target
 from warploom.runtime import driver, targets
@@ -70,6 +71,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     monkeypatch.setattr(torch.Tensor, "is_cpu", False, raising=False)
     monkeypatch.setattr(targets, "at_hand", lambda device: h200)
     monkeypatch.setattr(driver, "current_stream", lambda device: 7)
+    monkeypatch.setattr(cuda, "cuStreamGetId", lambda stream: (0, int(stream)))
 
     def plan_launches(
         spec: object, problem: object, device: int, tensors: tuple[str, ...], *scalars: object

@@ -568,12 +568,7 @@ def gemm(
         *(preactivation, main_grad, gradient_dtype),
     )
     if precision is not None:
-        if algorithm is not None:
-            raise ProblemError(
-                f"algorithm {algorithm} with precision {precision}",
-                rule="must be without one of them",
-                fix="leave algorithm out",
-            )
+        fp32.refuse_algorithm(algorithm, precision)
         return fp32.multiply(call, precision)
     if algorithm is not None:
         return strassen.multiply(call, algorithm)

@@ -22,7 +22,7 @@ from warploom.runtime.families.gemm import api, fp32, strassen
 from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.block_masks import expanded
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall, WholeCall
+from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall, UnsplitBCall
 from warploom.runtime.families.gemm.samples import (
     GemmData,
     GemmTrial,
@@ -195,7 +195,7 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             terms = operation.terms
             if operation.whole_b:
                 return [
-                    WholeCall(a, one.b, listed, *given, terms=terms) for listed in ways.values()
+                    UnsplitBCall(a, one.b, listed, *given, terms=terms) for listed in ways.values()
                 ]
             if operation.spans == "any":
                 return [PiecesCall(a, b, listed, *given, terms=terms) for listed in ways.values()]
@@ -223,10 +223,10 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         self, operands: Sequence[Any], keywords: Mapping[str, Any], gpu: str | None
     ) -> Explanation | None:
         """What a call by an algorithm or a precision does, which is several launches."""
-        precision = keywords.get("precision")
+        precision, algorithm = keywords.get("precision"), keywords.get("algorithm")
         if precision is not None:
+            fp32.refuse_algorithm(algorithm, precision)
             return fp32.explanation(self.call(*operands, **keywords), precision, gpu)
-        algorithm = keywords.get("algorithm")
         if algorithm is None:
             return None
         return strassen.explanation(self.call(*operands, **keywords), algorithm, gpu)

@@ -16,7 +16,8 @@ precision. Pieces of parameters are kept until they change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -24,46 +25,67 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.families import family
+from warploom.generator.families.gemm import GemmOperation
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.targets import target
-from warploom.runtime import driver
+from warploom.runtime import driver, targets
 from warploom.runtime.arguments import schema_of
+from warploom.runtime.elements import NAMES
 from warploom.runtime.explanation import Explanation
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import ITEMS
-from warploom.runtime.families._product.operands import broadcast, check_out, padded_copy
-from warploom.runtime.families._product.reference import apply, write_outputs
+from warploom.runtime.families._product.operands import (
+    broadcast,
+    check_out,
+    padded_copy,
+    padded_room,
+)
+from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.fp32_pieces.api import Pieces, split
 from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
 from warploom.runtime.families.gemm import fp32_warm, reference
 from warploom.runtime.families.gemm.call import PRODUCT, GemmCall
-from warploom.runtime.families.gemm.fp32_warm import Step
+from warploom.runtime.families.gemm.fp32_warm import RanCall
 from warploom.runtime.families.gemm.operators import WIDTH
-from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall, WholeCall
+from warploom.runtime.families.gemm.pieces import PiecesCall, SpannedPiecesCall, UnsplitBCall
 from warploom.runtime.families.gemm.tf32 import Tf32Call
+from warploom.runtime.kept import Key as Stream
+from warploom.runtime.kept import identity
+from warploom.runtime.kernel import kernel
+from warploom.runtime.operands import LOAD, extent_bytes
 from warploom.runtime.operator import is_distributed, register
 from warploom.runtime.plan import draft, planned, run
 from warploom.runtime.tensors import WithoutMemoryError, require_one_device, shown
 
 
 class Scheme(NamedTuple):
-    """How values are split: the type and number of pieces, and the products that are added up.
+    """How values are split: the type and number of pieces.
 
-    is_spanned   three bf16 pieces take over where these pieces do not hold the values
+    is_spanned   those of WIDE take over where these pieces do not hold the values
     """
 
     dtype: torch.dtype
     pieces: int
-    terms: int
     is_spanned: bool = False
+
+    @property
+    def terms(self) -> int:
+        """The products that are added up: of pieces that count as one, two and so on together."""
+        return self.pieces * (self.pieces + 1) // 2
 
 
 SCHEMES = {
-    "fp32": Scheme(torch.float16, 2, 3, is_spanned=True),
-    "bf16x3": Scheme(torch.bfloat16, 2, 3),
-    "bf16x6": Scheme(torch.bfloat16, 3, 6),
+    "fp32": Scheme(torch.float16, 2, is_spanned=True),
+    "bf16x3": Scheme(torch.bfloat16, 2),
+    "bf16x6": Scheme(torch.bfloat16, 3),
 }
 """The schemes that split values, by the name that calls have for them."""
+
+WIDE = SCHEMES["bf16x6"]
+"""What takes over from fp16 pieces, and how A is split where B is bf16."""
 
 TF32 = "tf32"
 """The precision whose operands are read as they are."""
@@ -80,6 +102,16 @@ def require_known(precision: object) -> None:
         rule=f"must be one of {', '.join((*SCHEMES, TF32))}",
         fix='use "fp32"; leave precision out for operands of 8 and 16 bits',
     )
+
+
+def refuse_algorithm(algorithm: object, precision: object) -> None:
+    """Raise ProblemError for an algorithm that is asked for beside a precision."""
+    if algorithm is not None:
+        raise ProblemError(
+            f"algorithm {shown(algorithm)} with precision {shown(precision)}",
+            rule="must be without one of them",
+            fix="leave algorithm out",
+        )
 
 
 def check(call: GemmCall, precision: object) -> None:
@@ -165,7 +197,7 @@ def multiply(call: GemmCall, precision: str) -> torch.Tensor:
         if outputs:
             with torch.no_grad():
                 write_outputs(d, call.listed)
-        return apply(d, call.listed).to(_result_type(call))
+        return _rounded(apply(d, call.listed), _result_type(call), call.listed)
     call.out_dtype = _result_type(call)
     if not traced():
         try:
@@ -193,26 +225,64 @@ def _compiled(written: Sequence[str], precision: str) -> ProblemError:
 
 
 def _check_epilogue(call: GemmCall) -> None:
-    """Raise ProblemError for what a plan refuses, of a call whose epilogue torch computes."""
+    """Raise ProblemError for what a plan refuses, of a call that runs none.
+
+    That is one whose epilogue torch computes, or of no products.
+    """
+    _check_steps(call)
+    call.check(None, call.a.new_empty(0) if call.out is None else call.out)  # type: ignore[arg-type]
+
+
+def _check_steps(call: GemmCall) -> None:
+    """The same, but for memory."""
     (*lead, m, k), n, device = call.a.shape, call.b.shape[-1], call.a.get_device()
     batched = call.b.dim() > 2
     batches = broadcast(call.a, call.b) if batched else tuple(lead)
     bound = epilogue.bind(call.listed, batches, m, n, device, batched=batched, k=k)
     shape, shared = (*batches, m, bound.columns), batches if bound.batched else None
     check_out(call.out, shape, _result_type(call), device, shared)
-    call.check(None, call.a.new_empty(0) if call.out is None else call.out)  # type: ignore[arg-type]
+    faults = _epilogue_faults(bound.steps, NAMES[_result_type(call)], batched=bound.batched)
+    if faults:
+        value, _, rule = faults[0].partition(": ")
+        raise ProblemError(value, rule=rule, fix=family("gemm").table.advice)
+
+
+@lru_cache(256)
+def _epilogue_faults(steps: tuple[EpilogueStep, ...], d: str, *, batched: bool) -> list[str]:
+    """Why no kernel has these steps before a result of this type."""
+    given: Any = {"d": d, "batched": batched, "epilogue": steps}
+    operation = GemmOperation(a="bf16", b="bf16", layout_b="col", **given)
+    return family("gemm").operation_faults(operation)
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype, listed: Sequence[Item]) -> torch.Tensor:
+    """D of what the epilogue made of sums, rounded as kernels do; gradients ignore how."""
+    d = x.to(dtype)
+    if listed[-1][0] == "stochastic_rounding":
+        with torch.no_grad():
+            d.copy_(rounded(x, dtype, listed))
+    return d
 
 
 # ---- The pieces ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Pieces of a parameter, and what of it they are: a part, its type of pieces, its version."""
+class _Kept(NamedTuple):
+    """Pieces of a parameter, and which contents of it they are of: its version and address."""
 
-    key: tuple[Any, ...]
     version: tuple[int, int]
     pieces: Pieces
+
+
+class _Part(NamedTuple):
+    """Which pieces of a parameter: their type and number, of a view, for a stream."""
+
+    dtype: torch.dtype
+    pieces: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: object
+    stream: Stream
 
 
 _kept: Any = WeakTensorKeyDictionary()  # by parameter
@@ -240,29 +310,31 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
     if parameter is None:
         return split(x.resolve_neg().detach(), scheme.dtype, scheme.pieces)
     device = x.get_device()
-    stream = driver.current_stream(device) if device >= 0 else 0
-    key = (scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset(), stream)
+    stream = identity(driver.current_stream(device)) if device >= 0 else ()
+    part = _Part(scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset(), stream)
     version = parameter._version, x.data_ptr()
-    known: dict[Any, _Kept] = _kept.setdefault(parameter, {})
-    found = known.get(key)
+    known: dict[_Part, _Kept] = _kept.setdefault(parameter, {})
+    found = known.get(part)
     if found is None or found.version != version:
-        pieces = split(x.detach(), scheme.dtype, scheme.pieces)
-        found = known[key] = _Kept(key, version, pieces)
-        _drop_older(known, found, _TIMES * parameter.numel())
+        known.pop(part, None)  # what is kept anew is the newest
+        found = known[part] = _Kept(version, split(x.detach(), scheme.dtype, scheme.pieces))
+        _drop_older(known, part, version, _TIMES * parameter.numel())
     return found.pieces
 
 
-def _drop_older(known: dict[Any, _Kept], newest: _Kept, most: int) -> None:
+def _drop_older(
+    known: dict[_Part, _Kept], newest: _Part, version: tuple[int, int], most: int
+) -> None:
     """Drop pieces of earlier versions; of views of a parameter, which may be any, the oldest go
     first where a stream has those of more than `most` values.
     """
     values = 0
-    for key, one in reversed([*known.items()]):
-        shape, *_, stream = key[2:]
-        values += shape.numel() if stream == newest.key[-1] else 0
-        is_full = stream == newest.key[-1] and values > most
-        if one is not newest and (is_full or one.version[0] != newest.version[0]):
-            known.pop(key, None)
+    for part, one in reversed([*known.items()]):
+        is_beside = part.stream == newest.stream
+        values += part.shape.numel() if is_beside else 0
+        is_full = is_beside and values > most
+        if part != newest and (is_full or one.version[0] != version[0]):
+            known.pop(part, None)
 
 
 def _parameter(x: torch.Tensor) -> torch.nn.Parameter | None:
@@ -296,7 +368,7 @@ def wide_call(
     narrow: SpannedPiecesCall, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor | None
 ) -> SpannedPiecesCall:
     """The GEMM of three bf16 pieces of what two fp16 pieces may not hold, into the same D."""
-    return replace(narrow, a=a, b=b.mT, out=d, terms=6, spans="wide")
+    return replace(narrow, a=a, b=b.mT, out=d, terms=WIDE.terms, spans="wide")
 
 
 def _expanded(vector: torch.Tensor, batches: Sequence[int]) -> torch.Tensor:
@@ -318,45 +390,51 @@ def _compute(call: GemmCall, precision: str) -> torch.Tensor:
     again = _again(call, precision)
     if again is not None:
         return again
-    if precision == TF32:
+    scheme, scheme_b = _schemes(call, precision)
+    if scheme is None:
         single = tf32_call(call)
         d = planned(single).run(single)
-        _keep(call, precision, (), [Step.of(single, d)], d)
+        _keep(call, precision, (), [RanCall.of(single, d)], d)
         return d
-    if call.b.dtype == torch.bfloat16:
-        whole, split_a = whole_call(call, precision)
-        d = planned(whole).run(whole)
-        held = [] if _parameter(call.a) is None else [split_a]
-        x = call.a.resolve_neg().detach()
-        made_of = [Step.of(Fp32PiecesCall(x, torch.bfloat16, whole.terms), split_a)]
-        _keep(call, precision, held, [*made_of[len(held) :], Step.of(whole, d)], d)
-        return d
-    scheme = SCHEMES[precision]
+    if scheme_b is None:
+        return _compute_by_unsplit_b(call, precision, scheme)
     kept = _parameter(call.a), _parameter(call.b)
     sides = call.a.resolve_neg().detach(), call.b.mT.resolve_neg().detach()
-    a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
+    a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme_b)
     made = pieces_call(call, scheme, a, b)
     d = planned(made).run(made)
-    steps = [
-        Step.of(Fp32PiecesCall(x, scheme.dtype, scheme.pieces), one)
+    ran = [
+        RanCall.of(Fp32PiecesCall(x, scheme.dtype, scheme.pieces), one)
         for x, one, parameter in zip(sides, (a, b), kept, strict=True)
         if parameter is None
     ]
-    steps.append(Step.of(made, d))
+    ran.append(RanCall.of(made, d))
     if isinstance(made, SpannedPiecesCall):
         spans = made.span_a, made.span_b
         splits = [
-            Fp32PiecesCall(x, torch.bfloat16, 3, None, one.scale, *spans)
+            Fp32PiecesCall(x, WIDE.dtype, WIDE.pieces, None, one.scale, *spans)
             for x, one in zip(sides, (a, b), strict=True)
         ]
         found = [run(one) for one in splits]
-        steps += [Step.of(*one) for one in zip(splits, found, strict=True)]
+        ran += [RanCall.of(*one) for one in zip(splits, found, strict=True)]
         (wide_a, *_), (wide_b, *_) = found
         assert wide_a is not None and wide_b is not None  # noqa: S101 (for type checkers)
         wide = wide_call(made, wide_a, wide_b, d)
-        steps.append(Step.of(wide, planned(wide).run(wide)))
+        ran.append(RanCall.of(wide, planned(wide).run(wide)))
     held = [one for one, parameter in zip((a, b), kept, strict=True) if parameter is not None]
-    _keep(call, precision, held, steps, d)
+    _keep(call, precision, held, ran, d)
+    return d
+
+
+def _compute_by_unsplit_b(call: GemmCall, precision: str, scheme: Scheme) -> torch.Tensor:
+    """D of a bf16 b, which is copied unless it is K-major."""
+    a, b = _pieces(call.a, scheme), call.b.detach()
+    made = unsplit_b_call(call, scheme, a, padded_copy(b, "col") if _is_copied(b) else b)
+    d = planned(made).run(made)
+    x = call.a.resolve_neg().detach()
+    splits = [RanCall.of(Fp32PiecesCall(x, scheme.dtype, scheme.pieces), a)]
+    held = [] if _parameter(call.a) is None else [a]
+    _keep(call, precision, held, [*splits[len(held) :], RanCall.of(made, d)], d)
     return d
 
 
@@ -365,28 +443,23 @@ def tf32_call(call: GemmCall) -> Tf32Call:
     return Tf32Call(call.a, call.b, call.listed, call.out, _result_type(call))
 
 
-def whole_call(call: GemmCall, precision: str) -> tuple[WholeCall, Pieces]:
-    """The GEMM of bf16 pieces of a and of b as it is, which is copied unless it is K-major."""
-    scheme, _ = _schemes(call, precision)
-    assert scheme is not None  # noqa: S101 (for type checkers)
-    a, b = _pieces(call.a, scheme), call.b.detach()
-    if _is_copied(b):
-        b = padded_copy(b, "col")
-    return WholeCall(a.q, b, call.listed, call.out, _result_type(call), terms=scheme.terms), a
+def unsplit_b_call(call: GemmCall, scheme: Scheme, a: Pieces, b: torch.Tensor) -> UnsplitBCall:
+    """The GEMM of the pieces of a call's a and of its bf16 b, or of a copy of that."""
+    return UnsplitBCall(a.q, b, call.listed, call.out, _result_type(call), terms=scheme.pieces)
 
 
 def _is_copied(b: torch.Tensor) -> bool:
-    """Whether kernels read a copy of a whole b: a k of 1 would be read as a row of columns."""
+    """Whether kernels read a copy of a bf16 b: a k of 1 would be read as a row of columns."""
     return b.stride(-2) != 1 or b.shape[-2] == 1
 
 
 def _keep(
-    call: GemmCall, precision: str, held: Sequence[Pieces], steps: Sequence[Step], d: torch.Tensor
+    call: GemmCall, precision: str, held: Sequence[Pieces], ran: Sequence[RanCall], d: torch.Tensor
 ) -> None:
     """Keep what a call launched, by pieces that are kept, for others like it."""
     if call.out is None and not traced():
         tensors, options = _known_by(call, precision)
-        fp32_warm.keep(tensors, options, _tensors(held), steps, d)
+        fp32_warm.keep(tensors, options, _tensors(held), ran, d)
 
 
 def _known_by(call: GemmCall, precision: str) -> tuple[list[torch.Tensor], fp32_warm.Options]:
@@ -405,14 +478,14 @@ def _again(call: GemmCall, precision: str) -> torch.Tensor | None:
         return None
     try:
         tensors, options = _known_by(call, precision)
-        recipe = fp32_warm.find(tensors, options)
+        sequence = fp32_warm.find(tensors, options)
     except Exception:  # for arguments of no type that they may have: checks say so
         return None
-    if recipe is None:
+    if sequence is None:
         return None
     sides = zip((call.a, call.b.mT), _schemes(call, precision), strict=True)
     held = [_pieces(x, one) for x, one in sides if one is not None and _parameter(x) is not None]
-    return recipe.run(call, tensors, _tensors(held))
+    return sequence.run(call, tensors, _tensors(held))
 
 
 def _schemes(call: GemmCall, precision: str) -> tuple[Scheme | None, Scheme | None]:
@@ -420,8 +493,7 @@ def _schemes(call: GemmCall, precision: str) -> tuple[Scheme | None, Scheme | No
     if precision == TF32:
         return None, None
     if call.b.dtype == torch.bfloat16:
-        count = 2 if precision == "bf16x3" else 3
-        return Scheme(torch.bfloat16, count, count), None
+        return WIDE if SCHEMES[precision].is_spanned else SCHEMES[precision], None
     return SCHEMES[precision], SCHEMES[precision]
 
 
@@ -438,44 +510,90 @@ def traced() -> bool:
 
 
 def explanation(call: GemmCall, precision: object, gpu: str | None) -> Explanation:
-    """Say what a call does by a precision, here or on a GPU: its kernel is that of the pieces."""
+    """Say what a call does by a precision, here or on a GPU: its kernel is that of the pieces.
+
+    Nothing is launched, and tensors are made without memory alone.
+    """
     check(call, precision)
-    if precision == TF32:
-        told = _explained(tf32_call(call), gpu)
-        reason = f"precision tf32: operands are rounded while they are loaded; {told.reason}"
-        return replace(told, reason=reason)
-    if call.b.dtype == torch.bfloat16:
-        whole, _ = whole_call(call, str(precision))
-        told = _explained(whole, gpu)
-        reason = f"precision {precision}: {whole.terms} bf16 pieces of a by b; {told.reason}"
-        copies = ("b",) if _is_copied(call.b) else told.copies
-        return replace(told, reason=reason, copies=copies)
-    scheme = SCHEMES[str(precision)]
-    a, b = _pieces(call.a, scheme), _pieces(call.b.mT, scheme)
-    made = pieces_call(call, scheme, a, b)
-    told, name = _explained(made, gpu), str(scheme.dtype).removeprefix("torch.")
-    reason = (
-        f"precision {precision}: {scheme.terms} products of {scheme.pieces} {name} pieces, after a "
-        f"launch for each operand that splits it; {told.reason}"
+    _check_steps(call)
+    scheme, scheme_b = _schemes(call, str(precision))
+    copies = [
+        name
+        for name, x, split_by in (("a", call.a, scheme), ("b", call.b.mT, scheme_b))
+        if x.is_neg() or (split_by is not None and Fp32PiecesCall(x).layout() is None)
+    ]
+    device = call.device if gpu is None else None
+    there = targets.at_hand(call.device) if gpu is None else target(gpu)
+    call = _without_memory(call)
+    if scheme is None:
+        told = _explained(tf32_call(call), there, device)
+        reason = "operands are rounded while they are loaded"
+    elif scheme_b is None:
+        b = padded_room(call.b, "col", "meta") if _is_copied(call.b) else call.b
+        copies += ["b"] * _is_copied(call.b)
+        made = unsplit_b_call(call, scheme, _fake_pieces(call.a, scheme), b)
+        told = _explained(made, there, device)
+        reason = f"{scheme.pieces} bf16 pieces of a by b"
+    else:
+        a, b_pieces = _fake_pieces(call.a, scheme), _fake_pieces(call.b.mT, scheme_b)
+        narrow = pieces_call(call, scheme, a, b_pieces)
+        told = _explained(narrow, there, device)
+        reason = f"{_products_told(scheme)}, after a launch for each operand that splits it"
+        if isinstance(narrow, SpannedPiecesCall):
+            wide_a, wide_b = (_fake_pieces(x, WIDE).q for x in (call.a, call.b.mT))
+            wide = _explained(wide_call(narrow, wide_a, wide_b, call.out), there, device)
+            told = replace(
+                told,
+                reason=f"{told.reason}; where these do not hold what rows span, which the device "
+                f"finds, {wide.kernel} computes {_products_told(WIDE)} instead",
+            )
+    return replace(
+        told,
+        reason=f"precision {precision}: {reason}; {told.reason}",
+        copies=tuple(dict.fromkeys((*copies, *told.copies))),
     )
-    if isinstance(made, SpannedPiecesCall):
-        wide_a, wide_b = (
-            x.new_empty((*x.shape[:-1], x.shape[-1] // 2 * 3), dtype=torch.bfloat16)
-            for x in (a.q, b.q)
-        )
-        wide = _explained(wide_call(made, wide_a, wide_b, call.out), gpu)
-        reason += (
-            f"; where these do not hold what rows span, which the device finds, {wide.kernel} "
-            "computes 6 products of 3 bfloat16 pieces instead"
-        )
-    return replace(told, reason=reason)
 
 
-def _explained(made: GemmCall, gpu: str | None) -> Explanation:
-    if gpu is None:
-        return Explanation.of(planned(made))
-    there = target(gpu)
-    return Explanation.on(there, draft(made, there))
+def _products_told(scheme: Scheme) -> str:
+    name = str(scheme.dtype).removeprefix("torch.")
+    return f"{scheme.terms} products of {scheme.pieces} {name} pieces"
+
+
+def _without_memory(call: GemmCall) -> GemmCall:
+    """The same call of tensors on `meta`, which are stored as its own are."""
+    listed = [
+        tuple(_on_meta(part) if isinstance(part, torch.Tensor) else part for part in item)
+        for item in call.listed
+    ]
+    out = None if call.out is None else _on_meta(call.out)
+    return replace(call, a=_on_meta(call.a), b=_on_meta(call.b), listed=listed, out=out)
+
+
+def _on_meta(x: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory of the same strides and alignment."""
+    if x.is_meta:
+        return x
+    first, last = extent_bytes(x)
+    offset = first % LOAD // x.itemsize
+    room = torch.empty(offset + (last - first) // x.itemsize, dtype=x.dtype, device="meta")
+    return room.as_strided(x.shape, x.stride(), offset)
+
+
+def _fake_pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
+    """Pieces as those of x, which has no memory either."""
+    q, scale, span = Fp32PiecesCall(x, scheme.dtype, scheme.pieces).fake()
+    assert q is not None  # noqa: S101 (for type checkers)
+    return Pieces(q, scale, span)
+
+
+def _explained(made: GemmCall, there: DeviceLimits, device: int | None) -> Explanation:
+    """What a GEMM without memory does on a GPU; its kernel is built for a device that is here."""
+    drafted = draft(made, there)
+    if device is None:
+        return Explanation.on(there, drafted)
+    if device >= 0 and drafted.problem is not None:
+        kernel(drafted.choice.spec, device)
+    return replace(Explanation.on(there, drafted), gpu="", reference=device < 0)
 
 
 # ---- Operators -----------------------------------------------------------------------------------

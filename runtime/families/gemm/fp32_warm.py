@@ -28,7 +28,7 @@ Source = tuple[int, int]  # which of the tensors, and bytes into it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class RanCall:
     """A call that was run: its plan, itself, and where its results went."""
 
     plan: Plan[Any, Any]
@@ -36,21 +36,21 @@ class Step:
     results: Any
 
     @classmethod
-    def of(cls, call: Arguments[Any, Any], results: Any) -> Step:  # noqa: ANN401 (as plans have them)
-        """The step of a call that ran."""
+    def of(cls, call: Arguments[Any, Any], results: Any) -> RanCall:  # noqa: ANN401 (as plans have them)
+        """What is kept of a call that ran."""
         return cls(planned(call), call, results)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
+class LaunchSequence:
     """What the GEMMs of a kind launch.
 
     aligned   addresses of the call's tensors, modulo 16
-    steps     plans, the sources of the addresses that they are handed, and numbers
+    launches  plans, the sources of the addresses that they are handed, and numbers
     """
 
     aligned: tuple[int, ...]
-    steps: tuple[tuple[Plan[Any, Any], tuple[Source, ...], tuple[float, ...]], ...]
+    launches: tuple[tuple[Plan[Any, Any], tuple[Source, ...], tuple[float, ...]], ...]
     make_between: Callable[[], torch.Tensor]
     make_d: Callable[[], torch.Tensor]
 
@@ -69,15 +69,15 @@ class Recipe:
             return None
         between, d = self.make_between(), self.make_d()
         bases += [one.data_ptr() for one in (*kept, between, d)]
-        for plan, sources, scalars in self.steps:
+        for plan, sources, scalars in self.launches:
             launch = plan.launch
-            assert launch is not None  # noqa: S101 (of such plans there are no recipes)
+            assert launch is not None  # noqa: S101 (of such plans there are no sequences)
             addresses = tuple([bases[at] + by for at, by in sources])
             launch.run(addresses, scalars, call.check, None, d)
         return d
 
 
-_recipes: Kinds[Recipe] = Kinds(_KINDS)
+_sequences: Kinds[LaunchSequence] = Kinds(_KINDS)
 
 
 def known_by(call: GemmCall, *options: object) -> tuple[list[torch.Tensor], Options]:
@@ -93,21 +93,21 @@ def known_by(call: GemmCall, *options: object) -> tuple[list[torch.Tensor], Opti
     return tensors, tuple(others)
 
 
-def find(tensors: Sequence[torch.Tensor], options: Options) -> Recipe | None:
+def find(tensors: Sequence[torch.Tensor], options: Options) -> LaunchSequence | None:
     """What is kept of a call like this one."""
     if plans._listeners:  # who hears of plans does of each that is run
         return None
     for one in tensors:
         if one.is_nested:  # of which guards ask what ends the process
             return None
-    return _recipes.find(options, *tensors)
+    return _sequences.find(options, *tensors)
 
 
 def keep(
     tensors: Sequence[torch.Tensor],
     options: Options,
     kept: Sequence[torch.Tensor],
-    steps: Sequence[Step],
+    ran: Sequence[RanCall],
     d: torch.Tensor,
 ) -> None:
     """Keep what a call launched, for others like it; nothing of one that copies, or on the CPU."""
@@ -117,26 +117,28 @@ def keep(
         return
     own[d.data_ptr()] = len(known) + 1, 0
     parts, size = [(one, (at, 0)) for at, one in enumerate(known)][len(tensors) :], 0
-    for one in _between([one for step in steps for one in _written(step)], (*known, d)):
+    for one in _between([one for call in ran for one in _written(call)], (*known, d)):
         parts.append((one, (len(known), size)))
         size += -(-one.nbytes // _ALIGN) * _ALIGN
     laid_out = []
-    for step in steps:
-        plan = step.plan
-        if plan.launch is None or plan.copies or not step.call.repeats:
+    for each in ran:
+        plan = each.plan
+        if plan.launch is None or plan.copies or not each.call.repeats:
             return
-        addresses, scalars = step.call.arguments(plan.details, step.results)
+        addresses, scalars = each.call.arguments(plan.details, each.results)
         found = [own.get(address) or _part(address, parts) for address in addresses]
         if None in found:
             return
         laid_out.append((plan, tuple(one for one in found if one is not None), scalars))
     aligned = tuple([one.data_ptr() & 15 for one in tensors])
     make_between = maker(without_memory((size,), torch.uint8, d.device))
-    _recipes.keep(Recipe(aligned, tuple(laid_out), make_between, maker(d)), options, *tensors)
+    _sequences.keep(
+        LaunchSequence(aligned, tuple(laid_out), make_between, maker(d)), options, *tensors
+    )
 
 
-def _written(step: Step) -> list[torch.Tensor]:
-    results = (step.results,) if isinstance(step.results, torch.Tensor) else step.results
+def _written(call: RanCall) -> list[torch.Tensor]:
+    results = (call.results,) if isinstance(call.results, torch.Tensor) else call.results
     return [one for one in results if one is not None]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from warploom.generator.families.gemm import GemmShape, Spans
+from warploom.generator.families.gemm import GemmOperation, GemmShape, Spans
 from warploom.runtime.arguments import declared, option, tensor
 from warploom.runtime.families._product.call import Checked
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
@@ -39,9 +39,7 @@ class PiecesCall(GemmCall):
 
     def reference(self, dtype: torch.dtype) -> torch.Tensor:
         """D by plain torch operations: products of pieces in fp32, the smallest first."""
-        x = sum_of_products(self.a, self.b, self.terms, torch.float32)
-        write_outputs(x, self.listed)
-        return rounded(apply(x, self.listed), dtype, self.listed)
+        return _reference(self, dtype, terms=self.terms)
 
 
 @declared
@@ -69,7 +67,7 @@ class SpannedPiecesCall(PiecesCall):
 
 
 @declared
-class WholeCall(GemmCall):
+class UnsplitBCall(GemmCall):
     """A call whose a [.., M, terms * place] are bf16 pieces side by side along k, and b is bf16.
 
     terms   pieces of a, each of which is multiplied with b [.., K, N]
@@ -91,29 +89,29 @@ class WholeCall(GemmCall):
 
     def reference(self, dtype: torch.dtype) -> torch.Tensor:
         """D by plain torch operations: products of pieces in fp32, the smallest first."""
-        b = self.b.float()
-        pieces = [one[..., : b.shape[-2]].float() for one in self.a.chunk(self.terms, -1)]
-        x = pieces.pop() @ b
-        while pieces:
-            x = x + pieces.pop() @ b
-        write_outputs(x, self.listed)
-        return rounded(apply(x, self.listed), dtype, self.listed)
+        return _reference(self, dtype, terms=self.terms, whole_b=True)
 
 
-def products(terms: int) -> list[tuple[int, int]]:
-    """The pieces of A and of B that are multiplied, 0 being the highest, the smallest first."""
-    count = {3: 2, 6: 3}[terms]
-    return [(total - b, b) for total in reversed(range(count)) for b in range(total + 1)]
+def _reference(call: GemmCall, dtype: torch.dtype, **pieces: Any) -> torch.Tensor:
+    x = sum_of_products(call.a, call.b, torch.float32, **pieces)
+    write_outputs(x, call.listed)
+    return rounded(apply(x, call.listed), dtype, call.listed)
 
 
 def sum_of_products(
-    a: torch.Tensor, b: torch.Tensor, terms: int, dtype: torch.dtype
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, *, terms: int, whole_b: bool = False
 ) -> torch.Tensor:
-    """The sum of the products of pieces, in a type."""
-    count = {3: 2, 6: 3}[terms]
-    left, right = a.to(dtype).chunk(count, -1), b.to(dtype).chunk(count, -2)
-    one, other = products(terms)[0]
-    x = left[one] @ right[other]
-    for one, other in products(terms)[1:]:
-        x = x + left[one] @ right[other]
-    return x
+    """The sum of the products of pieces that kernels add up, in a type and in their order.
+
+    Args:
+        a: [.., M, pieces * place].
+        b: [.., pieces * place, N]; whole: [.., K, N], K being at most place.
+        dtype: Of the products and of their sum.
+        terms: As of `GemmOperation`, as is whole_b.
+    """
+    given: Any = {"terms": terms, "whole_b": whole_b}
+    of = GemmOperation("bf16", "bf16", "fp32", **given)
+    left, right = a.to(dtype).chunk(of.pieces, -1), b.to(dtype).chunk(of.pieces_b, -2)
+    k = right[0].shape[-2]
+    first, *others = [left[one][..., :k] @ right[other] for one, other in of.products]
+    return sum(others, first)

@@ -76,10 +76,10 @@ def test_what_takes_more_than_32_bits_is_refused() -> None:
             FAMILY.launches(one, problem(2**28), NO_GPU)
 
 
-def test_kernels_of_the_widest_types_do_not_spill() -> None:
-    widest = {"direction": "permute", "weights": "fp32", "dot": True}
-    for one in (spec(512, "fp32", weights="fp32"), spec(512, "fp32", **widest)):
-        assert all(entry.clean for entry in compiled(one).resources.values())
+def test_a_kernel_of_the_widest_types_does_not_spill() -> None:
+    """The one of the other direction is among those of smoke.yaml."""
+    widest = spec(512, "fp32", weights="fp32")
+    assert all(entry.clean for entry in compiled(widest).resources.values())
 
 
 def test_the_model_knows_that_memory_limits_it() -> None:

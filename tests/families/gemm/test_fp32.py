@@ -6,17 +6,21 @@ The error of each scheme is held beside that of products rounded to fp32 and sum
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from cuda.bindings import driver as cuda
 from pretended_gpu import PretendedGpu, gpu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import parse_name
 from warploom.runtime import driver
+from warploom.runtime.families import every
 from warploom.runtime.families.gemm.tf32 import rounded_to_tf32
 
 __all__ = ["gpu"]  # a fixture
@@ -298,16 +302,48 @@ def test_outputs_of_steps_are_written(precision: str, grad: bool) -> None:
         assert amax > 0
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_result_that_is_differentiated_is_rounded_as_others(compiled: bool) -> None:
+    """It was rounded to nearest where a gradient was wanted, with a state that nothing read."""
+    torch.manual_seed(7)
+    a, b, state = torch.randn(9, 40), torch.randn(24, 40).t(), torch.tensor([7, 11])
+
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(
+            a,
+            b,
+            activation="relu",
+            out_dtype=torch.bfloat16,
+            rounding="stochastic",
+            rounding_state=state,
+            precision="fp32",
+        )
+
+    expected, nearest = call(a, b), torch.relu(a @ b).bfloat16()
+    a, b = a.requires_grad_(), b.requires_grad_()
+    d = (torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call)(a, b)
+    assert torch.equal(d, expected) and not torch.equal(d, nearest)
+    dd = torch.randn(9, 24).bfloat16()
+    found = torch.autograd.grad(d, (a, b), dd)
+    usual = torch.autograd.grad(torch.relu(a @ b), (a, b), dd.float())
+    for one, other in zip(found, usual, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("form", ["grad", "empty"])
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
+        (
+            {"rounding": "stochastic"},
+            "d behind stochastic_rounding 'fp32': must be one of fp16, bf16",
+        ),
         ({"bias": torch.ones(9)}, "bias of shape"),
         ({"bias": torch.ones(8).int()}, "bias of torch.int32"),
         ({"residual": torch.ones(3, 8)}, "residual of shape"),
         ({"activation": "tanhh"}, "activation 'tanhh'"),
     ],
-    ids=["bias", "type", "residual", "activation"],
+    ids=["rounding", "bias", "type", "residual", "activation"],
 )
 def test_bad_epilogues_are_named_where_torch_computes_them(
     form: str, keywords: dict[str, Any], problem: str
@@ -369,6 +405,21 @@ def test_pieces_of_a_parameter_belong_to_a_stream(
     assert launches == [6, 6, 5, 5]
 
 
+def test_pieces_of_a_stream_are_not_those_of_one_that_had_its_handle(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that was destroyed leaves its handle to a later one, which waits for nothing."""
+    x, weight = torch.randn(64, 64), torch.nn.Parameter(torch.randn(64, 64))
+    launches = []
+    for number in (1, 1, 2):
+        monkeypatch.setattr(cuda, "cuStreamGetId", lambda stream, number=number: (0, number))
+        gpu.launches.clear()
+        with torch.no_grad():
+            warploom.gemm(x, weight.t(), precision="fp32")
+        launches.append(len(gpu.launches))
+    assert launches == [6, 5, 6]
+
+
 def test_explain_names_the_kernel_and_the_pieces() -> None:
     a, b = torch.empty(4096, 512, device="meta"), torch.empty(512, 4096, device="meta")
     told = warploom.explain(warploom.gemm, a, b, precision="fp32", gpu="h200")
@@ -378,20 +429,76 @@ def test_explain_names_the_kernel_and_the_pieces() -> None:
     assert "_terms6_wide_" in told.reason and "the device finds" in told.reason
 
 
+class Made(TorchDispatchMode):
+    """Keeps the tensors that operators return, views but for those of memory that was there."""
+
+    def __init__(self, *known: torch.Tensor) -> None:
+        super().__init__()
+        self.known = {one.untyped_storage().data_ptr() for one in known}
+        self.found = list[torch.Tensor]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+        result = func(*args, **(kwargs or {}))
+        own = isinstance(result, torch.Tensor) and not result.is_meta
+        if own and result.untyped_storage().data_ptr() not in self.known:
+            self.found.append(result)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("precision", "of_b"),
+    [(one, torch.float32) for one in ("fp32", "bf16x3", "bf16x6", "tf32")]
+    + [("fp32", torch.bfloat16)],
+)
+@pytest.mark.parametrize("name", ["h200", None])
+def test_explain_launches_nothing_and_takes_no_memory(
+    gpu: PretendedGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str | None,
+    precision: str,
+    of_b: torch.dtype,
+) -> None:
+    """It split both operands, and kept pieces of weights that nobody multiplied with."""
+    from warploom.runtime.families.gemm import fp32
+
+    every()  # a family that is loaded meanwhile may make constants
+    built = list[object]()
+    monkeypatch.setattr(fp32, "kernel", lambda spec, device: built.append(spec))
+    x, bias = torch.randn(64, 96), torch.randn(33)[1:]
+    weight = torch.nn.Parameter(torch.randn(96, 32, dtype=of_b))
+    with Made(x, bias, weight) as made:
+        told = warploom.explain(
+            warploom.gemm, x, weight, bias=bias, activation="relu", precision=precision, gpu=name
+        )
+    assert not gpu.launches and not made.found and weight not in fp32._kept
+    assert f"precision {precision}" in told.reason
+    copied = precision == "tf32" or of_b == torch.bfloat16
+    assert told.copies == (("b",) if copied else ())
+    narrow_and_wide = precision == "fp32" and of_b == torch.float32
+    assert len(built) == (0 if name else 1 + narrow_and_wide)
+
+
+def test_explain_tells_of_copies_that_splits_make(gpu: PretendedGpu) -> None:
+    a, b = torch.randn(64, 192)[:, ::2], torch.randn(32, 96).t()
+    assert warploom.explain(warploom.gemm, a, b, precision="fp32", gpu="h200").copies == ("a",)
+
+
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
         ({"precision": "fp64"}, "precision 'fp64': must be one of fp32, bf16x3, bf16x6, tf32"),
-        ({"algorithm": "strassen"}, "algorithm strassen with precision fp32"),
-        ({"use_fast_accum": False}, "use_fast_accum False with precision 'fp32'"),
-        ({"out_dtype": torch.int8}, "out_dtype torch.int8 with precision 'fp32'"),
+        ({"algorithm": "strassen"}, "algorithm 'strassen' with precision 'fp32': must be without"),
+        ({"use_fast_accum": False}, "use_fast_accum False with precision 'fp32': must be True"),
+        ({"out_dtype": torch.int8}, "out_dtype torch.int8 with precision 'fp32': must be fp32, bf"),
     ],
     ids=str,
 )
 def test_what_it_does_not_take_is_named(keywords: dict[str, Any], problem: str) -> None:
     a, b = torch.randn(8, 16), torch.randn(16, 8)
-    with pytest.raises(ProblemError, match=problem.split(":")[0]):
-        warploom.gemm(a, b, **{"precision": "fp32", **keywords})
+    call: Any
+    for call in (warploom.gemm, partial(warploom.explain, warploom.gemm)):
+        with pytest.raises(ProblemError, match=problem):
+            call(a, b, **{"precision": "fp32", **keywords})
 
 
 def test_operands_of_other_types_are_named() -> None:

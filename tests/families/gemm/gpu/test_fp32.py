@@ -112,12 +112,12 @@ def test_gradients_with_weights_of_bf16_and_of_tf32() -> None:
         assert errors(dw.float(), dy.t(), x.detach().t())[0] < max(bound, 2.0**-8)
 
 
-def test_one_infinity_spoils_its_row_alone() -> None:
+def test_values_that_are_not_finite_spoil_their_rows_and_columns_alone() -> None:
     a, weight = drawn("normal", 1024)
-    a[5, 7] = torch.inf
+    a[5, 7], a[9, 3], weight[11, 2] = torch.inf, torch.nan, -torch.inf
     d, expected = warploom.gemm(a, weight.t(), precision="fp32"), a @ weight.t()
     assert torch.equal(d.isfinite(), expected.isfinite())
-    a, d, expected = a[6:], d[6:], expected[6:]
+    a, weight, d, expected = a[10:], weight[12:], d[10:, 12:], expected[10:, 12:]
     assert errors(d, a, weight)[0] <= max(errors(expected, a, weight)[0], 3e-7)
 
 
@@ -207,14 +207,6 @@ def test_batches_and_layouts(transposed: bool) -> None:
     d = warploom.gemm(left, right, precision="fp32")
     sizes = left.abs() @ right.abs()
     assert ((d - left.double() @ right.double()).abs() <= 2.0**-20 * sizes).all()
-
-
-def test_values_that_are_not_finite_stay_in_their_rows_and_columns() -> None:
-    torch.manual_seed(2)
-    a, weight = torch.randn(300, 200, device="cuda"), torch.randn(100, 200, device="cuda")
-    a[5, 7], a[9, 3], weight[11, 2] = torch.inf, torch.nan, -torch.inf
-    d, expected = warploom.gemm(a, weight.t(), precision="fp32"), a @ weight.t()
-    assert torch.equal(d.isfinite(), expected.isfinite())
 
 
 def test_gradients_a_stream_and_a_graph() -> None:
