@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from benchmarks.families import Asked, Case
+from benchmarks.peers import _routing
+from benchmarks.peers._checked import kernels_of
+from benchmarks.peers._routing import Routed
 from benchmarks.peers.libraries import imported
 from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
@@ -25,10 +28,11 @@ from warploom.runtime.measure import largest_share
 from warploom.runtime.plan import run
 from warploom.runtime.trial import wrong
 
-Routed = Literal["even", "zipf"]
+Sizes = tuple[int, int, int, int]  # groups, n, k, rows in all
 BY_ROWS = GemmOperation("bf16", "bf16", "bf16", batched=True, groups="rows")
 BLOCKS = replace(BY_ROWS, a="e4m3", b="e4m3", accumulation="promoted", block_scales="row_block")
 BY_K = replace(BY_ROWS, layout_a="col", layout_b="row", groups="k")
+ZERO = torch.zeros(1, dtype=torch.int32)
 PADDED = 128  # rows that DeepGEMM's contiguous groups begin at multiples of
 
 
@@ -46,7 +50,7 @@ def grouped(_asked: Asked) -> Iterator[Case]:
             yield _case(replace(operation, groups="masked"), (groups, n, k, rows * groups), "even")
 
 
-def _case(operation: GemmOperation, shape: tuple[int, int, int, int], routed: Routed) -> Case:
+def _case(operation: GemmOperation, shape: Sizes, routed: Routed) -> Case:
     """So many rows in all of A [rows, k], and weights [n, k]; of gradients k is their rows."""
     groups, n, k, rows = shape
     kind, size = operation.a, element(operation.a)
@@ -58,49 +62,50 @@ def _case(operation: GemmOperation, shape: tuple[int, int, int, int], routed: Ro
         "epilogue": f"{groups} groups of {operation.groups}, {routed}",
     }
     told = f"{groups} groups of {operation.groups} {routed}, {rows} rows, {n}x{k}"
-    floor = Floor.of(2 * rows * n * k, _moved(operation, shape), size.bits)
+    floor = Floor.of(2 * rows * n * k, _moved(operation, shape, routed), size.bits)
     name = told if kind == "bf16" else f"{kind} {told}"
     return Case(name, problem, floor, partial(_contenders, operation, shape, routed))
 
 
-def _moved(operation: GemmOperation, shape: tuple[int, int, int, int]) -> int:
+def _moved(operation: GemmOperation, shape: Sizes, routed: Routed) -> int:
+    """Bytes, without the weights of groups that have no row; gradients of these are zeros."""
     groups, n, k, rows = shape
+    if operation.groups == "rows":
+        ends = _routing.ends(rows // groups * groups, groups, routed, 0)
+        groups = int((ends.diff(prepend=ZERO) > 0).sum())
     return element(operation.a).bytes * (rows * k + groups * n * k) + 2 * rows * n
 
 
 def _contenders(
-    operation: GemmOperation, shape: tuple[int, int, int, int], routed: Routed, asked: Asked
+    operation: GemmOperation, shape: Sizes, routed: Routed, asked: Asked
 ) -> list[Contender]:
     groups, n, k, rows = shape
     extents = (rows // groups, n, k) if operation.by_rows else (n, k, rows // groups)
     data = GemmData(operation, GemmShape(*extents, groups), asked.device, 0)
-    draws = torch.Generator(asked.device).manual_seed(1)
     total, masked = rows // groups * groups, operation.groups == "masked"
+    seeds = iter(range(1 << 20))
 
     def drawn() -> Operands:
         one = data.operands()
         if masked:
             assert one.offs is not None  # noqa: S101 (for type checkers)
             return replace(one, offs=torch.full_like(one.offs, rows // groups))
-        return replace(one, offs=_ends(total, groups, routed, draws))
+        ends = _routing.ends(total, groups, routed, next(seeds))
+        return replace(one, offs=ends.to(asked.device))
 
-    given = rotated(drawn, _moved(operation, shape), asked.device)
-    found = [_contender("warploom", operation, given, partial(_ours, operation), peer=False)]
-    if operation.a == "bf16" and not masked:
+    given = rotated(drawn, _moved(operation, shape, routed), asked.device)
+    ours = _contender("warploom", operation, given, partial(_ours, operation), peer=False)
+    found = [replace(ours, told=partial(kernels_of, ours.calls[0]))]
+    if operation.a == "bf16" and not masked and _is_asked("torch", asked):
         found.append(_contender("torch._grouped_mm", operation, given, _torch, peer=True))
-    if operation.by_rows and "deep_gemm" in (asked.peers or ("deep_gemm",)):
+    if operation.by_rows and _is_asked("deep_gemm", asked):
         prepare = _masked if masked else _contiguous
         found.append(_deep_gemm(operation, given, prepare))
     return found
 
 
-def _ends(total: int, groups: int, routed: Routed, draws: torch.Generator) -> torch.Tensor:
-    """Where groups end whose rows are drawn one by one."""
-    weights = torch.ones(groups, device=draws.device)
-    if routed == "zipf":
-        weights /= torch.randperm(groups, generator=draws, device=draws.device) + 1
-    chosen = torch.multinomial(weights, total, replacement=True, generator=draws)
-    return torch.bincount(chosen, minlength=groups).cumsum(0).to(torch.int32)
+def _is_asked(peer: str, asked: Asked) -> bool:
+    return not asked.peers or peer in asked.peers
 
 
 def _contender(

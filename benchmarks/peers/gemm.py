@@ -219,7 +219,13 @@ FAMILY = Products(
         "e4m3_block": "GEMM, e4m3, block scales of 1x128 by 128x128",
         "e4m3_block_row": "GEMM, e4m3, block scales of 1x128 both",
     },
-    peers={"cublas": "torch.mm", "triton": "triton", "quack": "quack", "deep_gemm": "deep_gemm"},
+    peers={
+        "cublas": "torch.mm",
+        "triton": "triton",
+        "quack": "quack",
+        "deep_gemm": "deep_gemm",
+        "torch": "torch._grouped_mm",
+    },
     called={
         "torch.mm": "torch.mm (cuBLAS)",
         "torch._scaled_mm": "torch._scaled_mm (cuBLAS)",
