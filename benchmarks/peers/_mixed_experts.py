@@ -64,7 +64,7 @@ class Model:
             weights = sum(self.moved(one, tokens) for one in self.sizes)
             return weights - 2 * tokens * self.k * (self.hidden + 2 * self.inner)
         n, k = self.sizes[name]
-        hit = len(_routing.ids(tokens, self.experts, self.k, 0).unique())
+        hit = len(_routing.chosen(_routing.ids(tokens, self.experts, self.k, 0)))
         columns = n // 2 if name == "gate_up" else n  # of the result: a gate halves them
         return hit * self.kind(name).bytes((0, n, k)) + 2 * tokens * self.k * (k + columns)
 
@@ -74,7 +74,8 @@ def experts(asked: Asked) -> Iterator[Case]:
     listed = cells()["mixed_gemm"]["experts"]
     for type in listed["types"]:
         for name, gate in listed["gates"].items():
-            model = Model(*cells()["combine"]["layers"]["models"][name], gate, type)
+            hidden, inner, count, chosen = cells()["combine"]["layers"]["models"][name]
+            model = Model(hidden, inner, count, chosen, gate, type)
             for part in (*model.sizes, "layer"):
                 n, k = model.sizes.get(part, model.sizes["gate_up"])
                 for tokens in asked.m or listed["tokens"]:
@@ -239,7 +240,7 @@ def _exact(model: Model, weights: Weights, one: Routed) -> torch.Tensor:
         found = rows @ packed[expert].dequantize(torch.float32).mT
         return found + weights.biases[name][expert] if name in weights.biases else found
 
-    for expert in one.ids.unique().tolist():
+    for expert in _routing.chosen(one.ids):
         token, choice = torch.where(one.ids == expert)
         both = linear(one.hidden[token].float(), "gate_up", expert)
         gated = gate_function(both, model.gate, "interleaved", 1.702, 7.0)

@@ -18,6 +18,12 @@ def ids(tokens: int, experts: int, k: int, seed: int) -> torch.Tensor:
     return torch.rand(tokens, experts, generator=draws).topk(k).indices
 
 
+def chosen(ids: torch.Tensor) -> list[int]:
+    """The experts that some token has."""
+    found: list[int] = torch.bincount(ids.reshape(-1)).nonzero().reshape(-1).tolist()
+    return found
+
+
 @lru_cache(maxsize=8)
 def ends(rows: int, groups: int, routed: Routed, seed: int) -> torch.Tensor:
     """Where groups end, int32 [groups]: each row draws its group, evenly or by Zipf's law."""

@@ -46,8 +46,8 @@ class Sizes:
     @property
     def weight_bytes(self) -> int:
         """Of the experts that some token of the first routing has."""
-        chosen = len(_routing.ids(self.tokens, self.experts, self.k, 0).unique())
-        return 2 * 3 * chosen * self.hidden * self.inner
+        ids = _routing.ids(self.tokens, self.experts, self.k, 0)
+        return 2 * 3 * len(_routing.chosen(ids)) * self.hidden * self.inner
 
     @property
     def moved(self) -> int:
@@ -232,7 +232,7 @@ def loop(
 ) -> torch.Tensor:
     """transformers' eager loop over the experts that have tokens: it waits for the device."""
     out = torch.zeros_like(hidden)
-    for expert in ids.unique().tolist():
+    for expert in _routing.chosen(ids):
         token, choice = torch.where(ids == expert)
         gate, up = F.linear(hidden[token], gate_up[expert]).chunk(2, -1)
         rows = F.linear(F.silu(gate) * up, down[expert]) * weights[token, choice, None]
