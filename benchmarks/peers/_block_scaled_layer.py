@@ -83,7 +83,7 @@ def block_scaled_layers(asked: Asked) -> Iterator[Case]:
             moved = weights + tokens * (hidden + 2 * inner + 2 * hidden)
             yield Case(
                 f"gated layer e4m3_block {tokens}x{hidden}x{inner}",
-                {"tokens": tokens, "hidden": hidden, "inner": inner, "type": "e4m3_block"},
+                {"m": tokens, "hidden": hidden, "inner": inner, "type": "e4m3_block"},
                 Floor.of(2 * tokens * weights, moved, 8),
                 partial(_contenders, (tokens, hidden, inner)),
             )

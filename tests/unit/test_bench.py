@@ -87,6 +87,14 @@ def test_the_cells_are_those_of_the_list() -> None:
     assert {case.problem["heads"] * case.problem["dim"] for case in squares} == {2048}
 
 
+def test_cases_of_every_set_can_be_asked_for_by_rows() -> None:
+    """Guards against a set whose problems do not say their rows: `--m` ended the run there."""
+    for name, family in families().items():
+        for word, group in family.groups.items():
+            if group.cases and word != "compile":  # whose kernels have no rows
+                assert isinstance(listed(name, cells=(word,), m=(16,)), list)
+
+
 @pytest.mark.parametrize(
     ("names", "asked", "count"),
     [
