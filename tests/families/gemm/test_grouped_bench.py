@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
+import deep_gemm_stand_in
 import pytest
 
 from benchmarks.families import Asked
 from benchmarks.peers import _grouped as peer
+from benchmarks.peers.libraries import deep_gemm
 from warploom.generator.families.gemm import GemmOperation
 
 
@@ -50,3 +53,16 @@ def test_a_floor_leaves_out_the_weights_of_groups_without_rows() -> None:
     moved = peer._moved(peer.BY_ROWS, (groups, n, k, rows), "zipf")
     assert moved == 2 * (rows * k + hit * n * k + rows * n)
     assert peer._moved(peer.BY_K, (groups, n, k, rows), "zipf") > 2 * groups * n * k
+
+
+@pytest.mark.parametrize("operation", [peer.BY_ROWS, peer.BLOCKS], ids=["bf16", "blocks"])
+@pytest.mark.parametrize("groups", ["rows", "masked"])
+def test_deep_gemm_is_given_the_rows_of_each_group(
+    operation: GemmOperation, groups: Literal["rows", "masked"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows that are padded, or scales laid out, otherwise than its kernels read."""
+    monkeypatch.setattr(deep_gemm, "imported", deep_gemm_stand_in.imported)
+    asked = Asked(device="cpu", peers=("deep_gemm",))
+    made = replace(operation, groups=groups)
+    _, found = peer._contenders(made, (4, 128, 256, 80), "zipf", asked)
+    assert found.error_share is not None and 0 < found.error_share() <= 1
