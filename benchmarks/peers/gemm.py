@@ -16,6 +16,7 @@ from benchmarks.peers._block_scaled import block_scaled
 from benchmarks.peers._block_sparse import block_sparse
 from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
+from benchmarks.peers._gate_gradient import gate_gradients
 from benchmarks.peers._gated import gated
 from benchmarks.peers._grouped import grouped
 from benchmarks.peers._libraries import GEMM
@@ -188,6 +189,9 @@ FAMILY = Products(
             "GEMM, bf16, with scale, bias, gelu and residual in the kernel", fused, listed=True
         ),
         "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
+        "gate_gradients": Group(
+            "GEMM, the gradient of a gate in the kernel and behind it", gate_gradients, listed=True
+        ),
         "rounding": Group("GEMM, rounded stochastically and to nearest", rounded, listed=True),
         "strassen": Group(
             "GEMM, bf16, by Strassen's algorithm and as one product", strassen, listed=True

@@ -17,6 +17,7 @@ from benchmarks.peers import (
     _block_scaled,
     _block_scaled_layer,
     _drawn,
+    _gate_gradient,
     _gated,
     _gated_layer,
     _normed,
@@ -176,6 +177,23 @@ def test_a_gate_is_checked_beside_a_product_and_what_follows_it(
             found
         )
         assert ("quack" in found) == case.name.startswith("gated bf16")
+
+
+def test_the_gradient_of_a_gate_is_checked_beside_a_kernel_behind_the_gemm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"gated": {"gradients": {"sizes": [(64, 96)], "tokens": [5]}}}
+    monkeypatch.setattr(_gate_gradient, "cells", lambda: {"gemm": listed})
+    monkeypatch.setattr(_gate_gradient, "compiled", lambda make: make())
+    (case,) = _gate_gradient.gate_gradients(Asked())
+    found = {entry.contender: entry for entry in measured(case).entries}
+    assert parse_name(str(found["warploom"].kernel)).operation == _gate_gradient.OPERATION
+    assert found.pop("without the gate").error_share is None  # it is no result of the case
+    assert set(found) == {
+        "warploom",
+        *(f"{one}, then torch.compile" for one in ("warploom", "torch")),
+    }
+    assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
 
 
 def test_stochastic_rounding_is_measured_beside_rounding_to_nearest(
