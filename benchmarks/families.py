@@ -74,13 +74,15 @@ class Group:
     """A set of cells: the title of its section, the README's row, and what measures it.
 
     `{kind}` in both, and each field of a problem in `row`, is replaced. Ratios of what is `listed`
-    say little. One without `cases` was measured once and is only shown.
+    say little. One without `cases` was measured once and is only shown. `about` tells its cases
+    from others of the same title.
     """
 
     title: str
     cases: Callable[[Asked], Iterable[Case]] | None = None
     row: str = ""
     listed: bool = False
+    about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

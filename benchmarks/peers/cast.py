@@ -221,7 +221,7 @@ class Casts(Family):
 
 FAMILY = Casts(
     name="cast",
-    groups={"casts": Group("{kind}", cases, "{kind}")},
+    groups={"casts": Group("{kind}", cases, "{kind}", about="one and both orientations")},
     grid=("casts",),
     kinds={"bf16": "Casts of bf16 to e4m3"},
     peers={name: name for name in ("torch", "torch.compile", "torchao")},

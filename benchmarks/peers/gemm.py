@@ -184,11 +184,16 @@ FAMILY = Products(
         "operations": Group(
             "GEMM, promoted sums, 8-bit results, batches, sums in place", operations, listed=True
         ),
-        "block_scaled": Group("{kind}", block_scaled, "{kind}"),
+        "block_scaled": Group("{kind}", block_scaled, "{kind}", about="fp8 with block scales"),
         "fused": Group(
             "GEMM, bf16, with scale, bias, gelu and residual in the kernel", fused, listed=True
         ),
-        "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
+        "gated": Group(
+            "GEMM, silu(gate) * up in the kernel and behind it",
+            gated,
+            listed=True,
+            about="and whole layers: both passes in bf16, forward in fp8 with block scales",
+        ),
         "gate_gradients": Group(
             "GEMM, the gradient of a gate in the kernel and behind it", gate_gradients, listed=True
         ),
@@ -198,7 +203,10 @@ FAMILY = Products(
         ),
         "block_sparse": Group("GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True),
         "grouped": Group(
-            "Grouped GEMM, whose groups end at offsets on the device", grouped, listed=True
+            "Grouped GEMM, whose groups end at offsets on the device",
+            grouped,
+            listed=True,
+            about="in bf16 and fp8 with block scales; gradients; masked batches",
         ),
         "normed": Group(
             "GEMM, an RMS norm through two epilogues and as a kernel",

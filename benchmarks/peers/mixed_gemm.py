@@ -96,11 +96,13 @@ class MixedProducts(Family):
 FAMILY = MixedProducts(
     name="mixed_gemm",
     groups={
-        "llm": Group("{kind}, layers of language models", layers, ROW),
-        "zeros": Group("{kind}, layers of language models", zeros),
-        "nvfp4": Group("{kind}, layers of language models", nvfp4),
-        "mxfp8": Group("{kind}, layers of language models", mxfp8),
-        "two_bits": Group("{kind}, layers of language models", two_bits),
+        "llm": Group(
+            "{kind}, layers of language models", layers, ROW, about="weights in 4 and 8 bits"
+        ),
+        "zeros": Group("{kind}, layers of language models", zeros, about="uint4 with zero points"),
+        "nvfp4": Group("{kind}, layers of language models", nvfp4, about="NVFP4 weights"),
+        "mxfp8": Group("{kind}, layers of language models", mxfp8, about="MXFP8 weights"),
+        "two_bits": Group("{kind}, layers of language models", two_bits, about="2-bit weights"),
         "normed": Group(
             "{kind}, an RMS norm through two epilogues and as a kernel",
             partial(normed, "mixed_gemm"),
