@@ -29,8 +29,9 @@ class Asked:
     """What a run is to measure; what is empty leaves nothing out.
 
     `specs` are kernels that compete where they compute what a cell does, `baseline` a source to be
-    compiled beside ours; `seed` and `count` are of problems that are drawn; `before` has the
-    kernels that calls ran before their problems were tuned, by what tuning calls these.
+    compiled beside ours; `profile`: say where the time of Warploom's calls goes; `seed` and `count`
+    are of problems that are drawn; `before` has the kernels that calls ran before their problems
+    were tuned, by what tuning calls these.
     """
 
     cells: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class Asked:
     count: int = COUNT
     before: Mapping[str, str] = field(default_factory=dict)
     device: str = "cuda"
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,15 @@ class Group:
     """A set of cells: the title of its section, the README's row, and what measures it.
 
     `{kind}` in both, and each field of a problem in `row`, is replaced. Ratios of what is `listed`
-    say little. One without `cases` was measured once and is only shown.
+    say little. One without `cases` was measured once and is only shown. `about` tells its cases
+    from others of the same title.
     """
 
     title: str
     cases: Callable[[Asked], Iterable[Case]] | None = None
     row: str = ""
     listed: bool = False
+    about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

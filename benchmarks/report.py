@@ -14,7 +14,7 @@ import click
 
 from benchmarks import tables
 from benchmarks.absences import absences
-from benchmarks.families import CellJson, group_of
+from benchmarks.families import CellJson, Family, Group, families, group_of
 from benchmarks.pictures import Picture, compared, means, of_section, overview, where
 from benchmarks.protocol import read
 from benchmarks.wording import (
@@ -32,7 +32,7 @@ from warploom.atomic_file import replace_file
 from warploom.generator.markdown import insert
 
 RESULTS = Path(__file__).parent / "results"
-MARKERS = "benchmarks"
+MARKERS, SETS = "benchmarks", "sets"
 OVERVIEW, MEANS = "every_cell", "means"
 NOTHING = "Nothing has been measured yet."
 
@@ -88,6 +88,23 @@ def draw(folder: Path = RESULTS) -> str:
     return "\n\n".join(parts) or NOTHING
 
 
+def sets() -> str:
+    """The table of sets of cases: what `--cells` takes, and which are measured without it."""
+    rows = [
+        (f"`{name}`", f"`{word}`", "yes" if word in one.grid else "", _about(one, group))
+        for name, one in families().items()
+        for word, group in one.groups.items()
+        if group.cases
+    ]
+    return tables.table(["family", "`--cells`", "without `--cells`", "cases"], rows)
+
+
+def _about(one: Family, group: Group) -> str:
+    """The title of a set for all of its types, and what it is about."""
+    kind = next(iter(one.kinds.values())).partition(",")[0]
+    return ", ".join(filter(None, [group.title.format(kind=kind), group.about]))
+
+
 def anchor(heading: str) -> str:
     """What links to a heading name."""
     return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
@@ -125,6 +142,11 @@ def _section(stem: str, title: str, document: DocumentJson) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def renewed(page: str) -> str:
+    """The page with what is drawn from results, and its sets of cases, as they should be."""
+    return insert(insert(page, MARKERS, draw()), SETS, sets())
+
+
 @click.command()
 @click.option("--write", "path", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def main(path: Path | None) -> None:
@@ -136,7 +158,7 @@ def main(path: Path | None) -> None:
     kept = {picture.save(folder) for picture in pictures(documents())}
     for stale in set(folder.glob("*.svg")) - kept:
         stale.unlink()
-    replace_file(path, insert(path.read_text(), MARKERS, draw()))
+    replace_file(path, renewed(path.read_text()))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import warploom
-from benchmarks import machine
+from benchmarks import machine, profiles
 from benchmarks.families import Asked, Case, Family, families, group_of
 from benchmarks.protocol import summary
 from benchmarks.wording import by_kind, kind_name
@@ -128,15 +128,20 @@ def measured(
 def measure(case: Case, asked: Asked, sampler: Sampling | None = None) -> Cell:
     """Measure a cell once."""
     with torch.set_grad_enabled(case.gradients):
-        return compete(
+        contenders = case.contenders(asked)
+        cell = compete(
             case.name,
             case.problem,
-            case.contenders(asked),
+            contenders,
             case.floor,
             sampler=sampler or case.sampler,
             rounds=case.rounds,
             discarded=case.discarded,
         )
+        if asked.profile and cell.entries[0].seconds:
+            found = profiles.profiled(contenders[0].calls[0])
+            cell = replace(cell, problem={**cell.problem, "profile": found})
+        return cell
 
 
 def steadied(once: Callable[[], Cell]) -> Cell:

@@ -56,11 +56,10 @@ def of_cells(cells: Sequence[CellJson]) -> Table:
     for each contender.
     """
     if group_of(cells[0]).listed:
-        every = [(cell, entry) for cell in cells for entry in cell["entries"]]
-        rows = [
-            (str(cell["name"]), peer(one["contender"]), _microseconds(one)) for cell, one in every
-        ]
-        return ["what", "contender", "us"], [*rows]
+        rows = [_listed(cell, entry) for cell in cells for entry in cell["entries"]]
+        floors = any(cell["floor"] for cell in cells)
+        columns = ["what", "contender", "us", "us / first", *["floor / us"] * floors]
+        return columns, [row[: len(columns)] for row in rows]
     names = ["warploom", *measured_peers(cells)]
     decided = ["kernel by"] if any("decision" in cell["problem"] for cell in cells) else []
     times = [f"{peer(name)} us" for name in names]
@@ -69,6 +68,16 @@ def of_cells(cells: Sequence[CellJson]) -> Table:
     columns = ["case", "floor us", *times, *rates, RATIO, "verdict", *decided]
     ordered = sorted(cells, key=size)
     return columns, [_row(cell, names, further)[: len(columns)] for cell in ordered]
+
+
+def _listed(cell: CellJson, entry: CellJson) -> tuple[str, ...]:
+    """A contender, its time by that of the case's first, and the floor by its time."""
+    first, taken = cell["entries"][0], entry["seconds"]
+    ratio, share = "-", "-"
+    if right(entry) and taken:
+        ratio = f"{taken / first['seconds']:.3f}" if first["seconds"] else "-"
+        share = f"{cell['floor']['seconds'] / taken:.2f}" if cell["floor"] else "-"
+    return str(cell["name"]), peer(entry["contender"]), _microseconds(entry), ratio, share
 
 
 def _row(cell: CellJson, names: Sequence[str], further: Sequence[str]) -> tuple[str, ...]:

@@ -117,6 +117,7 @@ TITLES = {
     "packed": "{kind}, packed sequences of varying length",
     "two_dims": "{kind}, v of another head dimension",
 }
+ABOUT = {"square": "16k tokens", "grouped": "grouped queries"}
 DIMENSION = "{kind}, head dimension {dim}"  # a row of the README
 
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from warploom.runtime.contest import Contender
 from warploom.runtime.measure import Call, largest_share
+from warploom.runtime.plan import Plan, heard
 
 CallT = TypeVar("CallT", bound=Call)
 
@@ -32,6 +33,16 @@ class Right:
         if math.isnan(together):
             return math.inf
         return max(together, largest_share(out, self.exact, self.bound))
+
+
+def kernels_of(call: Call) -> tuple[str, str]:
+    """Make a call of Warploom's: the kernels that it runs, and what decided on each."""
+    plans: list[Plan[Any, Any]] = []
+    with heard(plans.append):
+        call()
+    found = dict.fromkeys((one.choice.spec.name, one.choice.reason) for one in plans)
+    names, reasons = zip(*found, strict=True) if found else ((), ())
+    return " + ".join(names), " + ".join(reasons)
 
 
 def tried(

@@ -37,7 +37,7 @@ def gated_layers(asked: Asked) -> Iterator[Case]:
             work = 2 * PASSES * tokens * hidden * inner
             yield Case(
                 f"gated layer bf16, both passes {'x'.join(map(str, sizes))}",
-                {"tokens": tokens, "hidden": hidden, "inner": inner, "type": "bf16"},
+                {"m": tokens, "hidden": hidden, "inner": inner, "type": "bf16"},
                 Floor.of(work, _moved(*sizes), 16),
                 partial(_contenders, sizes),
             )

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
 
 import torch
 
 from benchmarks.families import Asked, Case
-from benchmarks.peers.libraries import imported
+from benchmarks.peers import _routing
+from benchmarks.peers._checked import kernels_of
+from benchmarks.peers._routing import Routed
+from benchmarks.peers.libraries import deep_gemm
 from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.generator.elements import element
@@ -25,11 +27,11 @@ from warploom.runtime.measure import largest_share
 from warploom.runtime.plan import run
 from warploom.runtime.trial import wrong
 
-Routed = Literal["even", "zipf"]
+Sizes = tuple[int, int, int, int]  # groups, n, k, rows in all
 BY_ROWS = GemmOperation("bf16", "bf16", "bf16", batched=True, groups="rows")
 BLOCKS = replace(BY_ROWS, a="e4m3", b="e4m3", accumulation="promoted", block_scales="row_block")
 BY_K = replace(BY_ROWS, layout_a="col", layout_b="row", groups="k")
-PADDED = 128  # rows that DeepGEMM's contiguous groups begin at multiples of
+ZERO = torch.zeros(1, dtype=torch.int32)
 
 
 def grouped(_asked: Asked) -> Iterator[Case]:
@@ -46,7 +48,7 @@ def grouped(_asked: Asked) -> Iterator[Case]:
             yield _case(replace(operation, groups="masked"), (groups, n, k, rows * groups), "even")
 
 
-def _case(operation: GemmOperation, shape: tuple[int, int, int, int], routed: Routed) -> Case:
+def _case(operation: GemmOperation, shape: Sizes, routed: Routed) -> Case:
     """So many rows in all of A [rows, k], and weights [n, k]; of gradients k is their rows."""
     groups, n, k, rows = shape
     kind, size = operation.a, element(operation.a)
@@ -58,49 +60,49 @@ def _case(operation: GemmOperation, shape: tuple[int, int, int, int], routed: Ro
         "epilogue": f"{groups} groups of {operation.groups}, {routed}",
     }
     told = f"{groups} groups of {operation.groups} {routed}, {rows} rows, {n}x{k}"
-    floor = Floor.of(2 * rows * n * k, _moved(operation, shape), size.bits)
+    floor = Floor.of(2 * rows * n * k, _moved(operation, shape, routed), size.bits)
     name = told if kind == "bf16" else f"{kind} {told}"
     return Case(name, problem, floor, partial(_contenders, operation, shape, routed))
 
 
-def _moved(operation: GemmOperation, shape: tuple[int, int, int, int]) -> int:
+def _moved(operation: GemmOperation, shape: Sizes, routed: Routed) -> int:
+    """Bytes, without the weights of groups that have no row; gradients of these are zeros."""
     groups, n, k, rows = shape
+    if operation.groups == "rows":
+        ends = _routing.ends(rows // groups * groups, groups, routed, 0)
+        groups = int((ends.diff(prepend=ZERO) > 0).sum())
     return element(operation.a).bytes * (rows * k + groups * n * k) + 2 * rows * n
 
 
 def _contenders(
-    operation: GemmOperation, shape: tuple[int, int, int, int], routed: Routed, asked: Asked
+    operation: GemmOperation, shape: Sizes, routed: Routed, asked: Asked
 ) -> list[Contender]:
     groups, n, k, rows = shape
     extents = (rows // groups, n, k) if operation.by_rows else (n, k, rows // groups)
     data = GemmData(operation, GemmShape(*extents, groups), asked.device, 0)
-    draws = torch.Generator(asked.device).manual_seed(1)
     total, masked = rows // groups * groups, operation.groups == "masked"
+    seeds = iter(range(1 << 20))
 
     def drawn() -> Operands:
         one = data.operands()
         if masked:
             assert one.offs is not None  # noqa: S101 (for type checkers)
             return replace(one, offs=torch.full_like(one.offs, rows // groups))
-        return replace(one, offs=_ends(total, groups, routed, draws))
+        ends = _routing.ends(total, groups, routed, next(seeds))
+        return replace(one, offs=ends.to(asked.device))
 
-    given = rotated(drawn, _moved(operation, shape), asked.device)
-    found = [_contender("warploom", operation, given, partial(_ours, operation), peer=False)]
-    if operation.a == "bf16" and not masked:
+    given = rotated(drawn, _moved(operation, shape, routed), asked.device)
+    ours = _contender("warploom", operation, given, partial(_ours, operation), peer=False)
+    found = [replace(ours, told=partial(kernels_of, ours.calls[0]))]
+    if operation.a == "bf16" and not masked and _is_asked("torch", asked):
         found.append(_contender("torch._grouped_mm", operation, given, _torch, peer=True))
-    if operation.by_rows and "deep_gemm" in (asked.peers or ("deep_gemm",)):
-        prepare = _masked if masked else _contiguous
-        found.append(_deep_gemm(operation, given, prepare))
+    if operation.by_rows and _is_asked("deep_gemm", asked):
+        found.append(_deep_gemm(operation, given))
     return found
 
 
-def _ends(total: int, groups: int, routed: Routed, draws: torch.Generator) -> torch.Tensor:
-    """Where groups end whose rows are drawn one by one."""
-    weights = torch.ones(groups, device=draws.device)
-    if routed == "zipf":
-        weights /= torch.randperm(groups, generator=draws, device=draws.device) + 1
-    chosen = torch.multinomial(weights, total, replacement=True, generator=draws)
-    return torch.bincount(chosen, minlength=groups).cumsum(0).to(torch.int32)
+def _is_asked(peer: str, asked: Asked) -> bool:
+    return not asked.peers or peer in asked.peers
 
 
 def _contender(
@@ -134,15 +136,12 @@ def _torch(one: Operands) -> torch.Tensor:
 
 # ---- DeepGEMM ------------------------------------------------------------------------------------
 
-Ready = tuple[Callable[[], object], torch.Tensor, torch.Tensor]
-"""A call, where it stores, and the rows of that which the results are in."""
 
-
-def _deep_gemm(
-    operation: GemmOperation, given: Sequence[Operands], prepare: Callable[[Operands], Ready]
-) -> Contender:
-    """DeepGEMM's kernel for such groups; what `prepare` does is not timed."""
-    ready: dict[int, Ready] = {}
+def _deep_gemm(operation: GemmOperation, given: Sequence[Operands]) -> Contender:
+    """DeepGEMM's kernel for such groups; how operands are laid out for it is not timed."""
+    masked = operation.groups == "masked"
+    prepare = deep_gemm.masked if masked else deep_gemm.contiguous
+    ready: dict[int, deep_gemm.Ready] = {}
 
     def call(one: Operands) -> torch.Tensor:
         if id(one) not in ready:
@@ -155,71 +154,7 @@ def _deep_gemm(
         d = call(given[0])
         return d[ready[id(given[0])][2]]
 
-    name = "deep_gemm" if operation.groups == "masked" else "deep_gemm, rows padded before"
+    name = "deep_gemm" if masked else "deep_gemm, rows padded before"
     calls = [partial(call, one) for one in given]
     share = partial(_share, operation, given[0], placed)
     return Contender(name, calls, share, peer=True)
-
-
-def _contiguous(one: Operands) -> Ready:
-    """Rows are padded so that groups begin at multiples of 128."""
-    library = imported("deep_gemm", "deep_gemm")
-    assert one.offs is not None  # noqa: S101 (for type checkers)
-    ends = one.offs.long()
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    padded = (counts + PADDED - 1) // PADDED * PADDED
-    starts = padded.cumsum(0) - padded
-    row = torch.arange(one.a.shape[0], device=one.a.device)
-    group = torch.searchsorted(ends, row, right=True)
-    place = starts[group] + row - (ends - counts)[group]
-    total = int(padded.sum())
-
-    def spread(rows: torch.Tensor) -> torch.Tensor:
-        found = rows.new_zeros(total, rows.shape[1])
-        found[place] = rows
-        return found
-
-    indices = torch.repeat_interleave(
-        torch.arange(len(counts), device=row.device, dtype=torch.int32), padded
-    )
-    d = one.out.new_empty(total, one.b.shape[2])
-    scales = _scales(one)
-    if scales is None:
-        operands: Any = spread(one.a), one.b.mT
-        multiply = library.m_grouped_bf16_gemm_nt_contiguous
-    else:
-        eight = spread(one.a.view(torch.uint8)).view(one.a.dtype)
-        operands = (eight, _laid_out(spread(scales[0]))), (one.b.mT, scales[1])
-        multiply = library.m_grouped_fp8_gemm_nt_contiguous
-    return partial(multiply, *operands, d, indices), d, place
-
-
-def _masked(one: Operands) -> Ready:
-    library = imported("deep_gemm", "deep_gemm")
-    assert one.offs is not None and one.expected_m is not None  # noqa: S101 (for type checkers)
-    groups = len(one.offs)
-    a, d = one.a.view(groups, -1, one.a.shape[1]), torch.empty_like(one.out)
-    scales = _scales(one)
-    if scales is None:
-        operands: Any = a, one.b.mT
-        multiply = library.m_grouped_bf16_gemm_nt_masked
-    else:
-        of_a = _laid_out(scales[0].reshape(groups, -1, scales[0].shape[1]))
-        operands = (a, of_a), (one.b.mT, scales[1])
-        multiply = library.m_grouped_fp8_gemm_nt_masked
-    into = d.view(groups, -1, d.shape[1])
-    every = torch.arange(d.shape[0], device=d.device)
-    return partial(multiply, *operands, into, one.offs, one.expected_m), d, every
-
-
-def _scales(one: Operands) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The block scales of A and B, if there are some."""
-    found = {item[0]: item[1] for item in one.listed}
-    return (found["scale_a"], found["scale_b"]) if "scale_a" in found else None
-
-
-def _laid_out(scales: torch.Tensor) -> torch.Tensor:
-    """Scales of rows as DeepGEMM's kernels read them."""
-    layout = imported("deep_gemm", "deep_gemm.utils.layout")
-    found: torch.Tensor = layout.get_mn_major_tma_aligned_tensor(scales.contiguous())
-    return found

@@ -45,10 +45,10 @@ def moved(operation: GemmOperation, shape: Shape) -> int:
     return (m + n) * k * element(operation.a).bytes + m * n * element(operation.d).bytes
 
 
-def floor(operation: GemmOperation, shape: Shape, batches: int = 1) -> Floor:
-    """The floor of products D[m, n] = A[m, k] B[k, n], each matrix moved once."""
+def floor(operation: GemmOperation, shape: Shape, batches: int = 1, further: int = 0) -> Floor:
+    """The floor of products D[m, n] = A[m, k] B[k, n]; each matrix is moved once, as `further`."""
     m, n, k = shape
-    work, size = 2 * m * n * k * batches, batches * moved(operation, shape)
+    work, size = 2 * m * n * k * batches, batches * moved(operation, shape) + further
     return Floor.of(work, size, element(operation.a).bits)
 
 

@@ -17,6 +17,7 @@ import warploom
 from benchmarks.families import Asked, Case, Group
 from benchmarks.peers import _options
 from benchmarks.peers._attention import (
+    ABOUT,
     ABSENCES,
     DIMENSION,
     DRAWN,
@@ -166,7 +167,8 @@ def _ours_trained(problem: Attention, one: Operands) -> torch.Tensor:
 def _groups() -> Iterator[tuple[str, Group]]:
     """Each set of cells in any order, and in one that does not change from run to run."""
     for name in GRID:
-        yield name, Group(TITLES[name], partial(cases, (name,), False), DIMENSION)
+        made = partial(cases, (name,), False)
+        yield name, Group(TITLES[name], made, DIMENSION, about=ABOUT[name])
     title = "{kind}, deterministic"
     yield "deterministic", Group(title, partial(cases, GRID, True))
     for name in (name for name in GROUPS if name not in GRID):
@@ -174,8 +176,8 @@ def _groups() -> Iterator[tuple[str, Group]]:
         yield name, Group(title, partial(cases, (name,), False))
         same = partial(cases, (name,), True)
         yield f"{name}_deterministic", Group(f"{title}, deterministic", same)
-    made = partial(drawn_cases, "backward", 5, contenders)
-    yield "drawn", Group(f"{{kind}}, {DRAWN}", made)
+    sampled = partial(drawn_cases, "backward", 5, contenders)
+    yield "drawn", Group(f"{{kind}}, {DRAWN}", sampled)
     title = "Attention forward and backward, bf16, by autograd, host time included"
     yield "autograd", Group(title, autograd)
     title = f"Attention forward and backward, bf16, {_options.TITLE}"

@@ -84,8 +84,8 @@ class Decoding(Family):
 FAMILY = Decoding(
     name="attention_decode",
     groups={
-        "decode": Group("{kind}", partial(cases, "bf16"), "{kind}"),
-        "e4m3": Group("{kind}", partial(cases, "e4m3")),
+        "decode": Group("{kind}", partial(cases, "bf16"), "{kind}", about="bf16 caches"),
+        "e4m3": Group("{kind}", partial(cases, "e4m3"), about="e4m3 caches"),
         "replayed": Group("{kind}, one graph for all lengths", graphs, listed=True),
     },
     grid=("decode", "e4m3"),

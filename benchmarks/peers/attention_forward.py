@@ -13,6 +13,7 @@ import warploom
 from benchmarks.families import Asked, Case, Group
 from benchmarks.peers import _attention_eight_bits, _options
 from benchmarks.peers._attention import (
+    ABOUT,
     ABSENCES,
     DIMENSION,
     DRAWN,
@@ -142,7 +143,10 @@ FAMILY = Pass(
     peers={**NAMES, **_EIGHT_BITS},
     groups={
         **{
-            name: Group(TITLES[name], partial(cases, name), DIMENSION if name in GRID else "")
+            name: Group(
+                *(TITLES[name], partial(cases, name), DIMENSION if name in GRID else ""),
+                about=ABOUT.get(name, ""),
+            )
             for name in GROUPS
         },
         "drawn": Group(f"{{kind}}, {DRAWN}", partial(drawn_cases, "forward", 2, contenders)),

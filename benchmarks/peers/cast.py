@@ -1,15 +1,19 @@
-"""Casts to 8 bits, beside torch's operations, torchao's kernels, and a copy of as many bytes."""
+"""Casts to 8 bits, compared with torch's operations, eager and compiled, torchao's kernels, and a
+copy of as many bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.families import Asked, Case, Family, Group, Problem
+from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
+from benchmarks.peers.libraries import imported, refusing
+from benchmarks.peers.libraries.triton import compiled
 from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.generator.families.cast import CastOperation, CastShape
@@ -39,6 +43,9 @@ OPERATIONS = {
         "bf16", "e4m3", "tensor", static=True, transpose=True, amax=True
     ),
 }
+# Of x.T alone there is no kernel of ours: both orientations stand beside peers that write one.
+ALONE, COPY = "1x128, x.T alone", "copy"
+OPERATIONS[ALONE] = OPERATIONS["1x128, transposed"]
 _TORCHAO = "torchao.prototype.blockwise_fp8_training.kernels"
 # torchao's kernels, of x and of x.T; "weights" have results in column-major order.
 _KERNELS = {
@@ -51,32 +58,38 @@ _KERNELS = {
         "triton_fp8_blockwise_weight_quant_rhs",
         "triton_fp8_blockwise_weight_quant_transposed_rhs",
     ),
+    ALONE: ("triton_fp8_blockwise_act_quant_transposed_lhs",),
 }
 
 
-def cases(_asked: Asked) -> Iterator[Case]:
+def cases(asked: Asked) -> Iterator[Case]:
     """Each operation at each of the listed extents."""
-    for name, operation in OPERATIONS.items():
+    for name in OPERATIONS:
         for m, n in cells()["cast"]["extents"]:
-            floor = Floor.of(0.0, m * n * operation.value_bytes)
+            floor = Floor.of(0.0, _moved(name, CastShape(m, n)))
             about = {"m": m, "n": n, "type": "bf16", "operation": name}
             yield Case(f"{name} {m}x{n}", about, floor, partial(contenders, name, CastShape(m, n)))
 
 
+def _moved(name: str, shape: CastShape) -> int:
+    """The bytes that an operation reads and writes at least."""
+    return shape.m * shape.n * (OPERATIONS[name].value_bytes - (name == ALONE))
+
+
 def contenders(name: str, shape: CastShape, asked: Asked) -> list[Contender]:
     """Warploom as dispatched, others, a copy, and each kernel that competes."""
-    operation = OPERATIONS[name]
-    moved = shape.m * shape.n * operation.value_bytes
+    operation, moved = OPERATIONS[name], _moved(name, shape)
     calls = rotated(partial(draw, operation, shape, asked.device, None), moved, asked.device)
+    first = 2 if name == ALONE else 0  # of the results q, scale, q of x.T and its scale
     peers = []
     if operation.rounding == "nearest":
-        peers.append(torchs(calls))
+        peers += [torchs(calls, first), torchs(calls, first, is_compiled=True)]
     if name in _KERNELS:
-        peers.append(torchaos(calls, _KERNELS[name]))
+        peers.append(torchaos(calls, _KERNELS[name], first))
     peers = [one for one in peers if not asked.peers or one.name in asked.peers]
     fitting = [spec for spec in asked.specs if spec.operation == operation]
     copies = rotated(partial(_halves, moved, asked.device), moved, asked.device)
-    copy = Contender("copy", [partial(_copy, *one) for one in copies])
+    copy = Contender(COPY, [partial(_copy, *one) for one in copies])
     return [ours(calls), *peers, copy, *(ours(calls, spec.name, spec) for spec in fitting)]
 
 
@@ -105,47 +118,48 @@ def ours(
     return Contender(name, [partial(run, one) for one in calls], partial(_share, calls, run), told)
 
 
-def torchs(calls: Sequence[CastCall]) -> Contender:
-    """torch's operations, each a pass of its own."""
-
-    def run(one: CastCall) -> Results:
-        options = reference.Options(one.dtype, one.blocks, one.transpose, one.pow2)
-        q, scale, q_t, scale_t = reference.cast(one.x, options, _scale(one))
-        return q, scale, None if q_t is None else q_t.contiguous(), scale_t
-
-    return Contender(
-        "torch", [partial(run, one) for one in calls], partial(_share, calls, run), peer=True
+def torchs(calls: Sequence[CastCall], first: int = 0, *, is_compiled: bool = False) -> Contender:
+    """torch's operations: each a pass of its own, or fused by its compiler."""
+    options = reference.Options(
+        *(calls[0].dtype, calls[0].blocks, calls[0].transpose, calls[0].pow2)
     )
 
+    def quantized(x: torch.Tensor, scale: torch.Tensor | None) -> Results:
+        q, own, q_t, scale_t = reference.cast(x, options, scale)
+        q_t = None if q_t is None else q_t.contiguous()
+        return (None, None, q_t, scale_t) if first else (q, own, q_t, scale_t)
 
-def torchaos(calls: Sequence[CastCall], names: tuple[str, ...]) -> Contender:
+    function = compiled(lambda: quantized) if is_compiled else quantized
+
+    def run(one: CastCall) -> Sequence[Any]:
+        return function(one.x, _scale(one))[first:]
+
+    name = "torch.compile" if is_compiled else "torch"
+    calls_of = [partial(run, one) for one in calls]
+    return Contender(name, calls_of, partial(_share, calls, run, first), peer=True)
+
+
+def torchaos(calls: Sequence[CastCall], names: tuple[str, ...], first: int = 0) -> Contender:
     """torchao's Triton kernels, one launch for x and one for x.T."""
 
-    @cache
-    def kernels() -> list[Callable[[torch.Tensor], Any]]:
-        try:
-            from importlib import import_module
-
-            module = import_module(_TORCHAO)
-            return [getattr(module, name) for name in names]
-        except (ImportError, AttributeError) as error:
-            raise RuntimeError(f"torchao: {error}") from error
-
     def run(one: CastCall) -> tuple[torch.Tensor, ...]:
-        return tuple(result for kernel in kernels() for result in kernel(one.x))
+        module = imported("torchao", _TORCHAO)
+        return tuple(result for name in names for result in getattr(module, name)(one.x))
 
-    return Contender(
-        "torchao", [partial(run, one) for one in calls], partial(_share, calls, run), peer=True
-    )
+    run = refusing("torchao", run)
+    calls_of = [partial(run, one) for one in calls]
+    return Contender("torchao", calls_of, partial(_share, calls, run, first), peer=True)
 
 
-def _share(calls: Sequence[CastCall], run: Callable[[CastCall], Sequence[Any]]) -> float:
+def _share(
+    calls: Sequence[CastCall], run: Callable[[CastCall], Sequence[Any]], first: int = 0
+) -> float:
     """The largest error of what the first call returns, as a share of two steps of its type.
 
     Others divide where we multiply, so that a value halfway may be rounded up or down.
     """
     shares = [0.0]
-    for one, other in zip(run(calls[0]), expected(calls[0]), strict=False):
+    for one, other in zip(run(calls[0]), expected(calls[0])[first:], strict=False):
         if other is not None:
             exact = other.double()
             step = 2.0**-22 if other.dtype == torch.float32 else 2.0**-3
@@ -194,13 +208,23 @@ class Casts(Family):
         """The operation."""
         return str(problem["operation"])
 
+    def further(self, cell: CellJson) -> dict[str, str]:
+        """The rate in bytes, as a share of that of a copy and of the fastest torchao kernels."""
+        times = {one["contender"]: one["seconds"] for one in cell["entries"] if one["seconds"]}
+        beside = {"of a copy's rate": COPY, "torchao / Warploom": "torchao"}
+        return {
+            title: f"{times[name] / times['warploom']:.2f}"
+            for title, name in beside.items()
+            if name in times and "warploom" in times
+        }
+
 
 FAMILY = Casts(
     name="cast",
-    groups={"casts": Group("{kind}", cases, "{kind}")},
+    groups={"casts": Group("{kind}", cases, "{kind}", about="one and both orientations")},
     grid=("casts",),
     kinds={"bf16": "Casts of bf16 to e4m3"},
-    peers={"torch": "torch", "torchao": "torchao"},
+    peers={name: name for name in ("torch", "torch.compile", "torchao")},
     called={"torch": "torch's operations", "torchao": "torchao's kernels"},
     axis=("M", "M, rows"),
     divided="blocks",

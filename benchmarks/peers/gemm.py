@@ -16,6 +16,7 @@ from benchmarks.peers._block_scaled import block_scaled
 from benchmarks.peers._block_sparse import block_sparse
 from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
+from benchmarks.peers._gate_gradient import gate_gradients
 from benchmarks.peers._gated import gated
 from benchmarks.peers._grouped import grouped
 from benchmarks.peers._libraries import GEMM
@@ -183,18 +184,29 @@ FAMILY = Products(
         "operations": Group(
             "GEMM, promoted sums, 8-bit results, batches, sums in place", operations, listed=True
         ),
-        "block_scaled": Group("{kind}", block_scaled, "{kind}"),
+        "block_scaled": Group("{kind}", block_scaled, "{kind}", about="fp8 with block scales"),
         "fused": Group(
             "GEMM, bf16, with scale, bias, gelu and residual in the kernel", fused, listed=True
         ),
-        "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
+        "gated": Group(
+            "GEMM, silu(gate) * up in the kernel and behind it",
+            gated,
+            listed=True,
+            about="and whole layers: both passes in bf16, forward in fp8 with block scales",
+        ),
+        "gate_gradients": Group(
+            "GEMM, the gradient of a gate in the kernel and behind it", gate_gradients, listed=True
+        ),
         "rounding": Group("GEMM, rounded stochastically and to nearest", rounded, listed=True),
         "strassen": Group(
             "GEMM, bf16, by Strassen's algorithm and as one product", strassen, listed=True
         ),
         "block_sparse": Group("GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True),
         "grouped": Group(
-            "Grouped GEMM, whose groups end at offsets on the device", grouped, listed=True
+            "Grouped GEMM, whose groups end at offsets on the device",
+            grouped,
+            listed=True,
+            about="in bf16 and fp8 with block scales; gradients; masked batches",
         ),
         "normed": Group(
             "GEMM, an RMS norm through two epilogues and as a kernel",
@@ -219,7 +231,13 @@ FAMILY = Products(
         "e4m3_block": "GEMM, e4m3, block scales of 1x128 by 128x128",
         "e4m3_block_row": "GEMM, e4m3, block scales of 1x128 both",
     },
-    peers={"cublas": "torch.mm", "triton": "triton", "quack": "quack", "deep_gemm": "deep_gemm"},
+    peers={
+        "cublas": "torch.mm",
+        "triton": "triton",
+        "quack": "quack",
+        "deep_gemm": "deep_gemm",
+        "torch": "torch._grouped_mm",
+    },
     called={
         "torch.mm": "torch.mm (cuBLAS)",
         "torch._scaled_mm": "torch._scaled_mm (cuBLAS)",

@@ -14,6 +14,7 @@ from benchmarks.peers._libraries import MIXED
 from benchmarks.peers._mixed_contenders import contenders
 from benchmarks.peers._mixed_decode import Model
 from benchmarks.peers._mixed_decode import contenders as decoding
+from benchmarks.peers._mixed_experts import experts
 from benchmarks.peers._mixed_problem import KINDS
 from benchmarks.peers._normed import normed
 from warploom.generator.configurations import cells
@@ -81,8 +82,8 @@ class MixedProducts(Family):
         return [*listed, weight].index(weight), *weight, problem["m"]
 
     def flops(self, problem: Problem) -> float | None:
-        """Two for each step of each sum; none of a step of decoding."""
-        if "layers" in problem:
+        """Two for each step of each sum; none of a step of decoding, nor of experts."""
+        if "layers" in problem or "experts" in problem:
             return None
         return float(2 * problem["m"] * problem["n"] * problem["k"])
 
@@ -95,16 +96,19 @@ class MixedProducts(Family):
 FAMILY = MixedProducts(
     name="mixed_gemm",
     groups={
-        "llm": Group("{kind}, layers of language models", layers, ROW),
-        "zeros": Group("{kind}, layers of language models", zeros),
-        "nvfp4": Group("{kind}, layers of language models", nvfp4),
-        "mxfp8": Group("{kind}, layers of language models", mxfp8),
-        "two_bits": Group("{kind}, layers of language models", two_bits),
+        "llm": Group(
+            "{kind}, layers of language models", layers, ROW, about="weights in 4 and 8 bits"
+        ),
+        "zeros": Group("{kind}, layers of language models", zeros, about="uint4 with zero points"),
+        "nvfp4": Group("{kind}, layers of language models", nvfp4, about="NVFP4 weights"),
+        "mxfp8": Group("{kind}, layers of language models", mxfp8, about="MXFP8 weights"),
+        "two_bits": Group("{kind}, layers of language models", two_bits, about="2-bit weights"),
         "normed": Group(
             "{kind}, an RMS norm through two epilogues and as a kernel",
             partial(normed, "mixed_gemm"),
         ),
         "decode": Group("{kind}: a step of decoding, beside bf16", decode),
+        "experts": Group("{kind}: experts, beside humming and bf16", experts, listed=True),
     },
     grid=("llm",),
     kinds={

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.families import Asked, Case, Family, Group, Problem
 from benchmarks.peers._moving import contenders as moving
+from benchmarks.peers._routing import sorted_by_expert
 from warploom.generator.configurations import cells
 from warploom.generator.families.route import RouteOperation, RouteShape
 from warploom.runtime.contest import Contender, Floor
@@ -59,12 +60,8 @@ def torchs(given: Sequence[RouteCall]) -> Contender:
 
 
 def steps(one: RouteCall) -> Results:
-    """The offsets of experts, the order of pairs, and the row of each, by torch."""
-    expert, order = torch.sort(one.ids.reshape(-1), stable=True)
-    counts = torch.histc(expert.float(), one.experts, 0, one.experts - 1)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
-    offsets = counts.cumsum(0, dtype=torch.int32)
+    """The same types as ours, by torch."""
+    offsets, order, inverse = sorted_by_expert(one.ids, one.experts)
     return offsets, order.to(torch.int32), inverse.to(torch.int32).view(one.ids.shape)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -80,10 +81,18 @@ def test_the_cells_are_those_of_the_list() -> None:
     assert len(listed("gemm")) == len(listed("gemm", cells=("all",))) == 4 * (5 + 180)
     assert len(listed("attention")) == 2 * 35
     assert len(listed("gemm", cells=("tuned",), types=("bf16",))) == 90
-    assert len(listed()) == 4 * 185 + 216 + 70 + 65 + 40 + 27 + 8 + 8 + 6 + 3 * 24 + 4
+    assert len(listed()) == 4 * 185 + 216 + 70 + 65 + 44 + 27 + 8 + 8 + 6 + 3 * 24 + 4
     squares = listed("attention_forward", cells=("square",))
     assert {case.problem["batch"] * case.problem["seq"] for case in squares} == {16_384}
     assert {case.problem["heads"] * case.problem["dim"] for case in squares} == {2048}
+
+
+def test_cases_of_every_set_can_be_asked_for_by_rows() -> None:
+    """Guards against a set whose problems do not say their rows: `--m` ended the run there."""
+    for name, family in families().items():
+        for word, group in family.groups.items():
+            if group.cases and word != "compile":  # whose kernels have no rows
+                assert isinstance(listed(name, cells=(word,), m=(16,)), list)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +193,7 @@ def run(*arguments: str) -> Result:
         (("gemm", "--match", "no such cell"), "leave none"),
         (("convolution",), "there are gemm, mixed_gemm, attention_forward"),
         (("gemm", "--gpus", "2"), "--gpus 2 without --ray"),
+        (("gemm", "--shapes", "1x8x8", "--profile"), "--profile"),
         (("gemm", "--kind", "NVIDIA H200"), "--kind NVIDIA H200 without --ray"),
         (("gemm", "--problems", "1:1", "--autotune", "--ray"), "--autotune with --ray"),
     ],
@@ -251,6 +261,20 @@ def test_a_run_prints_records_and_draws(on_cpu: None, tmp_path: Path) -> None:
     assert found["benchmark"] == "bench_gemm" and len(found["cells"]) == 6
     about = found["cells"][0]["problem"]
     assert (about["family"], about["cells"], about["type"]) == ("gemm", "squares", "bf16")
+
+
+def test_a_profile_says_where_the_time_of_a_call_goes(on_cpu: None, tmp_path: Path) -> None:
+    """Guards against a profile of a peer, or of more than one call."""
+    result = tmp_path / "result.json"
+    options = ("--types", "bf16", "--cells", "squares", "--peers", "cublas", "--match", "32x64")
+    done = run("gemm", *options, "--profile", "--json", str(result))
+    assert done.exit_code == 0, done.output
+    assert "all operators" in done.stdout and "all functions" in done.stdout
+    (cell,) = read(result)["cells"]
+    rows = cell["problem"]["profile"]
+    assert {row["where"] for row in rows} == {"torch", "host"}
+    (gemm_of_the_api,) = (row for row in rows if re.fullmatch(r"api\.py:\d+ gemm", row["what"]))
+    assert gemm_of_the_api["calls"] == 1
 
 
 def test_a_kernel_of_a_configuration_competes_where_it_computes_the_cell(

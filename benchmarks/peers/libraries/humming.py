@@ -1,13 +1,16 @@
-"""humming's product of a quantised weight: compiled by itself, tuned by its own rules for each M.
+"""humming's GEMMs with quantized weights: compiled by itself, tuned by its own rules for each M.
 
 Rows of the weight are padded to what its tiles take. Scales multiply weights where activations are
-bf16, sums where they are e4m3.
+bf16, accumulators where they are e4m3. Weights of experts are multiplied in two ways.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ _WEIGHTS: dict[str, dict[str, Any]] = {
     "ternary": {"dtype": "int2"},
 }
 _ACTIVATIONS = {"e4m3": "float8e4m3", "int8": "int8"}
+_TENSORS = ("weight", "weight_scale", "zero_point", "weight_scale_2")
 _ROWS = 128  # its tiles take multiples of so many rows of the weight
 
 
@@ -40,23 +44,10 @@ class Humming(Weight):
     @classmethod
     def of(cls, given: Quantised) -> Humming:
         """By humming's own layer, from the same numbers."""
-        codes, module = given.codes, imported("humming", "humming.layer")
-        weight = dict(_WEIGHTS[codes.format])
-        if codes.group != codes.k:
-            weight["group_size"] = codes.group
+        codes = given.codes
         eight = {"dtype": _ACTIVATIONS[given.kind.activations]} if given.kind.bits == 8 else None
-        layer = module.HummingLayer(
-            shape_n=codes.n,
-            shape_k=codes.k,
-            weight_config=weight,
-            input_config=eight,
-            pad_n_to_multiple=_ROWS,
-            torch_dtype=torch.bfloat16,
-        ).cuda()
-        layer.load_from_tensors(humming_tensors(codes))
-        layer.transform()
-        names = ("weight", "weight_scale", "zero_point", "weight_scale_2")
-        found = (getattr(layer, name, None) for name in names)
+        layer = _layer(codes, humming_tensors(codes), input_config=eight)
+        found = (getattr(layer, name, None) for name in _TENSORS)
         return cls(tuple(None if one is None else one.data for one in found), layer)
 
     def multiply(self, a: Activations, out: torch.Tensor) -> torch.Tensor:
@@ -80,6 +71,28 @@ class Humming(Weight):
         return found
 
 
+def _layer(codes: Codes, tensors: Mapping[str, torch.Tensor], **options: Any) -> Any:  # noqa: ANN401
+    """humming's layer of these tensors, in its own layout."""
+    weight = dict(_WEIGHTS[codes.format])
+    if codes.group != codes.k:
+        weight["group_size"] = codes.group
+    layer = (
+        imported("humming", "humming.layer")
+        .HummingLayer(
+            shape_n=codes.n,
+            shape_k=codes.k,
+            weight_config=weight,
+            pad_n_to_multiple=_ROWS,
+            torch_dtype=torch.bfloat16,
+            **options,
+        )
+        .cuda()
+    )
+    layer.load_from_tensors(tensors)
+    layer.transform()
+    return layer
+
+
 def humming_tensors(found: Codes) -> dict[str, torch.Tensor]:
     """What a layer of humming loads: codes along k, zero points along n, scales as they are."""
     scales = found.scales
@@ -92,3 +105,67 @@ def humming_tensors(found: Codes) -> dict[str, torch.Tensor]:
     if found.global_scale is not None:
         tensors["weight_scale_2"] = found.global_scale.reshape(1)
     return tensors
+
+
+# ---- Experts -------------------------------------------------------------------------------------
+
+WAYS = ("grouped_contiguous", "indexed")
+
+
+class HummingExperts:
+    """The weights of experts as one layer of humming's; rows are sorted by experts beforehand."""
+
+    def __init__(self, weights: Sequence[Codes]) -> None:
+        each = [humming_tensors(one) for one in weights]
+        stacked = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        self.count = len(weights)
+        self._layer = _layer(weights[0], stacked, num_experts=self.count)
+
+    def bound(
+        self, way: str, rows: torch.Tensor, ends: torch.Tensor, out: torch.Tensor
+    ) -> Callable[[], object]:
+        """A call for rows whose experts end at `ends`, in one of its ways: `out` [rows, n]."""
+        layer, compute = self._layer, {"gemm_type": way}
+        tuned = imported("humming", "humming.tune").get_heuristics_config(
+            layer_config=layer.humming_config, shape_m=rows.shape[0], gemm_type=way
+        )
+        found = (getattr(layer, name, None) for name in _TENSORS)
+        tensors = {
+            name: None if one is None else one.data
+            for name, one in zip(_TENSORS, found, strict=True)
+        }
+        if way == "indexed":
+            tensors |= _blocks(ends, tuned["block_shape"][0])
+        else:
+            tensors["expert_layout"] = torch.cat((ends.new_zeros(1), ends)).long()
+        return partial(
+            imported("humming", "humming.forward").humming_forward,
+            layer.humming_config,
+            inputs=rows,
+            outputs=out,
+            locks=layer.locks,
+            compute_config=json.dumps(compute),
+            tuning_config=json.dumps(tuned),
+            **tensors,
+        )
+
+
+def _blocks(ends: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """The rows of blocks of so many, each of one expert; a number past the last row where it is
+    short.
+    """
+    offsets = [0, *ends.tolist()]
+    rows, experts = [], []
+    for expert, (begin, end) in enumerate(pairwise(offsets)):
+        blocks = -(-(end - begin) // size)
+        own = torch.full((blocks * size,), offsets[-1], dtype=torch.int32)
+        own[: end - begin] = torch.arange(begin, end)
+        rows.append(own)
+        experts += [expert] * blocks
+    sorted_ids = torch.cat(rows)
+    found = {
+        "sorted_ids": sorted_ids,
+        "expert_ids": torch.tensor(experts, dtype=torch.int32),
+        "num_tokens_padded": torch.tensor(len(sorted_ids), dtype=torch.int32),
+    }
+    return {name: one.to(ends.device) for name, one in found.items()}

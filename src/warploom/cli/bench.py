@@ -46,6 +46,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--problems", metavar="SEED[:COUNT]", help="Problems that nobody tuned, drawn by a seed."
 )
 @click.option("--autotune", is_flag=True, help="Tune drawn problems between calls first.")
+@click.option("--profile", is_flag=True, help="Show kernels and host functions that take time.")
 @click.option("--baseline", type=_FILE, help="A .cu file to compile and compare with the kernels.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a baseline is missing.")
 @ray_option
@@ -70,6 +71,7 @@ def command(
     specs: Path | None,
     problems: str | None,
     autotune: bool,
+    profile: bool,
     baseline: Path | None,
     allow_missing: bool,
     address: str | None,
@@ -108,6 +110,7 @@ def command(
             "--specs": specs,
             "--problems": problems,
             "--autotune": autotune,
+            "--profile": profile,
             "--baseline": baseline,
             "--allow-missing": allow_missing,
             "--ray": address is not None,
@@ -137,6 +140,7 @@ def command(
         match=match,
         specs=runner.competing(specs, here=address is None) if specs else (),
         baseline=baseline,
+        profile=profile,
         **_seeded(problems),
     )
     cases = list(runner.cases(found, asked))
@@ -159,6 +163,9 @@ def command(
     document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in measured]}
     for title, own in room("wording").sections(document).items():
         output.table(title, *room("tables").of_cells(own))
+    if profile:
+        said = room("profiles")
+        output.table("profiles", said.COLUMNS, said.table(document["cells"]))
     for what, summary in runner.conclusions(measured).items():
         output.value(what, summary)
     if autotune:

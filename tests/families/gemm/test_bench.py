@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
+import deep_gemm_stand_in
 import pytest
 import torch
 from samplers import constant
@@ -17,6 +17,7 @@ from benchmarks.peers import (
     _block_scaled,
     _block_scaled_layer,
     _drawn,
+    _gate_gradient,
     _gated,
     _gated_layer,
     _normed,
@@ -25,9 +26,9 @@ from benchmarks.peers import (
     _strassen,
     gemm,
 )
-from benchmarks.peers._block_scaled_layer import Quantized
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._products import TYPES, floor, ours, sets
+from benchmarks.peers.libraries import deep_gemm
 from warploom.generator.specification import parse_name
 from warploom.runtime.contest import Cell
 from warploom.runtime.families.gemm import reference
@@ -178,6 +179,23 @@ def test_a_gate_is_checked_beside_a_product_and_what_follows_it(
         assert ("quack" in found) == case.name.startswith("gated bf16")
 
 
+def test_the_gradient_of_a_gate_is_checked_beside_a_kernel_behind_the_gemm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"gated": {"gradients": {"sizes": [(64, 96)], "tokens": [5]}}}
+    monkeypatch.setattr(_gate_gradient, "cells", lambda: {"gemm": listed})
+    monkeypatch.setattr(_gate_gradient, "compiled", lambda make: make())
+    (case,) = _gate_gradient.gate_gradients(Asked())
+    found = {entry.contender: entry for entry in measured(case).entries}
+    assert parse_name(str(found["warploom"].kernel)).operation == _gate_gradient.OPERATION
+    assert found.pop("without the gate").error_share is None  # it is no result of the case
+    assert set(found) == {
+        "warploom",
+        *(f"{one}, then torch.compile" for one in ("warploom", "torch")),
+    }
+    assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
+
+
 def test_stochastic_rounding_is_measured_beside_rounding_to_nearest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -233,21 +251,24 @@ def test_a_layer_of_a_checkpoint_in_e4m3_is_checked_beside_deep_gemm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guards against a peer that computes something else: its gate and cast are torch's here."""
-
-    def product(a: Quantized, b: Quantized, out: torch.Tensor) -> None:
-        out.copy_(_block_scaled_layer._wide(*a) @ _block_scaled_layer._wide(*b).t())
-
-    library = SimpleNamespace(
-        fp8_gemm_nt=product, get_mn_major_tma_aligned_tensor=lambda scale: scale
-    )
     listed = {"block_scaled_layers": {"sizes": [(256, 384)], "tokens": [5]}}
     monkeypatch.setattr(_block_scaled_layer, "cells", lambda: {"gemm": {"gated": listed}})
-    monkeypatch.setattr(_block_scaled_layer, "imported", lambda *_: library)
+    monkeypatch.setattr(deep_gemm, "imported", deep_gemm_stand_in.imported)
     monkeypatch.setattr(_block_scaled_layer, "compiled", lambda make: make())
     (case,) = _block_scaled_layer.block_scaled_layers(Asked())
     found = {entry.contender: entry for entry in measured(case).entries}
     assert set(found) == {"warploom", "deep_gemm, then torch.compile"}
     assert all(0 < (entry.error_share or 0) <= 1 for entry in found.values())
+    assert str(found["warploom"].kernel).count("_sm90a_") == 3
+    assert len(measured(case, "cublas").entries) == 1
+
+
+def test_deep_gemm_is_given_what_its_kernels_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_gemm, "imported", deep_gemm_stand_in.imported)
+    operation = _block_scaled.TYPES["e4m3_block"]
+    cell = measured(_block_scaled._case("block", operation, (5, 192, 256)), "deep_gemm")
+    shares = {entry.contender: entry.error_share for entry in cell.entries}
+    assert 0 < (shares["deep_gemm"] or 0) <= 1
 
 
 def test_what_quack_is_given_has_gate_and_up_in_turn() -> None:

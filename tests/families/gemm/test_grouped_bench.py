@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
+import deep_gemm_stand_in
 import pytest
 
 from benchmarks.families import Asked
 from benchmarks.peers import _grouped as peer
+from benchmarks.peers.libraries import deep_gemm
 from warploom.generator.families.gemm import GemmOperation
 
 
@@ -27,7 +30,39 @@ def test_the_cases_are_those_of_the_list() -> None:
 def test_every_contender_is_right(operation: GemmOperation) -> None:
     shape = (4, 128, 256, 80)
     found = peer._contenders(operation, shape, "zipf", Asked(device="cpu", peers=("torch",)))
+    assert found[0].told is not None and "gemm_sm90a" in found[0].told()[0]
     by_torch = ["torch._grouped_mm"] if operation.a == "bf16" else []
     assert [one.name for one in found] == ["warploom", *by_torch]
     for one in found:
         assert one.error_share is not None and one.error_share() <= 1
+
+
+def test_only_the_peers_that_were_asked_for_are_measured() -> None:
+    """Guards against `--peers` that changes nothing."""
+    asked = Asked(device="cpu", peers=("deep_gemm",))
+    found = peer._contenders(peer.BY_ROWS, (4, 128, 256, 80), "even", asked)
+    assert [one.name for one in found] == ["warploom", "deep_gemm, rows padded before"]
+
+
+def test_a_floor_leaves_out_the_weights_of_groups_without_rows() -> None:
+    """Guards against a floor above a time: 128 rows leave many of 128 groups empty."""
+    groups, n, k, rows = 128, 1536, 2048, 128
+    ends = peer._routing.ends(rows, groups, "zipf", 0)
+    hit = len(ends.unique()) - int(ends[0] == 0)
+    assert 0 < hit < groups
+    moved = peer._moved(peer.BY_ROWS, (groups, n, k, rows), "zipf")
+    assert moved == 2 * (rows * k + hit * n * k + rows * n)
+    assert peer._moved(peer.BY_K, (groups, n, k, rows), "zipf") > 2 * groups * n * k
+
+
+@pytest.mark.parametrize("operation", [peer.BY_ROWS, peer.BLOCKS], ids=["bf16", "blocks"])
+@pytest.mark.parametrize("groups", ["rows", "masked"])
+def test_deep_gemm_is_given_the_rows_of_each_group(
+    operation: GemmOperation, groups: Literal["rows", "masked"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows that are padded, or scales laid out, otherwise than its kernels read."""
+    monkeypatch.setattr(deep_gemm, "imported", deep_gemm_stand_in.imported)
+    asked = Asked(device="cpu", peers=("deep_gemm",))
+    made = replace(operation, groups=groups)
+    _, found = peer._contenders(made, (4, 128, 256, 80), "zipf", asked)
+    assert found.error_share is not None and 0 < found.error_share() <= 1

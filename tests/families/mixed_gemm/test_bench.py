@@ -33,6 +33,8 @@ def listed(**asked: Any) -> list[Case]:
         ({"cells": ("nvfp4",), "m": (16,)}, 6),
         ({"cells": ("two_bits",), "m": (1, 1024)}, 6 * 2 * 3),
         ({"cells": ("decode",)}, 3 * 2),
+        ({"cells": ("experts",)}, 2 * 2 * 3 * 3),
+        ({"cells": ("experts",), "m": (16,), "match": "mxfp4 GPT-OSS-120B"}, 3),
         ({"cells": ("decode",), "types": ("w4a16",), "m": (16,)}, 1),
     ],
 )
