@@ -25,7 +25,7 @@ from warploom.integrations.patch_attention import ATTENTIONS, PatchedAttention
 from warploom.integrations.patch_experts import PatchedExperts, layers_of
 from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
-from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose, output_heads
+from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose_linear, output_heads
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.recipes import Recipe, require_recipe
 from warploom.integrations.sparse_linear import SparseLinear
@@ -175,7 +175,7 @@ def patch(
     _check(model, linear=linear, weights=weights)
     _check_recipe(recipe, filter, linear=linear, weights=weights, sparse=sparse)
     asked = None if weights is None else Asked(weights)
-    chosen, left = choose(model, asked) if asked else ({}, {})
+    chosen, left = choose_linear(model, asked) if asked else ({}, {})
     routed, unrouted = quantized_experts.choose(model, asked) if asked and experts else ({}, {})
     training = _training(model, filter) if recipe else set()
     pruned = _sparse_layers(model, filter) if sparse else {}
@@ -188,7 +188,7 @@ def patch(
                 quantized[layer] = quantized_experts.quantized(layer, asked)
     if linear:
         quantized |= _bit_layers(model)
-    told = asked.told() if asked else ""
+    told = asked.described() if asked else ""
     told_apart = set(layers_of(model)) if experts else set()
     rows = [*_linear_rows(model, layers, quantized, left, told, told_apart)] if linear else []
     if asked:

@@ -11,7 +11,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations.checkpoints.records import Record, place, records
-from warploom.integrations.patch_weights import Asked, Weights, choose
+from warploom.integrations.patch_weights import Asked, Weights, choose_linear
 from warploom.integrations.quantized_linear import READ, QuantizedLinear
 
 if find_spec("transformers") is None:
@@ -156,7 +156,7 @@ class WarploomQuantizer(HfQuantizer):  # type: ignore[misc]
         keep = {*(kwargs.get("keep_in_fp32_modules") or ())}
         tied = getattr(model, "all_tied_weights_keys", {})
         shared = {*tied, *tied.values()}
-        chosen, left = choose(model, self.quantization_config.asked())
+        chosen, left = choose_linear(model, self.quantization_config.asked())
         self._chosen = {
             name
             for name in chosen.values()
