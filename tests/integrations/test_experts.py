@@ -212,7 +212,7 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         ({"gate_up": torch.zeros(EXPERTS, H, 2 * INNER)}, "transposed=True"),
         ({"down": torch.zeros(EXPERTS - 1, H, INNER)}, "as many experts"),
         ({"gate_up": torch.zeros(EXPERTS, INNER, H)}, "gate and up"),
-        ({"gate": "softmax"}, "must be one of silu, gelu, gelu_tanh, relu, swiglu_oai"),
+        ({"gate": "softmax"}, "must be one of relu, gelu, gelu_tanh, silu, swiglu_oai"),
         ({"down": torch.zeros(EXPERTS, H, INNER).half()}, "must be of one type"),
         ({"weights": torch.zeros(TOKENS, 1)}, r"must both be \[tokens, k\]"),
         ({"ids": torch.zeros(TOKENS, K)}, "must be int64 or int32"),
