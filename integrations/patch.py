@@ -81,6 +81,7 @@ class Patch:
                 parent._modules[name] = self._originals[child]
             elif isinstance(child, GatedMLP) and child in self._gated:
                 self._gated[child].training = child.training
+                child.separate()
                 parent._modules[name] = self._gated[child]
         for one in self._calls:
             one.undo()
