@@ -39,11 +39,20 @@ def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
         return "no kernel has its norm"
     try:
         for part in PARTS:
-            n, k = _shape(layer, part)
-            asked.metadata((n, k))
+            asked.metadata(shape_of(layer, part))
     except ProblemError as error:
         return f"{error.value} {error.rule}"
     return ""
+
+
+def gate_with_kernel(module: Any) -> str | None:  # noqa: ANN401 (of transformers)
+    """The gate of a layer of experts, if it is one whose quantized weights kernels read."""
+    from warploom.integrations import transformers_experts as rules  # imports transformers
+
+    if module not in layers_of(module) or not module.has_gate or rules.unfit(module):
+        return None
+    gate, _ = rules.gate_of(module)
+    return None if callable(gate) else gate
 
 
 def quantized(layer: Any, asked: Asked) -> QuantizedExperts:  # noqa: ANN401 (of transformers)
@@ -87,7 +96,8 @@ def rows(
         yield Row(what, count, now, reason)
 
 
-def _shape(layer: Any, part: str) -> tuple[int, int]:  # noqa: ANN401 (of transformers)
+def shape_of(layer: Any, part: str) -> tuple[int, int]:  # noqa: ANN401 (of transformers)
+    """N and K of each expert's weight."""
     _, n, k = getattr(layer, part).shape
     return (k, n) if layer.is_transposed else (n, k)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from warploom.errors import ProblemError
+from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
 from warploom.integrations.checkpoints.records import Record, place, records
 from warploom.integrations.patch_weights import Asked, Weights, choose_linear
 from warploom.integrations.quantized_linear import READ, QuantizedLinear
@@ -21,12 +22,14 @@ if find_spec("transformers") is None:
         fix="pip install 'warploom[transformers]'",
     )
 
-from transformers.core_model_loading import ConversionOps
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import ConversionOps, PrefixChange, WeightConverter
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 METHOD = "warploom"  # quant_method of config.json
+_ABSENT = object()
 
 
 @register_quantization_config(METHOD)
@@ -248,11 +251,21 @@ def described(model: Any) -> Iterator[None]:  # noqa: ANN401 (a PreTrainedModel)
         options = {key: one for key, one in had.to_dict().items() if key != "layers"}
         config = WarploomConfig(**options, layers=config.layers)
     quantizer = getattr(model, "hf_quantizer", None)
+    conversions = _conversions(model)
+    names = vars(model)
+    had_conversions = names.get("_weight_conversions", _ABSENT)
+    if conversions is not None:
+        model._weight_conversions = conversions
     model.config.quantization_config = config
     model.hf_quantizer = WarploomQuantizer(config, pre_quantized=True)
     try:
         yield
     finally:
+        if conversions is not None:
+            if had_conversions is _ABSENT:
+                del model._weight_conversions
+            else:
+                model._weight_conversions = had_conversions
         if quantizer is None:
             del model.hf_quantizer
         else:
@@ -261,3 +274,24 @@ def described(model: Any) -> Iterator[None]:  # noqa: ANN401 (a PreTrainedModel)
             del model.config.quantization_config
         else:
             model.config.quantization_config = had
+
+
+def _conversions(model: Any) -> list[Any] | None:  # noqa: ANN401 (a PreTrainedModel)
+    """How names of a model with quantized experts become those of its checkpoint; else None.
+
+    Most mixtures have experts one by one in checkpoints, which transformers merges as it loads and
+    splits as it saves. It would split the quantized weights of each expert, too: conversions of the
+    experts' weights are left out, so that these keep their names, as they are when they are loaded.
+    """
+    if not any(isinstance(module, QuantizedExperts) for module in model.modules()):
+        return None
+    given = getattr(model, "_weight_conversions", None)
+    if given is None:  # as transformers finds them
+        own = get_model_conversion_mapping(model, add_legacy=False)
+        given = [one for one in own if not isinstance(one, PrefixChange)]
+    return [
+        one
+        for one in given
+        if not isinstance(one, WeightConverter)
+        or not any(pattern.endswith(PARTS) for pattern in one.target_patterns)
+    ]
