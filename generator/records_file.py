@@ -115,8 +115,8 @@ def _parsed(path: Path, document: dict[str, Any]) -> Records:
         except SpecificationError as error:
             raise RecordsError(
                 f"{path}: records[{index}]: {error}",
-                rule="every record must be of this version's families",
-                fix="it was left as it is: upgrade warploom, or remove that record",
+                rule="every record must be of a kernel family that this version has",
+                fix="upgrade warploom, or remove that record; the file was not changed",
             ) from error
     return Records(gpu, tuple(records))
 
