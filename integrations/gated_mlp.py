@@ -457,7 +457,7 @@ def _check_preactivation(preactivation: object) -> None:
         raise ProblemError(
             f"preactivation {shown(preactivation)}",
             rule="must be save or recompute",
-            fix="leave it out: what the gate is given is then kept for the backward pass",
+            fix='leave it out: "save" keeps the input of the gate for backward',
         )
 
 

@@ -252,8 +252,8 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
         return
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
         raise ProblemError(
-            f"{name}, which is quantised",
-            rule="warploom.nn.Linear has weights of 16 or 32 bits",
+            f"{name}, which is quantized",
+            rule="must have weights of 16 or 32 bits to get layers of warploom.nn.Linear",
             fix="patch(model, linear=False) gives it Warploom's attention alone; its checkpoint's "
             "weights are for warploom.nn.QuantizedLinear",
         )
@@ -284,8 +284,8 @@ def _check_recipe(
         if filter is not None:
             raise ProblemError(
                 f"filter {shown(filter)} without a recipe",
-                rule="says which layers train in fp8, or are sparse",
-                fix='leave it out, or name a recipe, as recipe="rowwise"',
+                rule="must be left out: it chooses the layers that train in fp8 or become sparse",
+                fix='leave it out, or pass a recipe, such as recipe="rowwise"',
             )
         return
     if recipe is not None:

@@ -199,7 +199,7 @@ def _check_read(model: torch.nn.Module) -> None:
                 if not getattr(module.get_parameter(part), READ, False):
                     raise ProblemError(
                         f"{name}.{part} is not in the checkpoint",
-                        rule="must be: config.json says that the layer is quantized",
+                        rule="must be there: config.json lists the layer as quantized",
                         fix="save the model again, or download the checkpoint again",
                     )
 

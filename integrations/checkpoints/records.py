@@ -42,7 +42,8 @@ def records(model: torch.nn.Module) -> list[Record]:
             raise ProblemError(
                 f"{name}: a quantized layer with {told}",
                 rule="must have none to be saved: from_pretrained would make the layer without",
-                fix="keep model.state_dict(), and load it into a model that was made alike",
+                fix="keep model.state_dict(), and load it into a model that was made in the same "
+                "way",
             )
         about = module.metadata.as_dict()
         kind = {**{key: about[key] for key in _KIND}, "bias": module.bias is not None}
