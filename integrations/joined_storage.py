@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 _DEVICES = ("cpu", "cuda")
 
@@ -27,7 +28,7 @@ def separate_storages(state: dict[str, Any], keys: Iterable[str]) -> None:
         tensor = state.get(key)
         if type(tensor) is torch.Tensor and _has_more_storage(tensor):
             # Through bytes: DLPack has no type for some fp8 formats.
-            alone = torch.from_dlpack(tensor.flatten().view(torch.uint8))
+            alone: torch.Tensor = from_dlpack(tensor.flatten().view(torch.uint8))
             state[key] = alone.view(tensor.dtype).view(tensor.shape)
 
 
@@ -44,6 +45,6 @@ def _has_more_storage(tensor: torch.Tensor) -> bool:
         tensor.device.type in _DEVICES
         and tensor.numel() > 0
         and tensor.is_contiguous()
-        and not tensor.is_shared()
+        and not tensor.is_shared()  # type: ignore[no-untyped-call]
         and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.itemsize
     )

@@ -20,9 +20,10 @@ from warploom.integrations.expert_layers import (
     transform_refusal,
     weight_names,
 )
-from warploom.integrations.experts import ALPHA, LIMIT, SWIGLU_OAI, Function, experts
+from warploom.integrations.experts import Function, experts
 from warploom.integrations.gated_mlp import FUNCTIONS
 from warploom.integrations.linear_rules import PRODUCTS, product_type
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT, SWIGLU_OAI
 
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
 _ROW_BYTES = 16

@@ -8,12 +8,13 @@ from typing import Any, Self
 
 import torch
 
-from warploom.integrations.experts import ALPHA, LIMIT, SWIGLU_OAI, experts, gate_function
+from warploom.integrations.experts import experts, gate_function
 from warploom.integrations.joined_storage import separate_storages
 from warploom.integrations.linear_sharing import share_hooks
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import refusal
 from warploom.quantization import PackedExperts
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT, SWIGLU_OAI
 
 CLASS = "GptOssExperts"  # of transformers, which this takes the place of
 PARTS = ("gate_up_proj", "down_proj")

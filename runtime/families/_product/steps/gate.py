@@ -59,7 +59,7 @@ def activated(
     function: GateFunction, gate: torch.Tensor, alpha: float = ALPHA, limit: float = LIMIT
 ) -> torch.Tensor:
     """Return the function of the gate; alpha and limit are swiglu_oai's."""
-    if function == SWIGLU_OAI:
+    if function == "swiglu_oai":
         gate = gate.clamp(max=limit)
         return gate * torch.sigmoid(alpha * gate)
     return FUNCTIONS[function](gate)
@@ -67,7 +67,7 @@ def activated(
 
 def factor(function: GateFunction, up: torch.Tensor, limit: float = LIMIT) -> torch.Tensor:
     """Return what the function of the gate is multiplied by; the limit is swiglu_oai's."""
-    return up.clamp(-limit, limit) + 1 if function == SWIGLU_OAI else up
+    return up.clamp(-limit, limit) + 1 if function == "swiglu_oai" else up
 
 
 class TorchGate(TorchStep[Gate]):
