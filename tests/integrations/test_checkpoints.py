@@ -166,7 +166,7 @@ TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
         _drop("model.norm.weight"),
         "model.norm.weight not in .* has a parameter or buffer",
     ),
-    "another": (_put("model.extra.weight", (2,)), "model.extra.weight in .* must have a place"),
+    "another": (_put("model.extra.weight", (2,)), "model.extra.weight in .* must be a parameter"),
     "expert": (
         _put("model.layers.0.mlp.experts.3.w1.weight", (2,)),
         "mixtures of experts are read into",
