@@ -285,13 +285,13 @@ def _conversions(model: Any) -> list[Any] | None:  # noqa: ANN401 (a PreTrainedM
     """
     if not any(isinstance(module, QuantizedExperts) for module in model.modules()):
         return None
-    given = getattr(model, "_weight_conversions", None)
-    if given is None:  # as transformers finds them
+    loaded = getattr(model, "_weight_conversions", None)
+    if loaded is None:  # as transformers finds them
         own = get_model_conversion_mapping(model, add_legacy=False)
-        given = [one for one in own if not isinstance(one, PrefixChange)]
+        loaded = [one for one in own if not isinstance(one, PrefixChange)]
     return [
         one
-        for one in given
+        for one in loaded
         if not isinstance(one, WeightConverter)
         or not any(pattern.endswith(PARTS) for pattern in one.target_patterns)
     ]
