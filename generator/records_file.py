@@ -77,7 +77,7 @@ def read(path: Path) -> Records:
         raise RecordsError(
             f"{path}: {error}",
             rule="a file of records must be one JSON object; this one is damaged or cut short",
-            fix="it was left as it is: restore it, or move it away and tune again",
+            fix="restore it, or move it away and tune again; the file was not changed",
         ) from error
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
         raise RecordsError(
@@ -90,7 +90,7 @@ def read(path: Path) -> Records:
         raise RecordsError(
             f"{path}: schema {document['schema']}",
             rule=f"this version reads schema {SCHEMA}",
-            fix="it was left as it is: upgrade warploom" if newer else "tune again",
+            fix="upgrade warploom; the file was not changed" if newer else "tune again",
         )
     return _parsed(path, document)
 
@@ -106,7 +106,7 @@ def _parsed(path: Path, document: dict[str, Any]) -> Records:
         raise RecordsError(
             f"{path}: no gpu or no records",
             rule="a file of records must have both",
-            fix="it was left as it is: restore it, or move it away and tune again",
+            fix="restore it, or move it away and tune again; the file was not changed",
         )
     records = []
     for index, fields in enumerate(listed):
@@ -115,8 +115,8 @@ def _parsed(path: Path, document: dict[str, Any]) -> Records:
         except SpecificationError as error:
             raise RecordsError(
                 f"{path}: records[{index}]: {error}",
-                rule="every record must be of this version's families",
-                fix="it was left as it is: upgrade warploom, or remove that record",
+                rule="every record must be of a kernel family that this version has",
+                fix="upgrade warploom, or remove that record; the file was not changed",
             ) from error
     return Records(gpu, tuple(records))
 

@@ -55,8 +55,8 @@ def export(store: Store, path: Path) -> int:
     """
     if path.exists() and not path.is_file():
         raise StoreError(
-            f"{path} is there already, and no file",
-            rule="an export must go to a new file, or in the place of one",
+            f"{path} exists, and is not a file",
+            rule="an export must create a file, or replace one",
             fix="name another path",
         )
     try:

@@ -46,8 +46,8 @@ def target(name: str) -> DeviceLimits:
                 return one
         raise UnknownNameError(
             f"GPU {name!r}",
-            rule="must have its number of SMs after it: nothing is kept of it",
-            fix=f"write '{gpu}:SMS', with the number that nvidia-smi or its data sheet tells",
+            rule="must be followed by its number of SMs: warploom has no data of this GPU",
+            fix=f"write '{gpu}:SMS', with the number in its data sheet",
         )
     most = row.multiprocessors if row else DEFAULT.multiprocessors
     if count > most:

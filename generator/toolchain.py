@@ -82,9 +82,11 @@ class Toolchain:
         for part, stamp in zip(self.components, self.stamps, strict=True):
             if part.stamped() != stamp:
                 raise ToolchainError(
-                    f"files of {part.name} in {part.folder} were changed since they were found",
-                    rule="a process compiles with one toolchain, and kernels are stored under it",
-                    fix="start the process anew",
+                    f"files of {part.name} in {part.folder} were changed after this process read "
+                    "them",
+                    rule="must stay the same while a process runs: it is part of the key of "
+                    "compiled kernels",
+                    fix="start the process again",
                 )
 
     def verify(self) -> tuple[Path, ...]:

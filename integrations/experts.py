@@ -7,20 +7,28 @@ knows, and summed again: one captured CUDA graph serves every routing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
 from warploom.arguments import is_number
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import GateLayout
+from warploom.generator.epilogue import GateFunction, GateLayout
 from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.quantization import PackedExperts
 from warploom.runtime.families._product.groups import in_groups
-from warploom.runtime.families._product.steps.activation import FUNCTIONS
-from warploom.runtime.families._product.steps.gate import ALPHA, GATES, LIMIT
+from warploom.runtime.families._product.steps.gate import (
+    ALPHA,
+    GATES,
+    LAYOUTS,
+    LIMIT,
+    SWIGLU_OAI,
+    activated,
+    factor,
+    split,
+)
 from warploom.runtime.families.combine.api import combine, permute
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
@@ -29,7 +37,6 @@ from warploom.runtime.tensors import lowered, require_one_device, require_tensor
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
-SWIGLU_OAI = "swiglu_oai"
 _TYPES = (*PRODUCTS, torch.float32)
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
 
@@ -105,34 +112,58 @@ def experts(
     _check(hidden, ids, weights, first, second, gate, gate_layout)
     _check_bias("gate_up_bias", gate_up_bias, first)
     _check_bias("down_bias", down_bias, second)
-    count = len(first)
-    offsets, _, inverse = route(ids, count, first_expert=first_expert)
-    rows = permute(hidden, inverse, offsets=offsets)
-    if isinstance(first, PackedExperts):
-        fused = gate_layout == "interleaved" and _has_kernel(gate, alpha, limit)
-        gated = grouped_mixed_gemm(
-            *(rows, first),
-            offs=offsets,
-            bias=gate_up_bias,
-            gate=gate if fused else None,  # type: ignore[arg-type]
-        )
+
+    def layer(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        if isinstance(first, PackedExperts):
+            fused = gate_layout == "interleaved" and _has_kernel(gate, alpha, limit)
+            gated = grouped_mixed_gemm(
+                *(rows, first),
+                offs=offsets,
+                bias=gate_up_bias,
+                gate=gate if fused else None,  # type: ignore[arg-type]
+            )
+        elif fused := _is_fused(gate, rows, (first, gate_up_bias), transposed, alpha, limit):
+            gated = grouped_gemm(
+                *(rows, first),
+                offs=offsets,
+                bias=gate_up_bias,
+                gate=gate,  # type: ignore[arg-type]
+                gate_layout=gate_layout,
+            )
+        else:
+            gated = grouped_linear(rows, first, offsets, gate_up_bias)
         if not fused:
             gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
-    elif _is_fused(gate, rows, (first, gate_up_bias), transposed, alpha, limit):
-        gated = grouped_gemm(
-            *(rows, first),
-            offs=offsets,
-            bias=gate_up_bias,
-            gate=gate,  # type: ignore[arg-type]
-            gate_layout=gate_layout,
-        )
-    else:
-        both = grouped_linear(rows, first, offsets, gate_up_bias)
-        gated = _gated(both, offsets, gate, gate_layout, alpha, limit)
-    result = grouped_linear(gated.to(rows.dtype), second, offsets, down_bias)
-    if norm is not None:
-        result = norm(_within(result, offsets))
-    return combine(result, inverse, weights, offsets=offsets).to(kind).reshape(shape)
+        result = grouped_linear(gated.to(rows.dtype), second, offsets, down_bias)
+        return result if norm is None else norm(_within(result, offsets))
+
+    result = routed(hidden, ids, weights, len(first), layer, first_expert=first_expert)
+    return result.to(kind).reshape(shape)
+
+
+def routed(
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    count: int,
+    layer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    *,
+    first_expert: int = 0,
+) -> torch.Tensor:
+    """Run tokens [T, H] through the experts of their ids, and sum the results by their weights.
+
+    Args:
+        hidden: Tokens [T, H].
+        ids: The experts of each token [T, k].
+        weights: Of these experts [T, k].
+        count: How many experts there are.
+        layer: Takes the rows of all experts [rows, H], one expert's after another's, and where each
+            expert's end, int32 [count]; returns as many rows.
+        first_expert: The id of the first of these experts.
+    """
+    offsets, _, inverse = route(ids, count, first_expert=first_expert)
+    rows = permute(hidden, inverse, offsets=offsets)
+    return combine(layer(rows, offsets), inverse, weights, offsets=offsets)
 
 
 def _lowered(weight: torch.Tensor | PackedExperts) -> Any:  # noqa: ANN401
@@ -155,7 +186,7 @@ def _gated(
     both: torch.Tensor,
     offsets: torch.Tensor,
     gate: str | Function,
-    layout: str,
+    layout: GateLayout,
     alpha: float,
     limit: float,
 ) -> torch.Tensor:
@@ -189,14 +220,11 @@ def grouped_linear(
 
 
 def gate_function(
-    both: torch.Tensor, gate: str, layout: str, alpha: float, limit: float
+    both: torch.Tensor, gate: str, layout: GateLayout, alpha: float, limit: float
 ) -> torch.Tensor:
     """f(gate) * up, of both [rows, 2 I]."""
-    one, up = both.chunk(2, -1) if layout == "halves" else (both[..., ::2], both[..., 1::2])
-    if gate == SWIGLU_OAI:
-        one, up = one.clamp(max=limit), up.clamp(-limit, limit)
-        return (up + 1) * (one * torch.sigmoid(one * alpha))
-    return FUNCTIONS[gate](one) * up  # type: ignore[index]
+    function, (one, up) = cast("GateFunction", gate), split(both, layout)
+    return activated(function, one, alpha, limit) * factor(function, up, limit)
 
 
 def _is_fused(
@@ -315,10 +343,10 @@ def _check(
             f"must be one of {', '.join(GATES)}, or a function",
             "pass a function of the first product [rows, 2 I] that returns [rows, I]",
         )
-    if gate_layout not in get_args(GateLayout):
+    if gate_layout not in LAYOUTS:
         _refuse(
             f"gate_layout {shown(gate_layout)}",
-            f"must be one of {', '.join(get_args(GateLayout))}",
+            f"must be one of {', '.join(LAYOUTS)}",
             "leave it out where all rows of the gate come before those of up",
         )
     if hidden.shape[1] % _ALIGNMENT or inner % _ALIGNMENT:

@@ -277,7 +277,8 @@ def _new(
     if cache_seqlens is None:
         raise ProblemError(
             "k and v without cache_seqlens",
-            rule="must be told where they go: behind so many keys of the cache",
+            rule="must come with the number of keys that the cache has already, after which they "
+            "are written",
             fix="pass cache_seqlens, int32 [batch] or an int",
         )
     return tensors[0].transpose(1, 2), tensors[1].transpose(1, 2)

@@ -77,7 +77,7 @@ class Cache:
         if block_table is not None and batch_idx is not None:
             raise ProblemError(
                 "block_table together with cache_batch_idx",
-                rule="one of them must be None: a table says where every sequence is",
+                rule="one of them must be None: a row of block_table is the pages of one sequence",
                 fix="take the rows of the table instead: block_table[cache_batch_idx]",
             )
         if block_table is not None:

@@ -293,7 +293,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
         planned, listed = self._planned, self._pages
         if planned is None or listed is None:
             raise ProblemError(
-                "run before plan", rule="must be told the pages of its sequences", fix="call plan"
+                "run before plan",
+                rule="must come after plan, which takes the pages of the sequences",
+                fix="call plan",
             )
         planned.check_run(q, listed.lengths.shape[0], window_left, rows)
         return planned, listed

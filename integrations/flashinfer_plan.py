@@ -118,7 +118,8 @@ def fixed(buffers: dict[str, torch.Tensor | None], device: torch.device) -> Page
     if indptr != last + 1:
         raise ProblemError(
             f"paged_kv_indptr_buffer [{indptr}] with paged_kv_last_page_len_buffer [{last}]",
-            rule="must be one longer: it says where each sequence begins, and where the last ends",
+            rule="must be one longer: it has the first page of each sequence, and the end of the "
+            "last",
             fix="paged_kv_last_page_len_buffer has the batch's size",
         )
     return Pages.empty(last, indices, device)

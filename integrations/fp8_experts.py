@@ -7,19 +7,23 @@ them. What kernels do not take transformers computes: `unfit` says why.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.integrations import finegrained_fp8
 
-from warploom.generator.families.route.schedule import EXPERTS
-from warploom.integrations.devices import unserved
-from warploom.integrations.linear_rules import PRODUCTS, transformed
+from warploom.integrations.expert_layers import (
+    count_refusal,
+    device_refusal,
+    transform_refusal,
+    weight_names,
+)
+from warploom.integrations.experts import routed
+from warploom.integrations.linear_rules import PRODUCTS
 from warploom.runtime.families.cast.api import cast
-from warploom.runtime.families.combine.api import combine, permute
 from warploom.runtime.families.gemm.block_scales import TYPES, blocks_of
 from warploom.runtime.families.gemm.grouped import grouped_gemm
-from warploom.runtime.families.route.api import route
 
 BLOCK = (128, 128)  # elements of a weight that share a scale
 _ALIGNMENT = 16  # elements of a row: 16 bytes
@@ -43,13 +47,17 @@ def forward(
             own = type(module).forward.__wrapped__
         by_transformers: Callable[..., torch.Tensor] = own
         return by_transformers(module, hidden_states, top_k_index, top_k_weights)
-    offsets, _, inverse = route(top_k_index, module.num_experts)
-    rows = permute(hidden_states, inverse, offsets=offsets)
-    name = "gate_up_proj" if module.has_gate else "up_proj"
-    both = _multiplied(module, name, rows, offsets)
+    layer = partial(_layer, module)
+    result = routed(hidden_states, top_k_index, top_k_weights, module.num_experts, layer)
+    return result.to(hidden_states.dtype)
+
+
+def _layer(module: Any, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    """The rows of each expert, run through it."""
+    first, second = weight_names(module)
+    both = _multiplied(module, first, rows, offsets)
     inner = module._apply_gate(both) if module.has_gate else module.act_fn(both)
-    result = _multiplied(module, "down_proj", inner, offsets)
-    return combine(result, inverse, top_k_weights, offsets=offsets).to(hidden_states.dtype)
+    return _multiplied(module, second, inner, offsets)
 
 
 def _multiplied(
@@ -71,27 +79,20 @@ def _multiplied(
 
 def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
     """Why transformers computes a layer on tokens, if it does."""
-    if hidden.device.type not in ("cuda", "cpu"):
-        return f"tokens are on {hidden.device}"
-    if hidden.device.type == "cuda" and (found := unserved(hidden.get_device())):
-        return found
-    if found := unfit(module):
+    if found := device_refusal(hidden) or unfit(module):
         return found
     if hidden.dtype not in PRODUCTS:
         return f"tokens are {hidden.dtype}"
     if torch.is_grad_enabled() and (hidden.requires_grad or module.down_proj.requires_grad):
         return "GEMMs with block scales have no gradient"
-    first = module.gate_up_proj if module.has_gate else module.up_proj
-    return transformed(hidden, first, sharded=False) or transformed(
-        hidden, module.down_proj, sharded=False
-    )
+    return transform_refusal(module, hidden)
 
 
 def unfit(module: Any) -> str | None:  # noqa: ANN401
     """Why there is no kernel for a layer's weights, of any tokens."""
     if tuple(module.block_size or ()) != BLOCK or module.activation_scheme != "dynamic":
         return f"scales are of {module.block_size} {module.activation_scheme}, not 128x128 dynamic"
-    for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+    for name in weight_names(module):
         weight, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")
         if weight.dtype != torch.float8_e4m3fn or scale.dtype not in TYPES:
             return f"{name} is {weight.dtype} with scales of {scale.dtype}"
@@ -100,6 +101,6 @@ def unfit(module: Any) -> str | None:  # noqa: ANN401
             return f"its sizes are no multiples of {_ALIGNMENT}"
         if scale.shape != (count, blocks_of(n), blocks_of(k)):
             return f"{name} {list(weight.shape)} has scales {list(scale.shape)}"
-        if count > EXPERTS:
-            return f"it has {count} experts; kernels take at most {EXPERTS}"
+        if found := count_refusal(count):
+            return found
     return None

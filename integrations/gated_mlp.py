@@ -20,6 +20,7 @@ from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.integrations.float8 import Options, WithTranspose
 from warploom.integrations.float8_gated import Gated, Layer, gated_float8
 from warploom.integrations.frozen import FrozenParameter
+from warploom.integrations.joined_storage import separate, separate_storages
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS
 from warploom.integrations.linear_rules import PRODUCTS, refusal
@@ -164,6 +165,14 @@ class GatedMLP(torch.nn.Module):
         made._join()
         return made
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (as torch has it)
+        """As a module's: tensors in the memory of the parameters, with a storage for each."""
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        names = (f"{prefix}{layer}.{name}" for layer in PROJECTIONS for name in ("weight", "bias"))
+        separate_storages(state, names)
+        return state
+
     def extra_repr(self) -> str:
         """The function of the gate."""
         return f"gate={self.gate!r}, kernels=warploom"
@@ -183,6 +192,12 @@ class GatedMLP(torch.nn.Module):
                 continue
             if joinable(one, other):
                 join(one, other)
+
+    def separate(self) -> None:
+        """Give the parameters of gate and up memory of their own, as they had before."""
+        for layer in PROJECTIONS[:2]:
+            for parameter in vars(self._modules[layer])["_parameters"].values():
+                separate(parameter)
 
     def _trained(
         self,
@@ -442,7 +457,7 @@ def _check_preactivation(preactivation: object) -> None:
         raise ProblemError(
             f"preactivation {shown(preactivation)}",
             rule="must be save or recompute",
-            fix="leave it out: what the gate is given is then kept for the backward pass",
+            fix='leave it out: "save" keeps the input of the gate for backward',
         )
 
 

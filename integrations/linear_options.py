@@ -71,14 +71,14 @@ def check(options: Options) -> None:
     if options["gradient_dtype"] is not None and options["recipe"] in FIXED:
         raise ProblemError(
             f"gradient_dtype {options['gradient_dtype']} with recipe {options['recipe']!r}",
-            rule="must be None: the recipe says what gradients are multiplied in",
+            rule="must be None: the recipe determines the dtype in which gradients are multiplied",
             fix="leave it out, or take recipe tensorwise, rowwise or rowwise_with_gw_hp",
         )
     if options["gradient_dtype"] is not None and options["recipe"] is None:
         raise ProblemError(
             f"gradient_dtype {options['gradient_dtype']} without a recipe",
-            rule="gradients are multiplied in the type of 16-bit operands",
-            fix='leave it out, or ask for fp8, as recipe="rowwise"',
+            rule="must be None: without a recipe gradients have the dtype of the operands",
+            fix='leave it out, or pass a recipe of fp8, such as recipe="rowwise"',
         )
 
     if dropped and (options["recipe"] is not None or options["accumulate_into_main_grad"]):

@@ -25,7 +25,7 @@ from warploom.integrations.patch_attention import ATTENTIONS, PatchedAttention
 from warploom.integrations.patch_experts import PatchedExperts, layers_of
 from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
-from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose, output_heads
+from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose_linear, output_heads
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.recipes import Recipe, require_recipe
 from warploom.integrations.sparse_linear import SparseLinear
@@ -81,6 +81,7 @@ class Patch:
                 parent._modules[name] = self._originals[child]
             elif isinstance(child, GatedMLP) and child in self._gated:
                 self._gated[child].training = child.training
+                child.separate()
                 parent._modules[name] = self._gated[child]
         for one in self._calls:
             one.undo()
@@ -175,7 +176,7 @@ def patch(
     _check(model, linear=linear, weights=weights)
     _check_recipe(recipe, filter, linear=linear, weights=weights, sparse=sparse)
     asked = None if weights is None else Asked(weights)
-    chosen, left = choose(model, asked) if asked else ({}, {})
+    chosen, left = choose_linear(model, asked) if asked else ({}, {})
     routed, unrouted = quantized_experts.choose(model, asked) if asked and experts else ({}, {})
     training = _training(model, filter) if recipe else set()
     pruned = _sparse_layers(model, filter) if sparse else {}
@@ -188,7 +189,7 @@ def patch(
                 quantized[layer] = quantized_experts.quantized(layer, asked)
     if linear:
         quantized |= _bit_layers(model)
-    told = asked.told() if asked else ""
+    told = asked.described() if asked else ""
     told_apart = set(layers_of(model)) if experts else set()
     rows = [*_linear_rows(model, layers, quantized, left, told, told_apart)] if linear else []
     if asked:
@@ -251,8 +252,8 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
         return
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
         raise ProblemError(
-            f"{name}, which is quantised",
-            rule="warploom.nn.Linear has weights of 16 or 32 bits",
+            f"{name}, which is quantized",
+            rule="must have weights of 16 or 32 bits to get layers of warploom.nn.Linear",
             fix="patch(model, linear=False) gives it Warploom's attention alone; its checkpoint's "
             "weights are for warploom.nn.QuantizedLinear",
         )
@@ -283,8 +284,8 @@ def _check_recipe(
         if filter is not None:
             raise ProblemError(
                 f"filter {shown(filter)} without a recipe",
-                rule="says which layers train in fp8, or are sparse",
-                fix='leave it out, or name a recipe, as recipe="rowwise"',
+                rule="must be left out: it chooses the layers that train in fp8 or become sparse",
+                fix='leave it out, or pass a recipe, such as recipe="rowwise"',
             )
         return
     if recipe is not None:

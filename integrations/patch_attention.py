@@ -61,13 +61,15 @@ def register_transformers() -> None:
         ProblemError: transformers is not installed, or is too old.
 
     Example:
-        warploom.register_transformers()
-        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="warploom")
+        >>> from transformers import AutoModelForCausalLM, LlamaConfig
+        >>> warploom.register_transformers()
+        >>> config = LlamaConfig(32, hidden_size=64, intermediate_size=64, num_attention_heads=1)
+        >>> model = AutoModelForCausalLM.from_config(config, attn_implementation="warploom")
     """
     if find_spec("transformers") is None:
         raise ProblemError(
             "transformers is not installed",
-            rule="it is what asks for an attn_implementation",
+            rule="must be installed: its models choose their attention by attn_implementation",
             fix="pip install 'warploom[transformers]'",
         )
     from warploom.integrations import transformers_attention  # imports transformers

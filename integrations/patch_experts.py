@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
+from warploom.integrations.expert_layers import NAME
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.patch_attention import configs, outermost
 from warploom.integrations.patch_report import AS_IT_WAS, Row
-
-NAME = "warploom"
 
 
 class PatchedExperts:

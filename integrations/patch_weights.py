@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 
@@ -43,7 +43,7 @@ class Weights(Quantising, total=False):
     skip: Sequence[str]
 
 
-Chosen = dict[torch.nn.Linear, str]  # layers, and the names that they go by
+Chosen = dict[Any, str]  # layers, and the names that they go by
 
 
 class Asked:
@@ -89,11 +89,11 @@ class Asked:
         """A weight [N, K], quantized."""
         return quantize(weight, **self._options, activations=INPUTS)
 
-    def told(self) -> str:
+    def described(self, kind: str = "warploom.nn.QuantizedLinear") -> str:
         """What layers become, for a report."""
-        found = self.metadata((1 << 10, 1 << 10))
-        groups = "rows" if found.group is None else f"groups of {found.group}"
-        return f"warploom.nn.QuantizedLinear, {found.format} in {groups}"
+        metadata = self.metadata((1 << 10, 1 << 10))
+        groups = "rows" if metadata.group is None else f"groups of {metadata.group}"
+        return f"{kind}, {metadata.format} in {groups}"
 
     def skipped(self, model: torch.nn.Module) -> Callable[[str, torch.nn.Module], str]:
         """Why a layer of a model is left out as asked; "" where it is not.
@@ -115,21 +115,40 @@ class Asked:
         return lambda name, layer: "skipped" * any(_within(name, one) for one in skip)
 
 
-def choose(model: torch.nn.Module, asked: Asked) -> tuple[Chosen, dict[torch.nn.Module, str]]:
-    """The layers whose weights are to be quantised, by their names; and why not others."""
+def choose(
+    model: torch.nn.Module,
+    asked: Asked,
+    is_candidate: Callable[[torch.nn.Module], bool],
+    unable: Callable[[Any, Asked], str],
+) -> tuple[Chosen, dict[torch.nn.Module, str]]:
+    """The layers whose weights are to be quantised, by their names; and why not others.
+
+    Args:
+        model: The model, whose layers are replaced; it cannot be one of them itself.
+        asked: The options of the patch.
+        is_candidate: Whether a module is of the kind that is considered.
+        unable: Why the weights of such a module cannot be quantised; "" where they can.
+    """
     chosen: Chosen = {}
     left: dict[torch.nn.Module, str] = {}
     skipped, training = asked.skipped(model), trained(model)
     for name, module in model.named_modules():
-        if type(module) not in (torch.nn.Linear, Linear):
+        if not is_candidate(module):
             continue
-        layer = cast("torch.nn.Linear", module)
-        reason = skipped(name, layer) or training.get(layer) or _unable(layer, asked)
+        own = "it is the model itself" if module is model else skipped(name, module)
+        reason = own or training.get(module) or unable(module, asked)
         if reason:
-            left[layer] = reason
+            left[module] = reason
         else:
-            chosen[layer] = name
+            chosen[module] = name
     return chosen, left
+
+
+def choose_linear(
+    model: torch.nn.Module, asked: Asked
+) -> tuple[Chosen, dict[torch.nn.Module, str]]:
+    """The linear layers whose weights are to be quantised; and why not others."""
+    return choose(model, asked, lambda one: type(one) in (torch.nn.Linear, Linear), _unable)
 
 
 def _unable(layer: torch.nn.Linear, asked: Asked) -> str:

@@ -9,32 +9,17 @@ from typing import Any
 import torch
 
 from warploom.errors import ProblemError
+from warploom.integrations import patch_weights
 from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
 from warploom.integrations.patch_experts import layers_of
 from warploom.integrations.patch_report import AS_IT_WAS, Row
-from warploom.integrations.patch_training import trained
-from warploom.integrations.patch_weights import Asked
+from warploom.integrations.patch_weights import Asked, Chosen
 from warploom.integrations.quantized_linear import QuantizedLinear
 
-Chosen = dict[Any, str]  # layers of experts, and their names
 
-
-def choose(model: torch.nn.Module, asked: Asked) -> tuple[Chosen, dict[Any, str]]:
+def choose(model: torch.nn.Module, asked: Asked) -> tuple[Chosen, dict[torch.nn.Module, str]]:
     """The layers of experts whose weights are to be quantized, and why those of others not."""
-    chosen: Chosen = {}
-    left: dict[Any, str] = {}
-    skipped, training = asked.skipped(model), trained(model)
-    able = set(layers_of(model))
-    for name, module in model.named_modules():
-        if module not in able:
-            continue
-        own = "it is the model itself" if module is model else skipped(name, module)
-        reason = own or training.get(module) or unable(module, asked)
-        if reason:
-            left[module] = reason
-        else:
-            chosen[module] = name
-    return chosen, left
+    return patch_weights.choose(model, asked, set(layers_of(model)).__contains__, unable)
 
 
 def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
@@ -54,11 +39,20 @@ def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
         return "no kernel has its norm"
     try:
         for part in PARTS:
-            n, k = _shape(layer, part)
-            asked.metadata((n, k))
+            asked.metadata(shape_of(layer, part))
     except ProblemError as error:
         return f"{error.value} {error.rule}"
     return ""
+
+
+def gate_with_kernel(module: Any) -> str | None:  # noqa: ANN401 (of transformers)
+    """The gate of a layer of experts, if it is one whose quantized weights kernels read."""
+    from warploom.integrations import transformers_experts as rules  # imports transformers
+
+    if module not in layers_of(module) or not module.has_gate or rules.unfit(module):
+        return None
+    gate, _ = rules.gate_of(module)
+    return None if callable(gate) else gate
 
 
 def quantized(layer: Any, asked: Asked) -> QuantizedExperts:  # noqa: ANN401 (of transformers)
@@ -94,8 +88,7 @@ def rows(
     """What becomes of layers of experts whose weights were to be quantized."""
     counted: Counter[tuple[str, str, str]] = Counter()
     for layer in chosen:
-        now = asked.told().replace("warploom.nn.QuantizedLinear", "quantized experts")
-        counted[f"experts of {type(layer).__name__}", now, ""] += 1
+        counted[f"experts of {type(layer).__name__}", asked.described("quantized experts"), ""] += 1
     for layer, reason in left.items():
         what = f"weights of {type(layer).__name__}"
         counted[what, AS_IT_WAS, reason] += 1
@@ -103,7 +96,8 @@ def rows(
         yield Row(what, count, now, reason)
 
 
-def _shape(layer: Any, part: str) -> tuple[int, int]:  # noqa: ANN401 (of transformers)
+def shape_of(layer: Any, part: str) -> tuple[int, int]:  # noqa: ANN401 (of transformers)
+    """N and K of each expert's weight."""
     _, n, k = getattr(layer, part).shape
     return (k, n) if layer.is_transposed else (n, k)
 

@@ -352,7 +352,7 @@ class QuantizedLinear(torch.nn.Linear):
         if name == "weight" and param is not None:
             raise ProblemError(
                 "a weight that is assigned to a QuantizedLinear",
-                rule="must be quantized: the layer's weight is what it was made of",
+                rule="must be a quantized weight, as the layer was made with",
                 fix="make a layer of it, with from_packed or from_linear; leave an output head "
                 "whose weight is tied to an embedding's out of what is quantized",
             )

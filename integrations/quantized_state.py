@@ -49,7 +49,7 @@ def check_state(given: Mapping[str, object], metadata: Metadata, bias: torch.Ten
         raise ProblemError(
             f"weight {shown(given['weight'])}",
             rule=f"must be quantized: {', '.join(entries(metadata))}",
-            fix="load it into a torch.nn.Linear, and quantise that with from_linear",
+            fix="load it into a torch.nn.Linear, and quantize that with from_linear",
         )
     packed = {name: one for name, one in given.items() if name in (*NAMES, KEY)}
     if KEY in packed:

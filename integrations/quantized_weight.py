@@ -74,9 +74,10 @@ class LayerWeight(PackedWeight):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise UnansweredError(
             f"{name} of a quantized layer's weight",
-            rule="must not be asked for: the weight is no torch.Tensor, and is not shared out "
+            rule="must not be read: the weight is not a torch.Tensor, and cannot be sharded "
             "by tensor parallelism",
-            fix="weight.dequantize(dtype) is one, and weight.tensors() are those that it is made "
+            fix="weight.dequantize(dtype) returns a tensor, and weight.tensors() those that it "
+            "consists "
             "of; leave the layer out of what is to read or change weights",
         )
 

@@ -50,7 +50,7 @@ def fold_rms_norm(weight: torch.Tensor, norm_weight: torch.Tensor) -> torch.Tens
         raise ProblemError(
             f"norm_weight {list(norm_weight.shape)} with weight {list(weight.shape)}",
             rule="must be [K], the weight being [N, K] as torch.nn.Linear has it",
-            fix="pass the weights of the norm and of the linear layer behind it",
+            fix="pass the weights of the norm and of the linear layer that follows it",
         )
     return (weight.detach().float() * norm_weight.detach().float()).to(weight.dtype)
 

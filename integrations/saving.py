@@ -91,5 +91,6 @@ def _check(model: torch.nn.Module, method: str, layer: type[torch.nn.Module]) ->
             rule="must be of a model without them: from_pretrained would give them random weights",
             fix="save a model of transformers once more: it is known to have such layers now; save "
             "another before it is quantized, and patch it where it is loaded, or "
-            "torch.save(model.state_dict(), path), which loads into a model that is patched alike",
+            "torch.save(model.state_dict(), path), which loads into a model that is patched in the "
+            "same way",
         )

@@ -52,8 +52,8 @@ def activate() -> Activation:
     if not all(hasattr(place, name) for place, name in _NEEDED):
         raise ProblemError(
             f"torch {torch.__version__}",
-            rule="must be 2.11 or later, whose kernels can be called when they are overridden",
-            fix="upgrade torch, or call warploom.sdpa in place of torch's function",
+            rule="must be 2.11 or later: its own kernels can still be called after an override",
+            fix="upgrade torch, or call warploom.sdpa instead of torch's function",
         )
     active = attention.current_flash_attention_impl()
     if active is not None:

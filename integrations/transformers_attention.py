@@ -196,7 +196,7 @@ def _packed(call: Arguments, bounds: Bounds | None, keywords: dict[str, Any]) ->
         raise ProblemError(
             f"cu_seq_lens_q with {rows} rows and {call.key.shape[2]} keys",
             rule="variable-length sequences must be whole: as many keys as rows",
-            fix="use no cache, or pass an attention mask in place of cu_seq_lens",
+            fix="use no cache, or pass an attention mask instead of cu_seq_lens",
         )
     total = batch * rows
     # Rows past the last sequence are one more: all of the result has to be written.

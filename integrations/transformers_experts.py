@@ -12,15 +12,19 @@ from typing import Any
 import torch
 from transformers.integrations import finegrained_fp8, moe
 
-from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations import fp8_experts
-from warploom.integrations.devices import unserved
-from warploom.integrations.experts import SWIGLU_OAI, Function, experts
+from warploom.integrations.expert_layers import (
+    NAME,
+    count_refusal,
+    device_refusal,
+    transform_refusal,
+    weight_names,
+)
+from warploom.integrations.experts import Function, experts
 from warploom.integrations.gated_mlp import FUNCTIONS
-from warploom.integrations.linear_rules import PRODUCTS, product_type, transformed
-from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
+from warploom.integrations.linear_rules import PRODUCTS, product_type
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT, SWIGLU_OAI
 
-NAME = "warploom"
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
 _ROW_BYTES = 16
 
@@ -51,19 +55,18 @@ def experts_forward(
         by_transformers: Callable[..., torch.Tensor] = own
         return by_transformers(module, hidden_states, top_k_index, top_k_weights)
     gate, layout = gate_of(module)
-    name = "gate_up_proj" if module.has_gate else "up_proj"
-    first, second = getattr(module, name), module.down_proj
+    first, second = weight_names(module)
     return experts(
         hidden_states,
         top_k_index,
         top_k_weights,
-        first,
-        second,
+        getattr(module, first),
+        getattr(module, second),
         gate=gate,
         gate_layout=layout,  # type: ignore[arg-type]
         transposed=module.is_transposed,
-        gate_up_bias=getattr(module, f"{name}_bias") if module.has_bias else None,
-        down_bias=module.down_proj_bias if module.has_bias else None,
+        gate_up_bias=getattr(module, f"{first}_bias") if module.has_bias else None,
+        down_bias=getattr(module, f"{second}_bias") if module.has_bias else None,
         alpha=getattr(module, "alpha", ALPHA) if gate == SWIGLU_OAI else ALPHA,
         limit=getattr(module, "limit", LIMIT) if gate == SWIGLU_OAI else LIMIT,
         norm=norm_of(module),
@@ -72,31 +75,25 @@ def experts_forward(
 
 def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
     """Why transformers computes a layer on tokens, if it does."""
-    if hidden.device.type not in ("cuda", "cpu"):
-        return f"tokens are on {hidden.device}"
-    if hidden.device.type == "cuda" and (found := unserved(hidden.get_device())):
-        return found
-    if found := unfit(module):
-        return found
-    weight, second = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
     return (
-        _type_refusal(product_type(weight.dtype, hidden.device.type))
-        or transformed(hidden, weight, sharded=False)
-        or transformed(hidden, second, sharded=False)
+        device_refusal(hidden)
+        or unfit(module)
+        or _type_refusal(product_type(module.down_proj.dtype, hidden.device.type))
+        or transform_refusal(module, hidden)
     )
 
 
 def unfit(module: Any) -> str | None:  # noqa: ANN401
     """Why there is no kernel for a layer's weights, of any tokens."""
-    name = "gate_up_proj" if module.has_gate else "up_proj"
-    weights: list[Any] = [getattr(module, one, None) for one in (name, "down_proj")]
+    names = weight_names(module)
+    weights: list[Any] = [getattr(module, name, None) for name in names]
     if any(one is None or one.dim() != 3 for one in weights):
-        return f"its weights are not {name} and down_proj of three dimensions"
+        return f"its weights are not {' and '.join(names)} of three dimensions"
     first, second = weights
     if first.dtype != second.dtype or first.dtype not in (*PRODUCTS, torch.float32):
         return f"its weights are {first.dtype} and {second.dtype}"
-    if first.shape[0] > EXPERTS:
-        return f"it has {first.shape[0]} experts; kernels take at most {EXPERTS}"
+    if found := count_refusal(first.shape[0]):
+        return found
     unit = _ROW_BYTES // first.dtype.itemsize if first.dtype in PRODUCTS else _ALIGNMENT
     if any(extent % unit for one in weights for extent in one.shape[1:]):
         return f"its sizes are no multiples of {unit}"

@@ -75,7 +75,7 @@ def resolved(name: str, tensor: Tensor) -> Tensor:
         raise ProblemError(
             f"{name} of {tensor.dtype} that torch has negated lazily (is_neg())",
             rule="must be of a type that torch negates",
-            fix="convert what it is a view of",
+            fix="convert the tensor that it is a view of",
         ) from None
 
 

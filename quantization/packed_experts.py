@@ -183,8 +183,8 @@ class PackedExperts:
         if weight.metadata != self.metadata or weight.device != self.device:
             raise ProblemError(
                 f"expert {expert}: {weight!r}",
-                rule=f"must be of the kind of all, {self!r}",
-                fix="quantize all experts of a layer alike, on one device",
+                rule=f"must have the format, shape and device of the other experts, {self!r}",
+                fix="quantize all experts of a layer with the same options, on one device",
             )
         for name, tensor in weight.tensors().items():
             getattr(self, name)[expert] = tensor

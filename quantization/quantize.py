@@ -352,7 +352,7 @@ def described(
         other = "int4 or int8" if row.has_zeros else "uint4"
         raise ProblemError(
             f"symmetric {symmetric} of format {format}",
-            rule=f"must be {not symmetric}, or not given",
+            rule=f"must be {not symmetric}, or left out",
             fix=f"take format {other}",
         )
     size = row.groups[0] if group == "auto" else group

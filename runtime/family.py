@@ -67,7 +67,7 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
             raise ProblemError(
                 f"shape {shape}",
                 rule="must have tensors of fewer than 2^63 bytes each",
-                fix="give smaller extents",
+                fix="use smaller sizes",
             ) from error
 
     def call(self, *operands: Any, **keywords: Any) -> Call[Any, Any]:

@@ -96,10 +96,10 @@ def replace(request: TensorMap, place: int, pointer: int) -> None:
 
 def _refused(request: TensorMap, pointer: int) -> ProblemError:
     return ProblemError(
-        f"{request.tensor} at {pointer:#x}, pitches {request.pitches} bytes, "
-        f"extents {request.extents}",
-        rule=f"must be as TMA takes it: address and pitches multiples of {PITCH_BYTES} bytes, "
-        f"pitches below {PITCH_END} bytes, extents of 1 to {LARGEST_EXTENT}",
+        f"{request.tensor} at {pointer:#x}, strides {request.pitches} bytes, "
+        f"sizes {request.extents}",
+        rule=f"must be readable by TMA: address and strides multiples of {PITCH_BYTES} bytes, "
+        f"strides below {PITCH_END} bytes, sizes of 1 to {LARGEST_EXTENT}",
         fix="pad the rows or copy the tensor to smaller strides; leave `spec` out so that a "
         "fitting kernel is chosen",
     )

@@ -54,7 +54,7 @@ def refuse_repeated(name: str, out: torch.Tensor) -> None:
         if stride <= reached:
             raise ProblemError(
                 f"{name} {list(out.shape)} with strides {list(out.stride())}",
-                rule="must have no two elements in one place",
+                rule="must have no two elements at one address",
                 fix=f"do not pass an expanded or overlapping view as {name}",
             )
         reached += (extent - 1) * stride

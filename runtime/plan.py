@@ -127,8 +127,8 @@ class Plan(Generic[DetailsT, ResultsT]):
         if not (own and call.arguments(self.details, results) == arguments):
             raise UnlikeError(
                 f"{type(call).__name__} on other tensors than those of {self}",
-                rule="must lie as the planned ones do",
-                fix="plan it anew",
+                rule="must have the shapes, strides and dtypes of the planned ones",
+                fix="make another plan for them",
             )
         call.check(self.details, results)
         return call

@@ -42,13 +42,13 @@ def check_rounding(rounding: object, state: torch.Tensor | None) -> None:
     if rounding == "stochastic" and state is None:
         raise ProblemError(
             "rounding stochastic without rounding_state",
-            rule="must come with the state that its random numbers are drawn from",
+            rule="must be passed with the state of its random numbers",
             fix="torch.randint(2**62, (2,), device=x.device) makes one",
         )
     if rounding == "nearest" and state is not None:
         raise ProblemError(
             "rounding_state with rounding nearest",
-            rule="must be left out, as nothing is drawn",
+            rule="must be left out: rounding to nearest has no random numbers",
             fix='pass rounding="stochastic", or leave it out',
         )
 
@@ -59,7 +59,7 @@ def check_state(state: torch.Tensor) -> None:
         raise ProblemError(
             f"rounding_state {list(state.shape)} {shown(state.dtype)}",
             rule="must be int64 [2], contiguous",
-            fix="torch.randint(2**62, (2,), device=x.device) makes one; None has one drawn",
+            fix="torch.randint(2**62, (2,), device=x.device) makes one; None makes a random one",
         )
 
 

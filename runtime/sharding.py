@@ -135,7 +135,7 @@ def _mesh(tensors: Sequence[torch.Tensor]) -> DeviceMesh:
     for one in tensors:
         if not isinstance(one, DTensor):
             raise ProblemError(
-                f"a tensor {list(one.shape)} of one process beside distributed tensors",
+                f"a tensor {list(one.shape)} of one process with distributed tensors",
                 rule="must all be distributed over one mesh",
                 fix="torch.distributed.tensor.distribute_tensor(tensor, mesh), or .to_local()",
             )
@@ -159,8 +159,10 @@ def _cheapest(rules: Sequence[Rule], tensors: Sequence[DTensor], dimension: int)
     places = [one.placements[dimension] for one in tensors]
     count = found.written
     raise ProblemError(
-        f"tensors that lie as {places} over a dimension of the mesh, the last {count} written to",
-        rule="what is written to must lie as the result does, and is never moved",
+        f"tensors with placements {places} over a dimension of the mesh, the last {count} written "
+        "to",
+        rule="tensors that are written must have the placement of the result: they are never "
+        "redistributed",
         fix="leave it out and take the result, or redistribute it first",
     )
 

@@ -120,19 +120,19 @@ def require_memory(given: Named) -> None:
     fakes = [name for name, tensor in missing if isinstance(tensor, FakeTensor)]
     if fakes and len(missing) < len(tensors):
         raise ProblemError(
-            f"{', '.join(fakes)} beside tensors with memory",
+            f"{', '.join(fakes)} together with tensors that have memory",
             rule="must all be fake tensors, or none",
             fix="call inside of their FakeTensorMode",
         )
     if tensor.is_meta or type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
         raise WithoutMemoryError(
             f"{told} without memory of its own",
-            rule="must lie in memory: a plan runs no operators",
+            rule="must have memory: a plan runs no operators",
             fix="call the function that the plan is of",
         )
     raise ProblemError(
         told,
-        rule="must lie in memory: its storage is empty, as after untyped_storage().resize_(0)",
+        rule="must have memory: its storage is empty, as after untyped_storage().resize_(0)",
         fix="gather or allocate it first (FSDP frees parameters between their uses)",
     )
 
@@ -241,7 +241,7 @@ def _room(name: str, tensor: torch.Tensor) -> torch.Tensor:
         raise ProblemError(
             f"{name} of {tensor.dtype} that torch has negated lazily (is_neg())",
             rule="must be of a type that torch negates",
-            fix="convert what it is a view of",
+            fix="convert the tensor that it is a view of",
         )
     return torch.empty_like(tensor, requires_grad=tensor.requires_grad)
 

@@ -64,8 +64,8 @@ def ahead(
     if not found:
         raise ConfigurationError(
             f"{path}: no shapes",
-            rule="an operation must have cases in benchmarks/cells.yaml, or shapes that are given",
-            fix="give --shapes",
+            rule="an operation must have cases in benchmarks/cells.yaml, or shapes by --shapes",
+            fix="pass --shapes",
         )
     return found
 

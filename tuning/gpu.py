@@ -215,8 +215,7 @@ class GpuProcess:
                 f"the measuring process of GPU {self._visible} ended "
                 f"{self._deaths} times: {death.reason}",
                 rule="a GPU on which nothing can be measured ends the run",
-                fix="look at `nvidia-smi`; what was measured is kept in the journal, or in the "
-                "result",
+                fix="check `nvidia-smi`; the journal or the result has all measurements so far",
             ) from death
 
     # ---- The process -----------------------------------------------------------------------------
@@ -307,6 +306,6 @@ def visible(count: int) -> list[str]:
         raise DeviceError(
             f"--gpus {count}",
             rule=f"CUDA_VISIBLE_DEVICES={given} shows {len(listed)}",
-            fix=f"ask for at most {len(listed)}, or show more",
+            fix=f"pass at most {len(listed)}, or let CUDA_VISIBLE_DEVICES show more",
         )
     return listed[:count] if listed is not None else [str(index) for index in range(count)]

@@ -238,7 +238,7 @@ def _read(path: Path) -> tuple[list[Entry], int]:
             raise RecordsError(
                 f"{path}:{number}: {error}",
                 rule="a journal must be one JSON object to a line, as `warploom tune` writes it",
-                fix="it was left as it is: move it away, or give another --journal",
+                fix="move it away, or pass another --journal; the file was not changed",
             ) from error
     return entries, whole
 

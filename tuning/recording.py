@@ -45,9 +45,12 @@ def recording(path: str | os.PathLike[str]) -> Recording:
             why. When it ends, it cannot be written any more.
 
     Example:
-        with warploom.recording() as calls:
-            model(x)
-        calls.save("calls.json")  # for `warploom compile calls.json --gpu H200`
+        >>> import tempfile
+        >>> file = tempfile.mkdtemp() + "/calls.json"  # for `warploom compile FILE --gpu H200`
+        >>> with warploom.recording(file) as recorded:
+        ...     y = warploom.gemm(torch.ones(4, 64).bfloat16(), torch.ones(64, 32).bfloat16())
+        >>> len(recorded.calls)
+        1
     """
     if not isinstance(path, str | os.PathLike) or os.fspath(path) in ("", b"") or "\0" in str(path):
         raise ProblemError(

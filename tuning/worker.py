@@ -177,7 +177,7 @@ def about() -> dict[str, Any]:
         raise DeviceError(
             "no GPU",
             rule=f"tuning measures on a GPU of {served()}",
-            fix=f"run it on an {products()} with a driver; `warploom doctor` says more",
+            fix=f"run it on an {products()} with a driver; `warploom doctor` checks the machine",
         )
     driver.require_usable(0)
     properties = torch.cuda.get_device_properties(0)

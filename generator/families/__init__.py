@@ -26,7 +26,7 @@ def family(name: str) -> Family:
     """Return the family called `name`, or raise UnknownNameError listing all."""
     if name not in names():
         raise UnknownNameError(
-            f"family {name!r}", rule=f"known families: {', '.join(names())}", fix="use one of them"
+            f"family {name!r}", rule=f"must be one of {', '.join(names())}", fix="use one of them"
         )
     found: Family = import_module(f"{__name__}.{name}").FAMILY
     return found

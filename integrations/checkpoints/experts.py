@@ -8,12 +8,13 @@ from typing import Any, Self
 
 import torch
 
-from warploom.integrations.experts import SWIGLU_OAI, experts, gate_function
+from warploom.integrations.experts import experts, gate_function
+from warploom.integrations.joined_storage import separate_storages
 from warploom.integrations.linear_sharing import share_hooks
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import refusal
 from warploom.quantization import PackedExperts
-from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT, SWIGLU_OAI
 
 CLASS = "GptOssExperts"  # of transformers, which this takes the place of
 PARTS = ("gate_up_proj", "down_proj")
@@ -112,6 +113,14 @@ class QuantizedExperts(torch.nn.Module):
             alpha=self.alpha,
             limit=self.limit,
         )
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (as torch has it)
+        """As a module's: tensors in the memory of the parameters, with a storage for each."""
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        starts = tuple(f"{prefix}{part}." for part in PARTS)
+        separate_storages(state, [key for key in state if key.startswith(starts)])
+        return state
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """As a module's, after which layers have other memory."""

@@ -121,7 +121,7 @@ def load_checkpoint(
     if module is not None and options:
         raise ProblemError(
             f"{', '.join(options)} for a model that is made already",
-            rule="must be given where the model is made",
+            rule="must be passed to the call that makes the model",
             fix="load_checkpoint(folder, ...)",
         )
     with Shards(folder) as shards:
@@ -244,7 +244,7 @@ class _Found:
             elif isinstance(module, QuantizedLinear) and keys:
                 raise ProblemError(
                     f"{name}: a quantized layer in the model",
-                    rule="must be a torch.nn.Linear, whose place the checkpoint's layer takes",
+                    rule="must be a torch.nn.Linear, which the checkpoint's layer replaces",
                     fix="make the model anew, without quantizing it",
                 )
             else:
@@ -422,7 +422,7 @@ class _Found:
     def _missing(self, names: list[str]) -> ProblemError:
         return ProblemError(
             f"{cut(', '.join(names), 200)} not in {self._shards.folder}",
-            rule="must be: the model has a place for it",
+            rule="must be in the checkpoint: the model has a parameter or buffer of that name",
             fix="download the checkpoint again, or make the model of its config.json",
         )
 
@@ -438,10 +438,11 @@ class _Found:
         experts = any(_MOE.search(name) for name in left)
         raise ProblemError(
             f"{cut(', '.join(left), 200)} in {self._shards.folder}",
-            rule=f"must have a place in {type(self._model).__name__}",
+            rule="must be a parameter, a buffer or a quantized layer of "
+            f"{type(self._model).__name__}",
             fix="mixtures of experts are read into layers with gate_up_proj and down_proj of all"
             if experts
-            else "make the model whose layers are called so, of the checkpoint's config.json",
+            else "make the model from the checkpoint's config.json, which has these layers",
         )
 
     # ---- Putting ---------------------------------------------------------------------------------

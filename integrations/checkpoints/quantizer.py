@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 
 from warploom.errors import ProblemError
+from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
 from warploom.integrations.checkpoints.records import Record, place, records
-from warploom.integrations.patch_weights import Asked, Weights, choose
+from warploom.integrations.patch_weights import Asked, Weights, choose_linear
 from warploom.integrations.quantized_linear import READ, QuantizedLinear
 
 if find_spec("transformers") is None:
@@ -21,12 +22,14 @@ if find_spec("transformers") is None:
         fix="pip install 'warploom[transformers]'",
     )
 
-from transformers.core_model_loading import ConversionOps
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import ConversionOps, PrefixChange, WeightConverter
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 METHOD = "warploom"  # quant_method of config.json
+_ABSENT = object()
 
 
 @register_quantization_config(METHOD)
@@ -156,7 +159,7 @@ class WarploomQuantizer(HfQuantizer):  # type: ignore[misc]
         keep = {*(kwargs.get("keep_in_fp32_modules") or ())}
         tied = getattr(model, "all_tied_weights_keys", {})
         shared = {*tied, *tied.values()}
-        chosen, left = choose(model, self.quantization_config.asked())
+        chosen, left = choose_linear(model, self.quantization_config.asked())
         self._chosen = {
             name
             for name in chosen.values()
@@ -196,7 +199,7 @@ def _check_read(model: torch.nn.Module) -> None:
                 if not getattr(module.get_parameter(part), READ, False):
                     raise ProblemError(
                         f"{name}.{part} is not in the checkpoint",
-                        rule="must be: config.json says that the layer is quantized",
+                        rule="must be there: config.json lists the layer as quantized",
                         fix="save the model again, or download the checkpoint again",
                     )
 
@@ -248,11 +251,21 @@ def described(model: Any) -> Iterator[None]:  # noqa: ANN401 (a PreTrainedModel)
         options = {key: one for key, one in had.to_dict().items() if key != "layers"}
         config = WarploomConfig(**options, layers=config.layers)
     quantizer = getattr(model, "hf_quantizer", None)
+    conversions = _conversions(model)
+    names = vars(model)
+    had_conversions = names.get("_weight_conversions", _ABSENT)
+    if conversions is not None:
+        model._weight_conversions = conversions
     model.config.quantization_config = config
     model.hf_quantizer = WarploomQuantizer(config, pre_quantized=True)
     try:
         yield
     finally:
+        if conversions is not None:
+            if had_conversions is _ABSENT:
+                del model._weight_conversions
+            else:
+                model._weight_conversions = had_conversions
         if quantizer is None:
             del model.hf_quantizer
         else:
@@ -261,3 +274,24 @@ def described(model: Any) -> Iterator[None]:  # noqa: ANN401 (a PreTrainedModel)
             del model.config.quantization_config
         else:
             model.config.quantization_config = had
+
+
+def _conversions(model: Any) -> list[Any] | None:  # noqa: ANN401 (a PreTrainedModel)
+    """How names of a model with quantized experts become those of its checkpoint; else None.
+
+    Most mixtures have experts one by one in checkpoints, which transformers merges as it loads and
+    splits as it saves. It would split the quantized weights of each expert, too: conversions of the
+    experts' weights are left out, so that these keep their names, as they are when they are loaded.
+    """
+    if not any(isinstance(module, QuantizedExperts) for module in model.modules()):
+        return None
+    loaded = getattr(model, "_weight_conversions", None)
+    if loaded is None:  # as transformers finds them
+        own = get_model_conversion_mapping(model, add_legacy=False)
+        loaded = [one for one in own if not isinstance(one, PrefixChange)]
+    return [
+        one
+        for one in loaded
+        if not isinstance(one, WeightConverter)
+        or not any(pattern.endswith(PARTS) for pattern in one.target_patterns)
+    ]

@@ -13,8 +13,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations.bit_linear import BitLinear
-from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
-from warploom.integrations.experts import SWIGLU_OAI
+from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
 from warploom.integrations.linear import Linear
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.printable import brief
@@ -30,17 +29,10 @@ def records(model: torch.nn.Module) -> list[Record]:
 
     Raises:
         ProblemError: for a layer with an activation or a norm, which the model's class would make
-            without, and for experts of other models than GPT-OSS, whose names transformers has for
-            others.
+            without.
     """
     found: dict[tuple[object, ...], Record] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, QuantizedExperts) and module.gate != SWIGLU_OAI:
-            raise ProblemError(
-                f"{name}: quantized experts with gate {module.gate!r}",
-                rule="must be those of GPT-OSS to be saved",
-                fix="keep model.state_dict(), and load it into a model that was patched alike",
-            )
         if not isinstance(module, QuantizedLinear):
             continue
         told = "" if module.activation is None else f"activation {module.activation!r}"
@@ -50,7 +42,8 @@ def records(model: torch.nn.Module) -> list[Record]:
             raise ProblemError(
                 f"{name}: a quantized layer with {told}",
                 rule="must have none to be saved: from_pretrained would make the layer without",
-                fix="keep model.state_dict(), and load it into a model that was made alike",
+                fix="keep model.state_dict(), and load it into a model that was made in the same "
+                "way",
             )
         about = module.metadata.as_dict()
         kind = {**{key: about[key] for key in _KIND}, "bias": module.bias is not None}
@@ -135,26 +128,28 @@ def _empty(name: str, record: Record, shape: Iterable[int], dtype: torch.dtype) 
 def _empty_experts(
     model: torch.nn.Module, name: str, parts: Mapping[tuple[str, int], tuple[Record, str]]
 ) -> QuantizedExperts:
+    from warploom.integrations.quantized_experts import gate_with_kernel, shape_of
+
     module: Any = model.get_submodule(name)
-    first = next(iter(parts.values()))[1]
-    if type(module).__name__ != CLASS:
-        raise _absent(model, first)
+    gate = gate_with_kernel(module)
+    if gate is None:
+        raise _absent(model, next(iter(parts.values()))[1])
     made = []
     for part in PARTS:
-        values = getattr(module, part)  # [experts, K, N]
-        count, k, n = values.shape
+        values = getattr(module, part)
+        count, shape = len(values), shape_of(module, part)
         if missing := [one for one in range(count) if (part, one) not in parts]:
             raise ProblemError(f"layers without {name}.{part}.{missing[0]}", rule=_RULE)
         kinds = [parts[part, one][0] for one in range(count)]
-        made.append([_empty(f"{name}.{part}", kind, (n, k), values.dtype) for kind in kinds])
+        made.append([_empty(f"{name}.{part}", kind, shape, values.dtype) for kind in kinds])
     if len(parts) != sum(map(len, made)):
         raise ProblemError(f"layers with more experts than {name} has", rule=_RULE)
-    return QuantizedExperts.in_place_of(module, *made)
+    return QuantizedExperts.in_place_of(module, *made, gate=gate)
 
 
 def _absent(model: torch.nn.Module, name: str) -> ProblemError:
     return ProblemError(
         f"a quantized layer {brief(name)}",
-        rule=f"must be a torch.nn.Linear, or experts of GPT-OSS, in {type(model).__name__}",
+        rule=f"must be a torch.nn.Linear, or one of its experts, in {type(model).__name__}",
         fix="load the checkpoint with the class of model that it was saved from",
     )

@@ -71,7 +71,7 @@ class Shards(Mapping[str, Tensor]):
                 if lost:
                     raise ProblemError(
                         f"{path}: no tensor {cut(', '.join(lost), 200)}",
-                        rule=f"must have what {INDEX} says that it has",
+                        rule=f"must have all tensors that {INDEX} lists for it",
                         fix=_FIX,
                     )
             return places

@@ -41,8 +41,8 @@ def of_layer(source: str, config: Config, name: str) -> Config:
         raise refused(
             source,
             f"{field} without the layer's name",
-            rule="it is what layers are told apart by",
-            fix="pass name='model.layers.0.mlp.up_proj' or the like",
+            rule="must be passed with the name, by which the settings differ between layers",
+            fix="pass name='model.layers.0.mlp.up_proj', for example",
         )
     more = dict(override(source, known, name))
     if "format" in more:

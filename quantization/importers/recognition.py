@@ -251,7 +251,7 @@ def _described(layer: Tensors, name: str, metadata: Mapping[str, str]) -> tuple[
     if not isinstance(metadata, Mapping) or key not in metadata:
         raise ProblemError(
             f"torchao: no metadata of {cut(key, 120)}",
-            rule="the safetensors file's must be given",
+            rule="needs the metadata of the safetensors file",
             fix="pass metadata=safetensors.safe_open(file, 'pt').metadata()",
         )
     return layer, torchao.described(metadata[key])

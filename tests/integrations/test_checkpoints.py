@@ -162,8 +162,11 @@ def _put(key: str, shape: tuple[int, ...]) -> Callable[[dict[str, torch.Tensor]]
 TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
     "act-order": (_shuffle, f"{UP}.*(order|g_idx)"),
     "no scales": (_drop(f"{UP}.scales"), f"{UP}.*no tensor scales"),
-    "no norm": (_drop("model.norm.weight"), "model.norm.weight not in .* place for it"),
-    "another": (_put("model.extra.weight", (2,)), "model.extra.weight in .* must have a place"),
+    "no norm": (
+        _drop("model.norm.weight"),
+        "model.norm.weight not in .* has a parameter or buffer",
+    ),
+    "another": (_put("model.extra.weight", (2,)), "model.extra.weight in .* must be a parameter"),
     "expert": (
         _put("model.layers.0.mlp.experts.3.w1.weight", (2,)),
         "mixtures of experts are read into",

@@ -114,6 +114,13 @@ def test_layers_that_no_group_divides_stay_and_are_told() -> None:
     assert "warploom.nn.QuantizedLinear  as it was" in again
 
 
+def test_a_layer_that_is_the_model_stays_and_is_told() -> None:
+    """A layer that nothing holds cannot be replaced: it was reported as quantized all the same."""
+    layer = warploom.nn.Linear(128, 128).bfloat16()
+    (row, *_) = warploom.patch(layer, weights="int4").rows
+    assert row.because == "it is the model itself" and row.now == "as it was"
+
+
 def test_hooks_and_modes_of_layers_go_along() -> None:
     chain = torch.nn.Sequential(torch.nn.Linear(128, 64)).eval()
     ran = []

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors import safe_open
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_model
 from tiny_models import VOCABULARY, model
 
 import warploom
 from warploom.errors import ProblemError
 from warploom.integrations import saving
+from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts, stacked
 from warploom.nn import QuantizedLinear
 
 IDS = torch.randint(2, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -111,6 +113,53 @@ def test_states_bring_a_quantized_model_back(tmp_path: Path, assign: bool) -> No
     load_model(third, tmp_path / "state.safetensors")
     for other in (second, third):
         assert torch.equal(first(IDS).logits, other(IDS).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Llama", "Mixtral"])
+def test_parameters_in_joined_memory_are_all_saved(tmp_path: Path, name: str) -> None:
+    """Those of one storage pass for copies: safetensors refused them, accelerate left some out."""
+    first, second = (joined(name) for _ in range(2))
+    for one in first.parameters():
+        one.copy_(torch.rand_like(one) if one.is_floating_point() else one)
+    save_model(first, str(tmp_path / "state.safetensors"))
+    load_model(second, tmp_path / "state.safetensors")
+    assert torch.equal(first(IDS).logits, second(IDS).logits)
+    Accelerator(cpu=True).save_model(first, tmp_path)
+    assert _names(tmp_path) == sorted(first.state_dict())
+
+
+def joined(name: str) -> Any:  # noqa: ANN401
+    """A patched model whose parameters are where kernels read them."""
+    speaking = model(name, "eager")
+    warploom.patch(speaking, weights=IN_GROUPS if name == "Mixtral" else None)
+    for module in speaking.modules():
+        if isinstance(module, QuantizedExperts):  # which a first call on a GPU would do
+            for part in PARTS:
+                stacked(getattr(module, part))
+    return speaking
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Llama", "Mixtral"])
+def test_states_are_the_memory_of_joined_parameters(name: str) -> None:
+    speaking = joined(name)
+    state = speaking.state_dict()
+    for key, one in speaking.named_parameters():
+        state[key].fill_(2)
+        assert bool((one == 2).all()), key
+
+
+@torch.no_grad()
+def test_an_undone_patch_leaves_memory_as_it_was(tmp_path: Path) -> None:
+    """Parameters stayed joined, in modules that know nothing of it: safetensors refused them."""
+    speaking = model("Llama", "eager")
+    expected = {key: one.clone() for key, one in speaking.state_dict().items()}
+    warploom.patch(speaking).undo()
+    save_model(speaking, str(tmp_path / "model.safetensors"))
+    found = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(one, expected[key]) for key, one in found.items())
+    assert found.keys() == expected.keys()
 
 
 def test_libraries_that_are_loaded_later_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_weights_that_differ_are_refused() -> None:
     slabs, metadata = packed.slabs, packed.metadata
     for call, told in (
         (lambda: PackedExperts.stack([]), "one expert at least"),
-        (lambda: PackedExperts.stack([packed[0], other]), "expert 1.*of the kind of all"),
+        (lambda: PackedExperts.stack([packed[0], other]), "expert 1.*must have the format"),
         (lambda: PackedExperts.quantize(weights()[0]), r"must be a tensor \[E, N, K\]"),
         (lambda: PackedExperts.quantize(weights()[:0]), r"must be a tensor \[E, N, K\]"),
         (lambda: PackedExperts.from_tensors({}, metadata), "contiguous"),

@@ -280,7 +280,7 @@ def test_a_pipe_is_neither_waited_for_nor_replaced(
             import_(store, pipe)
     finally:
         signal.alarm(0)
-    with pytest.raises(StoreError, match="must go to a new file"):
+    with pytest.raises(StoreError, match="must create a file"):
         export(store, pipe)
     assert pipe.is_fifo()
 

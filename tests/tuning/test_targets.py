@@ -131,7 +131,7 @@ def test_what_is_no_number_of_multiprocessors_is_told(name: str) -> None:
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", "h100 sxm mig 3G.40GB"])
 def test_a_slice_without_its_multiprocessors_is_told_to_have_them_beside_it(name: str) -> None:
     """It was answered with the question whether the whole GPU was meant."""
-    wanted = "after it.*'NVIDIA H100 80GB HBM3 MIG 3g.40gb:SMS'"
+    wanted = "followed by its number of SMs.*'NVIDIA H100 80GB HBM3 MIG 3g.40gb:SMS'"
     with pytest.raises(UnknownNameError, match=wanted):
         target(name)
     assert target(f"{name}:60") == DeviceLimits(60, "NVIDIA H100 80GB HBM3 MIG 3g.40gb")

@@ -218,7 +218,7 @@ def test_damaged_records_stop_a_run_before_it_measures(
     records = tmp_path / "records.json"
     records.write_text(damage)
     done = run(space, "--shapes", ALL, "--records", records, "--replay", sweep)
-    assert done.exit_code == 1 and "it was left as it is" in done.stderr
+    assert done.exit_code == 1 and "the file was not changed" in done.stderr
     assert records.read_text() == damage and not (tmp_path / "records.journal.jsonl").exists()
 
 

@@ -36,7 +36,7 @@ def test_a_folder_is_a_family_and_what_several_share_is_none(folder: Path) -> No
     (folder / "module.py").write_text("")
     families.names.cache_clear()
     assert families.names() == tuple(sorted([*before, "another"]))
-    with pytest.raises(UnknownNameError, match=r"family '_shared': known families: .*another"):
+    with pytest.raises(UnknownNameError, match=r"family '_shared': must be one of .*another"):
         families.family("_shared")
 
 

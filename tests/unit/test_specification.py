@@ -140,6 +140,6 @@ def test_an_unknown_architecture_or_family_is_named() -> None:
         replace(PLAIN, arch="sm_80")
     with pytest.raises(
         UnknownNameError,
-        match=f"family 'conv': known families: {', '.join(families.names())}",
+        match=f"family 'conv': must be one of {', '.join(families.names())}",
     ):
         replace(PLAIN, operation=replace(PLAIN.operation, family="conv"))

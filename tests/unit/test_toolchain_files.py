@@ -173,7 +173,7 @@ def test_a_header_changed_while_a_kernel_compiles_leaves_no_kernel(
     found = toolchain.find()
     beside = Toolchain.of((*found.components, settled))
     (settled.folder / "one.h").write_text("#pragma twice\n")
-    with pytest.raises(ToolchainError, match="start the process anew"):
+    with pytest.raises(ToolchainError, match="start the process again"):
         nvrtc.compile(
             'extern "C" __global__ void f() {}', name="f", arch="sm_90a", toolchain=beside
         )

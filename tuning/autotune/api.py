@@ -70,7 +70,7 @@ class Autotune(ContextDecorator):
         if (use := choice("WARPLOOM_RECORDS")) != "use":
             raise ConfigurationError(
                 f"WARPLOOM_RECORDS={use}",
-                rule="warploom.autotune keeps what it finds in records",
+                rule="must not be set: warploom.autotune writes tuned configs",
                 fix="leave the variable out, or tune nothing",
             )
         ENGINE.enter(self._met, self._jobs)

@@ -242,7 +242,7 @@ class Fleet:
             raise self._last or DeviceError(
                 f"no {self.about.gpu} has joined for {AWAITED:g} seconds",
                 rule="there must be a GPU to measure on",
-                fix="see the cluster's state; what was measured is kept in the journal",
+                fix="check the cluster's state; the journal has all measurements so far",
             )
 
     def _hangs(self, member: Member) -> bool:

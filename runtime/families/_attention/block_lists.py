@@ -75,9 +75,10 @@ def _kept(mask: BlockMask, key: Key) -> Lists:
     on_gpu = mask.places.is_cuda
     if on_gpu and torch.cuda.is_current_stream_capturing():
         raise ProblemError(
-            f"{mask}, that no call had before, while a graph is captured",
-            rule="the lists that kernels walk are made by a first call, which waits for the GPU",
-            fix="call once before the capture, as for kernels that are compiled",
+            f"{mask} in its first call, while a CUDA graph is captured",
+            rule="the first call computes the lists of blocks that kernels read, and waits for the "
+            "GPU",
+            fix="call it once before the capture, which also compiles its kernels",
         )
     with torch.no_grad():
         lists = (_of_columns if key[0] else _of_rows)(mask, key[1], key[2])

@@ -58,7 +58,7 @@ def check_state(state: object, device: torch.device) -> None:
     if not isinstance(state, torch.Tensor):
         raise ProblemError(
             f"dropout_state {shown(state)}",
-            rule="must be a tensor, or None to have one drawn",
+            rule="must be a tensor, or None for a random one",
             fix="torch.randint(2**62, (2,), device=q.device) makes one",
         )
     if (

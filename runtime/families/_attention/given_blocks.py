@@ -82,9 +82,9 @@ def block_mask(
     if mask is not None:
         if any(one is not None for one in (*lists, full_kv_num_blocks, full_kv_indices, mask_mod)):
             raise ProblemError(
-                "a mask beside lists or mask_mod",
-                rule="a BlockMask has its own",
-                fix="give one or the other",
+                "a mask together with lists or mask_mod",
+                rule="must be one of them: a BlockMask has its own lists and mask_mod",
+                fix="pass one of them",
             )
         return converted(mask)
     if not all(isinstance(one, torch.Tensor) for one in lists):
@@ -263,8 +263,8 @@ def _check_lists(
     if int(counts.min()) < 0 or int(counts.max()) > indices.shape[-1]:
         raise ProblemError(
             f"{name}_num_blocks from {int(counts.min())} to {int(counts.max())}",
-            rule=f"must lie between 0 and the {indices.shape[-1]} that {name}_indices has room for",
-            fix="count what each block of rows lists",
+            rule=f"must be between 0 and {indices.shape[-1]}, the last dimension of {name}_indices",
+            fix="count the blocks of keys that each block of rows lists",
         )
     named = indices[torch.arange(indices.shape[-1]) < counts[..., None]]
     if named.numel() and (int(named.min()) < 0 or int(named.max()) >= blocks[1]):

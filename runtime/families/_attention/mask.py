@@ -109,8 +109,8 @@ def _check_blocks(call: Arguments, sizes: Extents) -> None:
         if value is not None and value is not False:
             raise ProblemError(
                 f"{name} with block_mask",
-                rule="a block_mask says all of what attends to what",
-                fix="hide the rest in its mask_mod",
+                rule="must be left out: a block_mask alone determines which keys a row attends to",
+                fix="add the condition to its mask_mod",
             )
     refuse_beside_blocks(call)
     batch, heads = mask.places.shape[:2]
@@ -147,7 +147,8 @@ def _bounds(window: Window | None) -> tuple[int, int]:
     ):
         raise ProblemError(
             f"window {shown(window)}",
-            rule="must be (left, right): how many columns beside the diagonal, ints of at least 0",
+            rule="must be (left, right): how many keys left and right of the diagonal, ints of at "
+            "least 0",
             fix="None is no bound, where FlashAttention has -1",
         )
     left, right = (UNBOUNDED if bound is None else min(bound, UNBOUNDED) for bound in window)

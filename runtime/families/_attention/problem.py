@@ -213,7 +213,7 @@ class Arguments(Declared):
         if self.window is not None and not isinstance(self.window, tuple):
             raise ProblemError(
                 f"window {shown(self.window)}",
-                rule="must be (left, right): how many columns beside the diagonal",
+                rule="must be (left, right): how many keys left and right of the diagonal",
                 fix="(128, 0) with causal, (128, 128) without: None is no bound",
             )
         if not isinstance(self.causal, bool | str):

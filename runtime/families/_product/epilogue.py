@@ -107,9 +107,9 @@ def items(
         )
     if listed and epilogue:
         raise ProblemError(
-            "epilogue= beside scale, bias, activation, gate, residual or amax",
-            rule="the keywords mean one fixed order, the list means its own",
-            fix="put everything into the list",
+            "epilogue= together with scale, bias, activation, gate, residual or amax",
+            rule="must be one of them: keywords have one fixed order, a list has its own",
+            fix="put all steps into the list",
         )
     if rounding != "nearest" or rounding_state is not None:
         check_rounding(rounding, rounding_state)
@@ -140,7 +140,7 @@ def _check_gate(gate: object, layout: object, activation: str | None) -> None:
         )
     if activation is not None:
         raise ProblemError(
-            f"activation {shown(activation)} beside gate {shown(gate)}",
+            f"activation {shown(activation)} with gate {shown(gate)}",
             rule="must be one of them: a gate has a function of its own",
             fix="leave one out, or put both into an epilogue list",
         )

@@ -282,7 +282,7 @@ def check_out(
         through = "through all rows" if shared is None else "between rows and one between batches"
         raise ProblemError(
             f"out {list(out.shape)} with strides {list(out.stride())}",
-            rule=f"must have a contiguous last dimension, one pitch {through}",
+            rule=f"must have a contiguous last dimension, and one stride {through}",
             fix="use a row-major out",
         )
     one_row = prod(shape[:-1] if shared is None else (m,)) == 1

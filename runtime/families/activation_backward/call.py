@@ -120,8 +120,8 @@ class ActivationBackwardCall(Arguments[Details, Results]):
         if (z is None) != (self.activation is None):
             raise ProblemError(
                 f"activation {self.activation} {'without' if z is None else 'with'} z",
-                rule="must be None without z, and one of "
-                f"{', '.join(FUNCTIONS)} with what it was applied to",
+                rule="must be None without z; with z, the input of the activation, it must be one "
+                f"of {', '.join(FUNCTIONS)}",
                 fix="pass both or neither",
             )
         if z is None and not self.sums:
@@ -168,7 +168,7 @@ class ActivationBackwardCall(Arguments[Details, Results]):
             if out.dtype != element or (out.numel() and _pitch(out) is None):
                 raise ProblemError(
                     f"out {out.dtype} with strides {list(out.stride())}",
-                    rule=f"must be {element}, with a contiguous last dimension and one pitch "
+                    rule=f"must be {element}, with a contiguous last dimension and one stride "
                     "through all rows",
                     fix="leave it out to have it made",
                 )

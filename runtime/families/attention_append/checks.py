@@ -33,7 +33,7 @@ def _require_shape(name: str, one: torch.Tensor, wanted: tuple[int, ...], beside
     if one.shape != wanted:
         raise ProblemError(
             f"{name} {list(one.shape)}",
-            rule=f"must be {list(wanted)} beside {beside}",
+            rule=f"must be {list(wanted)} with {beside}",
             fix=f"transpose, slice or expand {name}",
         )
 
@@ -80,7 +80,7 @@ def _check_caches(call: AttentionAppendCall) -> None:
             of = "batch" if call.page_table is None else "pages"
             raise ProblemError(
                 f"{name} {list(one.shape)}",
-                rule=f"must be [{of}, {kv_heads}, rows, {k.shape[-1]}] beside k {list(k.shape)}",
+                rule=f"must be [{of}, {kv_heads}, rows, {k.shape[-1]}] with k {list(k.shape)}",
                 fix="transpose a cache whose rows come before heads: .transpose(1, 2)",
             )
         if not loadable(one):
@@ -88,7 +88,7 @@ def _check_caches(call: AttentionAppendCall) -> None:
                 f"{name} with strides {list(one.stride())}",
                 rule="must have a contiguous last dimension, and an address and other strides that "
                 f"are multiples of {LOAD} bytes",
-                fix="allocate it so: it is written where it lies",
+                fix="allocate it with such strides: it is written in place",
             )
         refuse_repeated(name, one)
     _require_shape("v_cache", call.v_cache, tuple(first.shape), f"k_cache {list(first.shape)}")
@@ -133,9 +133,9 @@ def _check_rotary(call: AttentionAppendCall) -> None:
     if cos is None or sin is None:
         if cos is not sin or call.interleaved or call.q is not None:
             raise ProblemError(
-                "cos and sin that are not both there",
-                rule="must be given together, and with q or interleaved",
-                fix="pass both; without them nothing is turned, and q stays as it is",
+                "one of cos and sin without the other",
+                rule="must be passed together, and are needed by q and by interleaved",
+                fix="pass both, or neither: without them nothing is rotated",
             )
         return
     _require_type("cos", cos, torch.float32, k.dtype)
@@ -160,8 +160,8 @@ def _check_scales(call: AttentionAppendCall) -> None:
         if cache.dtype == torch.int8:
             raise ProblemError(
                 "caches in int8 without scales",
-                rule="must have scale_k and scale_v: int8 is whole numbers",
-                fix="give a scale for each head, or room for one of each token and head",
+                rule="must have scale_k and scale_v, by which values become int8",
+                fix="pass a scale for each head, or tensors for one of each token and head",
             )
         return
     if cache.dtype not in CACHES:

@@ -29,7 +29,7 @@ def check_types(call: AttentionDecodeCall) -> None:
         raise ProblemError(
             f"q {q}, k {k}, v {v}",
             rule="k and v must have the type of q, or both be float8_e4m3fn or both int8",
-            fix="a cache of bytes is read as what it holds: .view(torch.float8_e4m3fn)",
+            fix="pass a cache of bytes as .view(torch.float8_e4m3fn)",
         )
 
 
@@ -55,7 +55,7 @@ def page(k: torch.Tensor) -> int:
         raise ProblemError(
             f"pages of {found} keys in k {list(k.shape)}",
             rule=f"must be of {', '.join(map(str, PAGES))}, in [pages, kv_heads, page, dim]",
-            fix="pages that lie as [pages, page, kv_heads, dim] are passed as .transpose(1, 2)",
+            fix="pass pages [pages, page, kv_heads, dim] as .transpose(1, 2)",
         )
     return found
 
@@ -67,7 +67,7 @@ def check_table(table: torch.Tensor, batch: int) -> None:
         raise ProblemError(
             f"page_table {list(table.shape)} {table.dtype} with strides {list(table.stride())}",
             rule=f"must be int32 [{batch}, pages of a sequence], its rows contiguous",
-            fix="convert with .int(); rows may lie apart, as in a slice of a larger table",
+            fix="convert with .int(); a slice of a larger table needs no copy",
         )
 
 

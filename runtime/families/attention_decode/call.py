@@ -124,7 +124,7 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         if self.window is not None and not isinstance(self.window, tuple):
             raise ProblemError(
                 f"window {shown(self.window)}",
-                rule="must be (left, right): how many keys beside the diagonal",
+                rule="must be (left, right): how many keys left and right of the diagonal",
                 fix="(128, 0) for the last 129 keys: None is no bound",
             )
         fix = "pass a boolean: the diagonal always ends at the last key"

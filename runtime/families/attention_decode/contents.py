@@ -28,7 +28,7 @@ def check(call: AttentionDecodeCall, sizes: Extents) -> None:
         if any(not 0 <= length <= sizes.seq_k for length in lengths):
             raise ProblemError(
                 f"cache_seqlens {shown(lengths)}",
-                rule=f"must lie between 0 and {sizes.seq_k}, the keys that there is room for",
+                rule=f"must be between 0 and {sizes.seq_k}, the keys that the cache holds",
                 fix="count the keys of each sequence, its new ones included, in whole pages of its "
                 "row of the table",
             )

@@ -97,8 +97,9 @@ def _keys(call: AttentionDecodeCall) -> Keys:
     beside = [name for name, tensor in others.items() if tensor is not None]
     if beside:
         raise ProblemError(
-            f"cu_seqlens_k beside {' and '.join(beside)}",
-            rule="must come alone: it says where the keys of a sequence begin and end",
+            f"cu_seqlens_k together with {' and '.join(beside)}",
+            rule="must be passed alone: it determines where the keys of each sequence begin and "
+            "end",
             fix="leave it out for caches, which have cache_seqlens",
         )
     return "packed"

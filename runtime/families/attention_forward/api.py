@@ -168,7 +168,9 @@ def attention(
     stream without waiting. On CPU tensors a reference computes the same.
 
     Example:
-        out = warploom.attention(q, k, v, causal=True)
+        >>> q, k, v = (torch.randn(1, 2, 16, 64).bfloat16() for _ in range(3))
+        >>> warploom.attention(q, k, v, causal=True).shape
+        torch.Size([1, 2, 16, 64])
     """
     if return_lse is not True and return_lse is not False:
         require_boolean("return_lse", return_lse)

@@ -46,7 +46,7 @@ def attention(call: AttentionCall) -> Pair:
         if further:
             raise ProblemError(
                 f"{' and '.join(further)} with distributed tensors",
-                rule="must be left out: no rule says how they are split",
+                rule="must be left out: there is no sharding rule for them",
                 fix="call it on the local shards, of heads or of the batch",
             )
         from warploom.runtime.families.attention_forward import sharding  # noqa: F401 (registers)

@@ -81,7 +81,8 @@ class AttentionPlan(Plan[Details, Pair]):
             call.require()
             raise ProblemError(
                 f"q {list(q.shape)} {q.dtype}, k {list(k.shape)}, v {list(v.shape)}",
-                rule="a plan runs only what it was made for: shapes, strides, types, keywords",
+                rule="must have the shapes, strides, dtypes and keywords that the plan was made "
+                "for",
                 fix="call warploom.plan_attention again, or warploom.attention",
             )
         if forward_ad._current_level >= 0:

@@ -43,9 +43,11 @@ def fp32_pieces(
         ProblemError: Before anything is launched; also for tensors that require grad.
 
     Example:
-        >>> q, scale = warploom.fp32_pieces(torch.randn(128, 256, device="cuda"))
+        >>> x = torch.randn(128, 256)
+        >>> q, scale = warploom.fp32_pieces(x)
         >>> high, low = q.view(128, 2, 256).float().unbind(1)
-        >>> x = (high + low) * scale[2, :, None]
+        >>> torch.allclose((high + low) * scale[2, :, None], x)
+        True
     """
     q, scale, _ = _pieces(x, dtype, count, spec, None, None, None)
     assert q is not None  # noqa: S101 (for type checkers)

@@ -99,8 +99,8 @@ class Fp32PiecesCall(Arguments[Details, Results]):
             missing = ", ".join(name for name, one in given.items() if one is None)
             raise ProblemError(
                 f"fp32_pieces without {missing}",
-                rule="scale, span_a and span_b are given together, or none of them is",
-                fix="pass what the fp16 pieces of A and B came with",
+                rule="scale, span_a and span_b must be passed together, or none of them",
+                fix="pass those that warploom.fp32_pieces returned with the fp16 pieces of A and B",
             )
 
     def layout(self) -> Layout | None:

@@ -126,7 +126,8 @@ class GemmPlan(Plan[Checked, torch.Tensor], of=GemmCall):
         if not same:
             raise ProblemError(
                 f"a {list(a.shape)} {a.dtype}, b {list(b.shape)} {b.dtype}",
-                rule="a plan runs only what it was made for: shapes, strides, types, alignment",
+                rule="must have the shapes, strides, dtypes and alignment that the plan was made "
+                "for",
                 fix="call warploom.plan again, or warploom.gemm",
             )
         if dual:

@@ -109,7 +109,7 @@ def check(pair: Pair, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) 
             raise ProblemError(
                 f"block scales of {name} of {operand.dtype}",
                 rule="must be of fp8 operands",
-                fix="quantise to torch.float8_e4m3fn, or pass one scale for each row",
+                fix="quantize to torch.float8_e4m3fn, or pass one scale for each row",
             )
     for name, scale in zip(("scale_a", "scale_b"), pair, strict=True):
         if scale.dtype not in TYPES:

@@ -67,7 +67,7 @@ def check_gradient_options(
         raise ProblemError(
             f"preactivation {shown(preactivation)}",
             rule="must be save or recompute",
-            fix="leave it out: what the activation is given is then kept for the backward pass",
+            fix='leave it out: "save" keeps the input of the activation for backward',
         )
     if gradient_dtype not in (None, torch.bfloat16, torch.float8_e5m2):
         raise ProblemError(
@@ -94,13 +94,13 @@ def _check_main_grad(b: torch.Tensor, into: torch.Tensor) -> None:
     if into.requires_grad:
         raise ProblemError(
             f"main_grad {list(into.shape)} that requires grad",
-            rule="must not: gradients are added to it in place",
+            rule="must not require grad: gradients are added to it in place",
             fix="pass main_grad.detach()",
         )
     if torch.is_grad_enabled() and not b.requires_grad:
         raise ProblemError(
-            f"main_grad beside b {list(b.shape)} that does not require grad",
-            rule="must be of a b whose gradient is wanted",
+            f"main_grad with b {list(b.shape)} that does not require grad",
+            rule="needs a b that requires grad: its gradient is added to main_grad",
             fix="leave it out, or call under torch.no_grad()",
         )
     if not torch.compiler.is_dynamo_compiling():  # which does not trace is_neg()

@@ -124,8 +124,8 @@ def check(call: GemmCall, levels: int) -> Checked:
             )
     if call.spec is not None:
         raise ProblemError(
-            f"spec {call.spec.name} beside algorithm strassen",
-            rule="must be left out: products of an algorithm have kernels of their own",
+            f"spec {call.spec.name} with algorithm strassen",
+            rule="must be left out: the GEMMs of an algorithm choose their own kernels",
             fix="leave out one of them",
         )
     if not call.use_fast_accum:
@@ -147,9 +147,10 @@ def check(call: GemmCall, levels: int) -> Checked:
         tokens = ", ".join(step.token for step in checked.epilogue.steps)
         raise ProblemError(
             f"an epilogue of {tokens} with {levels} level{'s'[: levels - 1]} of algorithm strassen",
-            rule=f"must leave room for {3 * levels} steps of its own: {MOST_STEPS} in all, of "
+            rule=f"must leave {3 * levels} steps to the algorithm: a kernel has at most "
+            f"{MOST_STEPS}, of "
             f"{MOST_CHARACTERS} characters",
-            fix="apply some of them in a call of their own, or take one level or none",
+            fix="apply some of them in a call of their own, or use fewer levels",
         )
     least = _ALIGNED << levels
     for name, extent in zip("MNK", (a.shape[0], b.shape[1], a.shape[1]), strict=True):

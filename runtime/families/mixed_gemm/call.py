@@ -87,8 +87,8 @@ def _beside_batches(listed: Sequence[Item], batches: tuple[int, ...]) -> Problem
     told = ", ".join(f"{kind} {list(value.shape)}" for kind, value in given)
     return ProblemError(
         f"{told} in batches of D {list(batches)}",
-        rule="must be read beside the rows of one matrix [M, N], which all batches of a are",
-        fix="make what has batches contiguous, of D's rows; of a vector [.., N] make a residual",
+        rule="must have the rows of one matrix [M, N], as all batches of a together are one",
+        fix="make a tensor with batches contiguous; pass a vector [.., N] as a residual",
     )
 
 
@@ -180,8 +180,9 @@ class MixedGemmCall(ProductCall):
                 name = next(name for name, one in WEIGHT.named(weight) if one is part)
                 raise ProblemError(
                     f"{name} that requires grad",
-                    rule="must not: a packed weight is fixed, and has no gradient",
-                    fix="differentiate a product with weight.dequantize(dtype), and quantise anew",
+                    rule="must not require grad: a quantized weight is fixed, and has no gradient",
+                    fix="differentiate a matmul by weight.dequantize(dtype), and quantize the "
+                    "result again",
                 )
         if self.out is not None and self.requires_grad:
             raise unseen("out")

@@ -139,8 +139,9 @@ def call(mixed: MixedGemmCall) -> torch.Tensor:
         raise unseen(kind)
     if writing and wanted:
         raise ProblemError(
-            f"{', '.join(writing)} under torch.compile, beside tensors that require grad",
-            rule="must be left out: operators that autograd differentiates write to nothing",
+            f"{', '.join(writing)} under torch.compile, with tensors that require grad",
+            rule="must be left out: operators that autograd differentiates cannot write to their "
+            "arguments",
             fix="call it under torch.no_grad(), or outside of the compiled function",
         )
     if out is None and not written:

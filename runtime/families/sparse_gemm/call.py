@@ -185,7 +185,7 @@ class SparseGemmCall(Arguments[Details, tuple[torch.Tensor]]):
             if scales is None:
                 raise ProblemError(
                     f"{name} None with a scale of the other operand",
-                    rule="scale_x and scale_weight are given together",
+                    rule="scale_x and scale_weight must be passed together",
                     fix=f"pass torch.ones(1) for {name}, on the device of x",
                 )
             if (

@@ -173,7 +173,7 @@ def test_order_and_repetition_do_not_matter_and_whole_blocks_win() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number past the blocks": (lists([[1]], [[[7, 0]]]), "kv_indices with 7: must be numbers of"),
     "a number below 0": (lists([[1]], [[[-1, 0]]]), "kv_indices with -1"),
-    "too many": (lists([[3]], [[[0, 1]]]), "kv_num_blocks from 3 to 3: must lie between 0 and"),
+    "too many": (lists([[3]], [[[0, 1]]]), "kv_num_blocks from 3 to 3: must be between 0 and"),
     "rows that are not there": (lists([[1]], [[[0, 1]]], seq_q=300), "for 3 blocks of rows"),
     "another type": (
         {**lists([[1]], [[[0]]]), "kv_num_blocks": torch.ones(1, 1, 1)},

@@ -33,7 +33,7 @@ INT = torch.int32
         ({"q": torch.zeros(4, 4, 32).to(BF16)}, r"must be \[batch, heads, seq_q, dim\]"),
         ({"k_cache": torch.zeros(4, 24, 2, 32).to(BF16)}, "whose rows come before heads"),
         ({"v_cache": torch.zeros(4, 2, 24, 32).half()}, "v_cache torch.float16: must be bfloat16"),
-        ({"v_cache": torch.zeros(4, 2, 16, 32).to(BF16)}, "must be .* beside k_cache"),
+        ({"v_cache": torch.zeros(4, 2, 16, 32).to(BF16)}, "must be .* with k_cache"),
         ({"k_cache": torch.zeros(4, 2, 24, 33).to(BF16)[..., :32]}, "multiples of 16 bytes"),
         ({"k_cache": torch.zeros(1, 2, 24, 32).to(BF16).expand(4, -1, -1, -1)}, "no two elements"),
         ({"lengths": torch.zeros(4).long()}, "lengths torch.int64: must be int32"),
@@ -42,8 +42,8 @@ INT = torch.int32
         ({"page_table": torch.zeros(4, 3)}, "page_table torch.float32: must be int32"),
         ({"page_table": torch.zeros(3, 4, dtype=INT)}, r"must be \[4, pages of a sequence\]"),
         ({"cu_seqlens": torch.zeros(5, dtype=INT)}, r"must be \[tokens, kv_heads, dim\]"),
-        ({"cos": None}, "must be given together"),
-        ({"cos": None, "sin": None}, "nothing is turned, and q stays as it is"),
+        ({"cos": None}, "must be passed together"),
+        ({"cos": None, "sin": None}, "without them nothing is rotated"),
         ({"cos": torch.zeros(28, 16).half()}, "cos torch.float16: must be float32 or bfloat16"),
         ({"sin": torch.zeros(28, 16).to(BF16)}, "sin torch.bfloat16: must be float32"),
         ({"cos": torch.zeros(28, 32), "sin": torch.zeros(28, 32)}, "at most 32"),
@@ -66,7 +66,7 @@ def test_what_is_wrong_with_a_call_is_told(wrong: dict[str, Any], rule: str) -> 
 
 def test_what_is_wrong_with_scales_is_told() -> None:
     arguments = given(cache=torch.int8)
-    with pytest.raises(ProblemError, match="int8 is whole numbers"):
+    with pytest.raises(ProblemError, match="by which values become int8"):
         warploom.append_kv_cache(**arguments)
     one, heads, rows = torch.ones(()), torch.ones(2), torch.ones(4, 2, 24)
     for k, v, rule in (

@@ -250,7 +250,7 @@ CASES: dict[str, tuple[BackwardCall, str, str]] = {
             )
         ),
         "dq [2, 4, 14, 40] with strides [560, 40, 40, 1]",
-        "must have no two elements in one place",
+        "must have no two elements at one address",
     ),
     "lse of another type": (changed(lse=random(2, 4, 14)), "lse [2, 4, 14]", "torch.float32"),
     "lse of another shape": (changed(lse=torch.zeros(2, 14, 4)), "lse [2, 14, 4]", "[2, 4, 14]"),

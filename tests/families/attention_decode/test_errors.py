@@ -234,8 +234,8 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
     ),
     "packed keys beside lengths": (
         of(KEYS, cu_seqlens_k=ends(17, 23), cache_seqlens=ints(17, 23)),
-        "cu_seqlens_k beside cache_seqlens",
-        "must come alone",
+        "cu_seqlens_k together with cache_seqlens",
+        "must be passed alone",
         "leave it out",
     ),
     "packed keys of another batch": (

@@ -100,7 +100,9 @@ def call(mask: object, seq_q: int = SEQ_Q, **keywords: Any) -> torch.Tensor:
 
 def test_a_mask_of_another_size_or_beside_bounds_is_refused() -> None:
     mask: BlockMask = of_dense(shown(), (32, 32))
-    with pytest.raises(ProblemError, match="causal with block_mask: a block_mask says all"):
+    with pytest.raises(
+        ProblemError, match="causal with block_mask: must be left out: a block_mask alone"
+    ):
         call(mask, causal="top_left")
     with pytest.raises(ProblemError, match="window with block_mask"):
         call(mask, window=(1, 1))

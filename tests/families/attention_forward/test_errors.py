@@ -100,13 +100,13 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
     "out whose rows overlap": (
         given(out=torch.zeros(600).bfloat16().as_strided(Q.shape, (256, 64, 8, 1))),
         "out [2, 4, 6, 16] with strides [256, 64, 8, 1]",
-        "must have no two elements in one place",
+        "must have no two elements at one address",
         "expanded or overlapping",
     ),
     "packed out whose heads overlap": (
         packed(out=torch.zeros(600).bfloat16().as_strided(PACKED_Q.shape, (32, 8, 1))),
         "with strides [32, 8, 1]",
-        "must have no two elements in one place",
+        "must have no two elements at one address",
         "expanded or overlapping",
     ),
     "out over q": (

@@ -85,7 +85,7 @@ def test_sums_of_no_rows_are_0_and_of_no_products_those_of_the_epilogue() -> Non
     [
         (full(M), r"column_sum of shape \[11\].*\[13\] here"),
         (full(3, N), r"column_sum of shape \[3, 13\].*must have shape \[13\], or \[2, 3, 13\]"),
-        (full(N).expand(2, 3, N), "no two elements in one place"),
+        (full(N).expand(2, 3, N), "no two elements at one address"),
         (full(N).bfloat16(), "must be fp32"),
         (full(N, 2)[:, 0], "contiguous along its last dimension"),
     ],

@@ -86,11 +86,11 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "out shape": (gemm(out=zeros(8, 6)), "out [8, 6]", "must be [6, 8]", "out=None"),
     "out type": (gemm(out=OUT.half(), out_dtype=BF16), "torch.float16", "bfloat16", "out=None"),
     "out column-major": (gemm(out=zeros(8, 6).t()), "[1, 6]", "contiguous last", "row-major"),
-    "out expanded": (gemm(out=zeros(1, 8).expand(6, 8)), "[0, 1]", "one place", "expanded"),
+    "out expanded": (gemm(out=zeros(1, 8).expand(6, 8)), "[0, 1]", "one address", "expanded"),
     "out pitches": (
         gemm(zeros(2, 3, 16), out=zeros(2, 4, 8)[:, :3]),
         "[32, 8, 1]",
-        "one pitch",
+        "one stride",
         "row-major",
     ),
     "out batches": (
@@ -102,13 +102,13 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "out of one batch": (
         gemm(*BATCHED, out=zeros(1, 6, 8).expand(2, 6, 8)),
         "[0, 8, 1]",
-        "one place",
+        "one address",
         "expanded",
     ),
     "out of batches that overlap": (
         gemm(*BATCHED, out=zeros(64).as_strided((2, 6, 8), (8, 8, 1))),
         "[8, 8, 1]",
-        "one place",
+        "one address",
         "expanded",
     ),
     "out of batches in another order": (
@@ -152,7 +152,7 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "bias of some batches": (
         gemm(zeros(2, 3, 6, 16), zeros(2, 3, 16, 8), bias=zeros(2, 1, 8)),
         "bias of shape [2, 1, 8]",
-        "batches of D [2, 3] one pitch apart, or none",
+        "batches of D [2, 3] at one stride, or none",
         ".contiguous()",
     ),
     "residual of other batches": (

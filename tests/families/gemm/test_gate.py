@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no layout": ({"gate": "silu", "gate_layout": "rows"}, "gate_layout 'rows': must be one of"),
     "layout alone": ({"gate_layout": "interleaved"}, "gate_layout interleaved without gate"),
     "both": ({"gate": "silu", "activation": "relu"}, "activation 'relu' beside gate 'silu'"),
-    "list": ({"gate": "silu", "epilogue": [("scale", 2.0)]}, "epilogue= beside scale"),
+    "list": ({"gate": "silu", "epilogue": [("scale", 2.0)]}, "epilogue= together with scale"),
     "twice": ({"epilogue": [("gate", "silu")] * 2}, "at most one gate"),
     "sums": (
         {"epilogue": [("column_sum", torch.zeros(32)), ("gate", "silu")]},

@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dz in fp32": ((Z, Z.float()), r"must be as z, \[11, 32\] torch.bfloat16"),
     "dz across": ((Z, Z.t().contiguous().t()), "must be as z, .* with strides"),
     "z itself": ((Z, Z), "do not overlap: one is stored"),
-    "z for all rows": ((Z[:1].expand(M, 2 * N), Z), "no two elements in one place"),
+    "z for all rows": ((Z[:1].expand(M, 2 * N), Z), "no two elements at one address"),
     "wanting a gradient": ((Z.clone().requires_grad_(), Z), "it is of a gradient itself"),
 }
 

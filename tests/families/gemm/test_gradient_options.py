@@ -194,7 +194,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"main_grad": INTO.t()}, r"main_grad \[24, 16\].*as b, \[16, 24\]"),
     "device": ({"main_grad": INTO.to("meta")}, "on meta.*as b"),
     "grad": ({"main_grad": leaf(INTO)}, "requires grad.*must not.*detach"),
-    "expanded": ({"main_grad": INTO[:1].expand(K, N)}, "main_grad.*one place"),
+    "expanded": ({"main_grad": INTO[:1].expand(K, N)}, "main_grad.*one address"),
     "preactivation": ({"preactivation": "keep"}, "'keep'.*save or recompute"),
     "gradient_dtype": ({"gradient_dtype": FP32}, "gradient_dtype torch.float32.*float8_e5m2"),
     "out": ({"out": torch.zeros(M, N).bfloat16()}, "out with a tensor that requires grad"),

@@ -257,7 +257,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "spec": (
         lambda: warploom.gemm(A, B, spec=warploom.plan(A, B).choice.spec, algorithm="strassen"),
-        "products of an algorithm have kernels of their own",
+        "GEMMs of an algorithm choose their own kernels",
     ),
     "long epilogue": (
         lambda: warploom.gemm(

@@ -78,7 +78,7 @@ def test_a_stored_matrix_of_a_product_of_nothing_is_that_of_0() -> None:
 REFUSED: dict[str, tuple[torch.Tensor, str]] = {
     "another shape": (full(N, M), r"preactivation of shape \[13, 11\]"),
     "one for all batches": (full(M, N), r"must have shape \[2, 11, 13\]: it is stored"),
-    "an expanded view": (full(M, N).expand(2, M, N), "no two elements in one place"),
+    "an expanded view": (full(M, N).expand(2, M, N), "no two elements at one address"),
     "columns apart": (full(2, N, M).mT, "contiguous along its last dimension"),
     "another type": (full(2, M, N, dtype=torch.float64), "float64"),
     "fp8": (torch.zeros(2, M, N).to(torch.float8_e5m2), "must be fp16, bf16 or fp32"),

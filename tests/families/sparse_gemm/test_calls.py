@@ -207,7 +207,7 @@ EIGHT: dict[str, Any] = {
         ({"out_dtype": torch.float32}, "a result of torch.float32 with x of torch.bfloat16"),
         (
             EIGHT | {"scale_x": torch.ones(4)},
-            "scale_weight None .* are given together",
+            "scale_weight None .* must be passed together",
         ),
         (
             EIGHT | {"scale_x": torch.ones(3), "scale_weight": torch.ones(72)},

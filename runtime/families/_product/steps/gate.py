@@ -27,8 +27,9 @@ from warploom.runtime.tensors import shown
 MULTIPLE = 16
 """Of gate's and up's columns together: kernels load 8 of each in turn."""
 
+SWIGLU_OAI = "swiglu_oai"
 ALPHA, LIMIT = 1.702, 7.0
-"""Of swiglu_oai."""
+"""Of swiglu_oai, as gpt-oss has it and kernels do."""
 
 GATES: tuple[GateFunction, ...] = get_args(GateFunction)
 LAYOUTS: tuple[GateLayout, ...] = get_args(GateLayout)
@@ -54,17 +55,19 @@ def split(x: torch.Tensor, layout: GateLayout) -> tuple[torch.Tensor, torch.Tens
     return x[..., :n], x[..., n:]
 
 
-def activated(function: GateFunction, gate: torch.Tensor) -> torch.Tensor:
-    """Return the function of the gate."""
+def activated(
+    function: GateFunction, gate: torch.Tensor, alpha: float = ALPHA, limit: float = LIMIT
+) -> torch.Tensor:
+    """Return the function of the gate; alpha and limit are swiglu_oai's."""
     if function == "swiglu_oai":
-        gate = gate.clamp(max=LIMIT)
-        return gate * torch.sigmoid(ALPHA * gate)
+        gate = gate.clamp(max=limit)
+        return gate * torch.sigmoid(alpha * gate)
     return FUNCTIONS[function](gate)
 
 
-def factor(function: GateFunction, up: torch.Tensor) -> torch.Tensor:
-    """Return what the function of the gate is multiplied by."""
-    return up.clamp(-LIMIT, LIMIT) + 1 if function == "swiglu_oai" else up
+def factor(function: GateFunction, up: torch.Tensor, limit: float = LIMIT) -> torch.Tensor:
+    """Return what the function of the gate is multiplied by; the limit is swiglu_oai's."""
+    return up.clamp(-limit, limit) + 1 if function == "swiglu_oai" else up
 
 
 class TorchGate(TorchStep[Gate]):

@@ -102,7 +102,7 @@ def batch_pitch(item: tuple[Any, ...], reads: Reads, value: torch.Tensor, batche
         return pitch
     raise ProblemError(
         f"{item[0]} of shape {list(item[1].shape)} with strides {list(item[1].stride())}",
-        rule=f"must have the batches of D {list(batches)} one pitch apart, or none",
+        rule=f"must have the batches of D {list(batches)} at one stride, or none",
         fix="use .contiguous()",
     )
 

@@ -101,7 +101,7 @@ def test_a_captured_graph_has_the_lists_of_the_call_before() -> None:
     graph.replay()
     assert torch.equal(out, wanted)
     fresh = MASKS["documents"](shape)
-    new = pytest.raises(warploom.ProblemError, match="while a graph is captured")
+    new = pytest.raises(warploom.ProblemError, match="while a CUDA graph is captured")
     with new, torch.cuda.graph(torch.cuda.CUDAGraph()):
         warploom.attention(q, k, v, block_mask=fresh)
 

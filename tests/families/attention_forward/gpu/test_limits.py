@@ -61,7 +61,7 @@ def test_what_tma_does_not_address_is_told_as_such() -> None:
     q = torch.empty(apart + 8, dtype=BF16, device="cuda").as_strided((2, 1, 8), (apart, 8, 1))
     k = one(2, 1, 8).clone(memory_format=torch.contiguous_format)
     offsets = torch.tensor([0, 2], dtype=torch.int32, device="cuda")
-    with pytest.raises(ProblemError, match=r"q at 0x.*must be as TMA takes it"):
+    with pytest.raises(ProblemError, match=r"q at 0x.*must be readable by TMA"):
         warploom.attention(
             q, k, k, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=2, max_seqlen_k=2
         )
