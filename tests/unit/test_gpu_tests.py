@@ -25,10 +25,17 @@ class Rendered:
         def build(specs):
             kernels.update((spec.name, spec) for spec in specs)
             return {}
-        for module in session.config.pluginmanager.get_plugins():
-            fixture = getattr(module, "__dict__", {}).get("built")  # of a conftest.py
-            if fixture is not None:
-                inspect.unwrap(fixture)(build)
+        modules = {*session.config.pluginmanager.get_plugins()}  # a conftest.py is one
+        modules |= {item.getparent(pytest.Module).obj for item in session.items}
+        fixtures = {
+            function
+            for module in modules
+            for function in map(inspect.unwrap, getattr(module, "__dict__", {}).values())
+            if inspect.isfunction(function) and "build" in inspect.signature(function).parameters
+        }
+        for fixture in fixtures:  # whatever its name is
+            fixture(build)
+        print(len(fixtures), "fixtures")
         for name, kernel in kernels.items():
             try:
                 render(kernel)
