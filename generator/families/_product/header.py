@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from warploom.generator.architectures import architecture
+from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families._product.layout import STORE_BUFFERS, ProductLayout
 from warploom.generator.wgmma import TemplateText
 
@@ -41,10 +42,12 @@ def staging(layout: ProductLayout) -> Iterator[Memory]:
 
 def tables(layout: ProductLayout, group_bytes: int) -> Iterator[Memory]:
     """Yield the factors of rows and the table of groups, where a kernel has them."""
-    if layout.factor_bytes:
-        yield Memory("factors", f"{layout.factor_bytes // 4} rows * 4", layout.factor_bytes)
+    factors = layout.kept_factor_bytes
+    if factors:
+        yield Memory("factors", f"{factors // 4} rows * 4", factors)
     if group_bytes:
-        yield Memory("groups", f"{group_bytes // 4} integers * 4", group_bytes)
+        integers = group_bytes // (4 * (MOST_GROUPS + 1)) * (MOST_GROUPS + 1)
+        yield Memory("groups", f"{integers} integers * 4", 4 * integers)
 
 
 def pipeline(stages: int) -> Memory:

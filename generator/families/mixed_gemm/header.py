@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from warploom.generator.elements import element
 from warploom.generator.families._product.header import (
     Barrier,
     Memory,
@@ -13,6 +14,7 @@ from warploom.generator.families._product.header import (
     staging,
     tables,
 )
+from warploom.generator.families.mixed_gemm.launch import FEW_WAVES
 from warploom.generator.families.mixed_gemm.layout import (
     LANES,
     LOADING_REGISTERS,
@@ -20,6 +22,50 @@ from warploom.generator.families.mixed_gemm.layout import (
 )
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
 from warploom.generator.wgmma import TemplateText
+
+
+def summary(spec: MixedGemmSpec) -> TemplateText:
+    """Return the comment lines that say what a kernel computes, and by which schedule."""
+    operation, schedule = spec.operation, spec.schedule
+    steps = ", ".join(step.token for step in operation.epilogue)
+    product = f"epilogue(A[m, k] W[n, k]): {steps}" if steps else "A[m, k] W[n, k]"
+    scales = f"of groups of {operation.group}" if operation.group else "per channel"
+    accumulator = "int32" if element(operation.a).is_integer else "fp32"
+    lines = [
+        f"D[m, n] = {product}",
+        f"  A {operation.a}, W {operation.b} with scales {operation.scale} {scales}, applied to "
+        f"{schedule.scaled}, accumulated in {accumulator}, D {operation.d} row",
+        f"  {_schedule(schedule)}",
+        "  computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns "
+        "of D",
+    ]
+    if operation.groups == "rows":
+        lines.append(
+            "  rows of A and D in groups that end at offsets in device memory, and a W for each"
+        )
+    if schedule.stream_k:
+        lines += [
+            f"  stream-K: CTAs split the k of all tiles where these fill less than {FEW_WAVES} "
+            "waves; else of those",
+            "  that do not fill a wave, and of one wave before these",
+        ]
+    return TemplateText("".join(f"// {line}\n" for line in lines))
+
+
+def _schedule(schedule: MixedGemmSchedule) -> str:
+    shares, split = schedule.warp_split_k, schedule.cluster_split_k
+    return ", ".join(
+        [
+            f"tile {'x'.join(map(str, schedule.tile))} by {schedule.multiply}",
+            counted(schedule.consumers, "consumer"),
+            *([f"of which {shares} share k"] if shares > 1 else []),
+            *([f"k split over {split} CTAs"] if split > 1 else []),
+            f"{schedule.stages} stages",
+            schedule.raster,
+            f"swizzle {schedule.swizzle_size}",
+            f"store {schedule.store}",
+        ]
+    )
 
 
 def described(spec: MixedGemmSpec, layout: MixedGemmLayout) -> TemplateText:
@@ -62,9 +108,16 @@ def _memory(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[Me
     yield Memory("b", f"{stages} * {b}", layout.stages * layout.slabs * layout.slab.bytes)
     yield from staging(layout)
     if layout.exchange_bytes:
-        yield Memory("exchange", "partial sums of other consumers", layout.exchange_bytes)
+        yield Memory("shared_sums", _shared_sums(schedule, layout), layout.exchange_bytes)
     yield from tables(layout, layout.group_bytes)
     yield pipeline(layout.stages)
+
+
+def _shared_sums(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> str:
+    """The bytes that other consumers leave: all but one of those that share a tile's k."""
+    others = schedule.sources - 1
+    each = layout.exchange_bytes // (schedule.consumers * others)
+    return f"{counted(schedule.consumers, 'consumer')} * {counted(others, 'other')} * {each}"
 
 
 def _barriers(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[Barrier]:
@@ -94,5 +147,5 @@ def _barriers(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[
     if layout.store_bytes:
         names = "named 1" + ", 2" * (schedule.consumers > 1)
         yield Barrier(names, "128 threads of a consumer", "the same", "its staging buffers")
-    if layout.factor_bytes:
+    if layout.kept_factor_bytes:
         yield Barrier("named 6", "all consumer threads", "the same", "factors of rows")

@@ -102,7 +102,7 @@ MUTANTS = {
     ),
     "parts of k are added up before they have been left": Mutant(
         cases.spec((64, 64), consumers=1, split_k=16),
-        r'asm volatile\("griddepcontrol\.wait;[^\n]*\n(?=  Store store)',
+        r"wait_for_previous_grid\(\);[^\n]*\n(?=  Store store)",
         (64, 512, 60_000),
     ),
     "a row has the block scale of its neighbour": Mutant(
