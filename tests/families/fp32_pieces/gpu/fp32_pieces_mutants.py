@@ -25,7 +25,7 @@ def mutant(
 
 
 REDUCED = "  __syncthreads();\n  peak = __reduce_max_sync(0xffffffff, peaks["
-STAGED = "  __syncthreads();\n  constexpr int kVectors"
+STAGED = "  __syncthreads();\n  for (int i = threadIdx.x; i < kTile * kVectors"
 BEHIND = "  if (threadIdx.x >= 32) " + PAUSE
 
 NEXT = "    __syncthreads();  // before the next tile takes its place\n"
