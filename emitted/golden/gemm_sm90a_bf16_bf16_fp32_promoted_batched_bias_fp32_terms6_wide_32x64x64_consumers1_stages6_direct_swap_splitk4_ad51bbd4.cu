@@ -216,8 +216,8 @@ struct Tiles {
     index -= batch * rows * columns;
     int row, column;
     place_in_bands(index, rows, columns, row, column);
-    row = row * kClusterM + rank % kClusterM, column = column * kClusterN + rank / kClusterM;
-    return {row * kTileM, column * kTileN, batch};
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 

@@ -195,8 +195,8 @@ struct Tiles {
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     int row, column;
     place_in_bands(index, rows, columns, row, column);
-    row = row * kClusterM + rank % kClusterM, column = column * kClusterN + rank / kClusterM;
-    return {row * kTileM, column * kTileN};
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 

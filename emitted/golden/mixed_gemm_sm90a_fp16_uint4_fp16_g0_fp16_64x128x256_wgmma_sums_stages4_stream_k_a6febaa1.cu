@@ -178,11 +178,11 @@ __device__ __forceinline__ void place_in_bands(int index, int rows, int columns,
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int rows, columns;
+  int columns, rows;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+      : columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
 
   __device__ __forceinline__ int count() const { return rows * columns; }
 
@@ -190,8 +190,8 @@ struct Tiles {
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     int row, column;
     place_in_bands(index, rows, columns, row, column);
-    row = row * kClusterM + rank % kClusterM, column = column * kClusterN + rank / kClusterM;
-    return {row * kTileM, column * kTileN};
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
