@@ -3,7 +3,7 @@
 // D[m, n] = epilogue(A[m, k] W[n, k]): gate_swiglu_oai_interleaved
 //   A bf16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D bf16 row
 //   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
 //   rows of A and D in groups that end at offsets in device memory, and a W for each
 // Digest ccaef867d2b2bfe1dc18e33999dedcad14e4e0a0d968c9268ff0bed16558ce8a; `warploom show` prints this file.
 //

@@ -3,7 +3,7 @@
 // D[m, n] = A[m, k] W[n, k]
 //   A e4m3, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
 //   tile 128x128x256 by wgmma, 2 consumers, 4 stages, along_n, swizzle 8, store tma
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
 // Digest c40ece2e2a26e3302d27bea31ccb86efe8bfc85b62cb80f8f1090a5d49ee9614; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.

@@ -3,7 +3,7 @@
 // D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu
 //   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
 //   tile 16x64x256 by wgmma, 1 consumer, k split over 2 CTAs, 13 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
 // Digest 8898081b4b9119760aca94192141a21ecf2ab59dbb19e20a481ffd398041e79c; `warploom show` prints this file.
 //
 // Warps 0 to 3, 1 consumer of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.

@@ -3,9 +3,9 @@
 // D[m, n] = A[m, k] W[n, k]
 //   A fp16, W uint4 with scales fp16 per channel, applied to sums, accumulated in fp32, D fp16 row
 //   tile 64x128x256 by wgmma, 2 consumers, 4 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
-//   stream-K: CTAs split the k of all tiles where these fill less than 4 waves; else of those
-//   that do not fill a wave, and of one wave before these
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
+//   stream-K: CTAs split the k of all tiles of less than 4 waves;
+//   else of those that do not fill a wave, and of one wave before these
 // Digest a6febaa1003bd211e6453a048426a1296ff8d9ca65505ac719913fd93a7fc74b; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.

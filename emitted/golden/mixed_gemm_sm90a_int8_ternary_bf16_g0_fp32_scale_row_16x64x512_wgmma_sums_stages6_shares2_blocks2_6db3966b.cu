@@ -3,7 +3,7 @@
 // D[m, n] = epilogue(A[m, k] W[n, k]): scale_row
 //   A int8, W ternary with scales fp32 per channel, applied to sums, accumulated in int32, D bf16 row
 //   tile 16x64x512 by wgmma, 2 consumers, of which 2 share k, 6 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
 // Digest 6db3966b70bcc4e1bc7785cd65636160d4ca415c233710ef7281b879d6c0cb78; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W and 1/2 of k, then the epilogue.

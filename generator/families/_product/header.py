@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from warploom.generator.architectures import architecture
 from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families._product.layout import STORE_BUFFERS, ProductLayout
+from warploom.generator.families._product.schedule import ProductSchedule
 from warploom.generator.wgmma import TemplateText
 
 WIDTH = 112  # characters of a line of a kernel
@@ -60,6 +61,27 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
+def schedule_line(schedule: ProductSchedule, by: str, shares: str = "") -> str:
+    """Return how D is divided into tiles, and these among CTAs; `by`: what computes a tile."""
+    split = schedule.cluster_split_k
+    words = (
+        f"tile {'x'.join(map(str, schedule.tile))}{by}",
+        counted(schedule.consumers, "consumer"),
+        shares,
+        f"k split over {split} CTAs" * (split > 1),
+        f"{schedule.stages} stages",
+        schedule.raster,
+        f"swizzle {schedule.swizzle_size}",
+        f"store {schedule.store}",
+    )
+    return f"  {', '.join(filter(None, words))}"
+
+
+def comment(lines: Iterable[str]) -> TemplateText:
+    """Return comment lines of a kernel."""
+    return TemplateText("".join(f"// {line}\n" for line in lines))
+
+
 def header(
     arch: str,
     sentences: Sequence[str],
@@ -77,4 +99,4 @@ def header(
     lines += [f"  {row.name:11}  {row.factors} = {row.bytes}" for row in memory]
     rows = [Barrier("Barriers", "a phase completes after", "waited for by", "guards"), *barriers]
     lines += [f"{row.name:12}{row.waits:15}{row.guards:29}{row.completes}".rstrip() for row in rows]
-    return TemplateText("".join(f"// {line}\n" for line in lines))
+    return comment(lines)

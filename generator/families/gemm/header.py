@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from warploom.generator.families._product.header import (
     Barrier,
     Memory,
+    comment,
     counted,
     header,
     pipeline,
+    schedule_line,
     staging,
     tables,
 )
@@ -23,6 +25,7 @@ from warploom.generator.families.gemm.schedule import (
 )
 from warploom.generator.wgmma import TemplateText
 
+SHORT = 70  # characters of an epilogue's steps that one line has
 GROUPS = {
     "rows": "rows of A and D in groups that end at offsets in device memory, and a B for each",
     "masked": "rows of A and D in groups of one size, of which as many count as device memory "
@@ -31,67 +34,43 @@ GROUPS = {
 }
 
 
-SHORT = 70  # characters of an epilogue's steps that one line has
-
-
 def summary(spec: GemmSpec) -> TemplateText:
     """Return the comment lines that say what a kernel computes, and by which schedule."""
-    operation, schedule = spec.operation, spec.schedule
-    lines = [*_operation(operation), f"//   {_schedule(schedule)}"]
-    if schedule.swap_ab:
-        lines.append("//   swapped: the rows of wgmma are columns of D, which is D' = B' A'")
-    if schedule.split_k > 1:
-        lines.append(
-            f"//   k in {schedule.split_k} parts, each a tile of its own: a second kernel adds "
-            "them up, and has epilogue and store"
-        )
-    if schedule.stream_k:
-        lines.append(
-            "//   stream-K: clusters split the k of the tiles that do not fill a wave, and of one "
-            "wave before these"
-        )
-    return TemplateText("".join(f"{line}\n" for line in lines))
+    return comment([*_operation(spec.operation), *_schedule(spec.schedule)])
 
 
 def _operation(operation: GemmOperation) -> Iterator[str]:
     steps = [step.token for step in operation.epilogue]
-    if len(", ".join(steps)) > SHORT:
-        yield "// D[m, n] = epilogue(A[m, k] B[k, n]):"
-        yield from (f"//   {step}" for step in steps)
-    elif steps:
-        yield f"// D[m, n] = epilogue(A[m, k] B[k, n]): {', '.join(steps)}"
+    product, one_line = "A[m, k] B[k, n]", ", ".join(steps)
+    if len(one_line) > SHORT:
+        yield f"D[m, n] = epilogue({product}):"
+        yield from (f"  {step}" for step in steps)
     else:
-        yield "// D[m, n] = A[m, k] B[k, n]"
+        yield f"D[m, n] = epilogue({product}): {one_line}" if steps else f"D[m, n] = {product}"
     operands = f"A {operation.a} {operation.layout_a}, B {operation.b} {operation.layout_b}"
-    yield f"//   {operands}, accumulated in {operation.accumulator.name}, D {operation.d} row"
+    yield f"  {operands}, accumulated in {operation.accumulator.name}, D {operation.d} row"
     if operation.groups != "none":
-        yield f"//   {GROUPS[operation.groups]}"
+        yield f"  {GROUPS[operation.groups]}"
     if operation.pieces > 1:
-        which = "A and B" if operation.pieces_b > 1 else "A"
-        yield (
-            f"//   {which} in {operation.pieces} pieces side by side along k, of which "
-            f"{operation.terms} products are added up, smallest first"
-        )
+        pieces = f"A{' and B' * (operation.pieces_b > 1)} in {operation.pieces} pieces"
+        added = f"{operation.terms} products are added up, smallest first"
+        yield f"  {pieces} side by side along k, of which {added}"
     if operation.sparse != "none":
         blocks = f"blocks of {SPARSE_BLOCK}x{SPARSE_BLOCK} of {operation.sparse.upper()}"
-        yield f"//   {blocks} count where a mask says so, the others are zeros"
+        yield f"  {blocks} count where a mask says so, the others are zeros"
 
 
-def _schedule(schedule: GemmSchedule) -> str:
+def _schedule(schedule: GemmSchedule) -> Iterator[str]:
     m, n = schedule.cluster
-    split = schedule.cluster_split_k
-    return ", ".join(
-        [
-            f"tile {'x'.join(map(str, schedule.tile))}",
-            f"cluster {m}x{n}",
-            counted(schedule.consumers, "consumer"),
-            *([f"k split over {split} CTAs"] if split > 1 else []),
-            f"{schedule.stages} stages",
-            schedule.raster,
-            f"swizzle {schedule.swizzle_size}",
-            f"store {schedule.store}",
-        ]
-    )
+    yield schedule_line(schedule, f", cluster {m}x{n}")
+    if schedule.swap_ab:
+        yield "  swapped: the rows of wgmma are columns of D, which is D' = B' A'"
+    if schedule.split_k > 1:
+        parts = f"k in {schedule.split_k} parts, each a tile of its own"
+        yield f"  {parts}: a second kernel adds them up, and has epilogue and store"
+    if schedule.stream_k:
+        cut = "the tiles that do not fill a wave, and of one wave before these"
+        yield f"  stream-K: clusters split the k of {cut}"
 
 
 def described(spec: GemmSpec, layout: GemmLayout, order: str) -> TemplateText:

@@ -8,9 +8,11 @@ from warploom.generator.elements import element
 from warploom.generator.families._product.header import (
     Barrier,
     Memory,
+    comment,
     counted,
     header,
     pipeline,
+    schedule_line,
     staging,
     tables,
 )
@@ -31,41 +33,22 @@ def summary(spec: MixedGemmSpec) -> TemplateText:
     product = f"epilogue(A[m, k] W[n, k]): {steps}" if steps else "A[m, k] W[n, k]"
     scales = f"of groups of {operation.group}" if operation.group else "per channel"
     accumulator = "int32" if element(operation.a).is_integer else "fp32"
+    shares, groups = schedule.warp_split_k, "rows of A and D in groups that end at offsets"
     lines = [
         f"D[m, n] = {product}",
         f"  A {operation.a}, W {operation.b} with scales {operation.scale} {scales}, applied to "
         f"{schedule.scaled}, accumulated in {accumulator}, D {operation.d} row",
-        f"  {_schedule(schedule)}",
-        "  computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns "
-        "of D",
+        schedule_line(
+            schedule, f" by {schedule.multiply}", f"of which {shares} share k" * (shares > 1)
+        ),
+        "  computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D",
     ]
     if operation.groups == "rows":
-        lines.append(
-            "  rows of A and D in groups that end at offsets in device memory, and a W for each"
-        )
+        lines.append(f"  {groups} in device memory, and a W for each")
     if schedule.stream_k:
-        lines += [
-            f"  stream-K: CTAs split the k of all tiles where these fill less than {FEW_WAVES} "
-            "waves; else of those",
-            "  that do not fill a wave, and of one wave before these",
-        ]
-    return TemplateText("".join(f"// {line}\n" for line in lines))
-
-
-def _schedule(schedule: MixedGemmSchedule) -> str:
-    shares, split = schedule.warp_split_k, schedule.cluster_split_k
-    return ", ".join(
-        [
-            f"tile {'x'.join(map(str, schedule.tile))} by {schedule.multiply}",
-            counted(schedule.consumers, "consumer"),
-            *([f"of which {shares} share k"] if shares > 1 else []),
-            *([f"k split over {split} CTAs"] if split > 1 else []),
-            f"{schedule.stages} stages",
-            schedule.raster,
-            f"swizzle {schedule.swizzle_size}",
-            f"store {schedule.store}",
-        ]
-    )
+        lines.append(f"  stream-K: CTAs split the k of all tiles of less than {FEW_WAVES} waves;")
+        lines.append("  else of those that do not fill a wave, and of one wave before these")
+    return comment(lines)
 
 
 def described(spec: MixedGemmSpec, layout: MixedGemmLayout) -> TemplateText:

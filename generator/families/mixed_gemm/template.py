@@ -22,20 +22,12 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
     operation, schedule = spec.operation, spec.schedule
     a = element(operation.a)
     decoded = operation.weight.decoded_as or operation.b
-    by_wgmma = schedule.multiply == "wgmma"
+    by_wgmma, columns = schedule.multiply == "wgmma", schedule.columns // max(1, schedule.lookahead)
     return {
         **template.context(operation, schedule, mixed_gemm_layout(operation, schedule)),
         "a": a,
         "decode": f"{decoded}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
-        "wgmma": wgmma(
-            a,
-            a,
-            schedule.columns // max(1, schedule.lookahead),
-            a_in_registers=True,
-            has_k=False,
-        )
-        if by_wgmma
-        else "",
+        "wgmma": wgmma(a, a, columns, a_in_registers=True, has_k=False) if by_wgmma else "",
         "promoted": schedule.scaled == "sums" and operation.promoted > 0,
         "reallocates_registers": schedule.reallocates,
         "loading_registers": LOADING_REGISTERS,
