@@ -112,7 +112,7 @@ def derivative_parts(function: Function) -> tuple[str, ...]:
     return (*_logistic(function), f"_activation/{function}_gradient.cuh")
 
 
-def function_parts(function: Function, *, gradient: bool) -> tuple[str, ...]:
+def function_parts(function: GateFunction, *, gradient: bool) -> tuple[str, ...]:
     """The files under templates/ that define the C++ class of a function, and its derivative's."""
     own = (*_logistic(function), f"_product/epilogue/{function}.cuh")
     return (*own, f"_activation/{function}_gradient.cuh") if gradient else own
@@ -380,9 +380,9 @@ class GateGradient(Step):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        own = f"{self.function}.cuh", f"_activation/{self.function}_gradient.cuh"
-        gradient = "up_factor.cuh", f"gate_gradient_{self.layout}.cuh"
-        return (*_logistic(self.function), *own, *gradient)
+        functions = function_parts(self.function, gradient=True)
+        up = ("up_factor.cuh",) if self.function != "swiglu_oai" else ()
+        return (*functions, *up, f"gate_gradient_{self.layout}.cuh")
 
     @property
     def cpp(self) -> str:

@@ -96,10 +96,10 @@ class Step:
         """The step's entries in the parameter block, in the order of the C++ constructor."""
         return ()
 
-    def batch_field(self, index: int) -> Field[Pitches] | None:
-        """Where D has batches: the distance between those of what the step reads of them."""
+    def batch_field(self, index: int, each: str = "batches") -> Field[Pitches] | None:
+        """Where D has batches, or groups: the distance between those of what the step reads."""
         if self.reads == "nothing":
             return None
         name = self.fields(index)[0].name
-        meaning = f"elements between batches of {name}"
+        meaning = f"elements between {each} of {name}"
         return int64(f"{name}_batch", meaning, lambda at: at.batch_pitch(index))

@@ -36,12 +36,14 @@ def wgmma(
     a_in_registers: bool = False,
     a_k_major: bool = True,
     b_k_major: bool = True,
+    has_k: bool = True,
 ) -> TemplateText:
     """Return the C++ struct `name` with `fma(a, b, d, add)` for one 64 x n instruction.
 
     `a` and `b` are shared-memory descriptors, `d` the thread's n/2 accumulators: float, or int32_t
     for int8 operands. With `a_in_registers` (K-major) `a` is instead the thread's four registers of
     A: of 16 bits two elements each, laid out as two 8-column fragments of an accumulator.
+    `has_k`: whether the struct has kK, the k of an instruction.
     Where `add` is false by a constant the product overwrites them, and the compiler may use their
     registers for something else until then (a run-time flag pins them through the epilogue: 4 to
     130 bytes of spills).
@@ -66,12 +68,11 @@ def wgmma(
         layouts, a_type, a_count = "A and B by descriptor", "uint64_t a", 1
         a_text, a_input = f"%{count}", '"l"(a)'
     b_index = count + a_count
+    constant = f"\n  static constexpr int kK = {a.wgmma_k};\n" if has_k else ""
     signature = f"{a_type}, uint64_t b, {accumulator} (&d)[{count}], bool add"
     return TemplateText(f"""\
 // D[64 x {n}] += A[64 x {a.wgmma_k}] * B[{a.wgmma_k} x {n}]; {layouts}, D in registers.
-struct {name} {{
-  static constexpr int kK = {a.wgmma_k};
-
+struct {name} {{{constant}
   __device__ __forceinline__ static void fma({signature}) {{
     asm volatile(
         "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{b_index + 1}, 0;\\n"

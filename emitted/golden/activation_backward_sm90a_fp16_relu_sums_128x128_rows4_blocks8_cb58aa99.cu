@@ -59,6 +59,12 @@ static_assert(OFFSET(Parameters, m) == 64 && OFFSET(Parameters, n) == 68);
 static_assert(OFFSET(Parameters, strips) == 72 && OFFSET(Parameters, rows) == 76);
 static_assert(OFFSET(Parameters, parts) == 80);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // A thread's columns of one row.
 template <class Element> union Values {
   uint4 words[kValues * sizeof(Element) / sizeof(uint4)];
@@ -137,8 +143,7 @@ __device__ __forceinline__ void differentiate(const Parameters& p, int row, int 
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
     activation_backward_sm90a_fp16_relu_sums_128x128_rows4_blocks8_cb58aa99(const __grid_constant__ Parameters p) {
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   constexpr int kAcross = kColumns / kValues;  // threads that share a row
   const int part = blockIdx.x / p.strips, strip = blockIdx.x % p.strips;
   const int column = strip * kColumns + threadIdx.x % kAcross * kValues;
@@ -170,7 +175,7 @@ constexpr int kSumThreads = 1024, kSumColumns = 32, kGroups = kSumThreads / kSum
 
 extern "C" __global__ void __launch_bounds__(kSumThreads)
     activation_backward_sm90a_fp16_relu_sums_128x128_rows4_blocks8_cb58aa99_sums(const __grid_constant__ Parameters p) {
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   __shared__ float shared[kGroups][kSumColumns];
   const int lane = threadIdx.x % kSumColumns, group = threadIdx.x / kSumColumns;
   const int column = blockIdx.x * kSumColumns + lane;

@@ -97,6 +97,12 @@ static_assert(OFFSET(Parameters, scale_t_across) == 96 && OFFSET(Parameters, gra
 static_assert(OFFSET(Parameters, m) == 112 && OFFSET(Parameters, n) == 116);
 static_assert(OFFSET(Parameters, across) == 120);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- Vectors of x -------------------------------------------------------------------------------------
 // max(a, b) that returns NaN where either is.
 __device__ __forceinline__ float larger(float a, float b) {
@@ -397,8 +403,7 @@ __device__ __forceinline__ void rewrite_infinities(const Parameters& p, const Ve
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cast_sm90a_bf16_e4m3_1x128_transpose_pow2_gate_gelu_tanh_gradient_256x1_881ca544(const __grid_constant__ Parameters p) {
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   extern __shared__ __align__(128) uint8_t dynamic_shared[];
   [[maybe_unused]] Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int tile = blockIdx.x;

@@ -55,6 +55,12 @@ static_assert(OFFSET(Parameters, scale_down) == 64 && OFFSET(Parameters, scale_a
 static_assert(OFFSET(Parameters, q_t_pitch) == 80 && OFFSET(Parameters, m) == 88);
 static_assert(OFFSET(Parameters, n) == 92 && OFFSET(Parameters, across) == 96);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- Vectors of x -------------------------------------------------------------------------------------
 // max(a, b) that returns NaN where either is.
 __device__ __forceinline__ float larger(float a, float b) {
@@ -308,8 +314,7 @@ __device__ __forceinline__ void transpose(uint32_t (&words)[4]) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     cast_sm90a_fp16_int8_tensor_static_transpose_stochastic_amax_256x1_369764c9(const __grid_constant__ Parameters p) {
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   extern __shared__ __align__(128) uint8_t dynamic_shared[];
   [[maybe_unused]] Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int tile = blockIdx.x;

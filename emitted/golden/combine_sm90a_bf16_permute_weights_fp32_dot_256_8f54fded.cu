@@ -63,6 +63,12 @@ static_assert(OFFSET(Parameters, count) == 96 && OFFSET(Parameters, choices) == 
 static_assert(OFFSET(Parameters, columns) == 104 && OFFSET(Parameters, row_count) == 108);
 static_assert(OFFSET(Parameters, experts) == 112);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // kValues adjacent values of a row, at a multiple of 16 bytes.
 union Values {
   uint4 words[kValues * sizeof(Value) / sizeof(uint4)];
@@ -90,8 +96,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   constexpr int kWarps = kThreads / 32, kStep = 32 * kValues;  // columns of a warp
   const int pair = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int pairs = p.count * p.choices;
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   if (pair < pairs) {
     const int row = p.inverse[pair], token = pair / p.choices;
     float dot = 0.f;

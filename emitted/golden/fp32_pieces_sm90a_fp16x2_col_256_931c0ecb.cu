@@ -41,7 +41,7 @@ struct alignas(128) Parameters {
   int64_t x_pitch;  // elements between rows of x
   int32_t m;  // rows
   int32_t k;  // columns
-  int32_t place;  // elements between pieces of a row
+  int32_t piece_pitch;  // elements between pieces of a row
   int32_t across;  // tiles along k
   int32_t part;  // columns along k of a part
   int32_t parts;  // of k
@@ -52,8 +52,14 @@ static_assert(OFFSET(Parameters, scale) == 16 && OFFSET(Parameters, span) == 24)
 static_assert(OFFSET(Parameters, maxima) == 32 && OFFSET(Parameters, sums) == 40);
 static_assert(OFFSET(Parameters, peaks) == 48 && OFFSET(Parameters, x_pitch) == 56);
 static_assert(OFFSET(Parameters, m) == 64 && OFFSET(Parameters, k) == 68);
-static_assert(OFFSET(Parameters, place) == 72 && OFFSET(Parameters, across) == 76);
+static_assert(OFFSET(Parameters, piece_pitch) == 72 && OFFSET(Parameters, across) == 76);
 static_assert(OFFSET(Parameters, part) == 80 && OFFSET(Parameters, parts) == 84);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- The pieces of a value ------------------------------------------------------------------------------
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000) != 0x7f800000; }
@@ -61,13 +67,15 @@ __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) 
 // The bits of |x|, which are in its order; 0 of what is not finite.
 __device__ __forceinline__ uint32_t magnitude(float x) { return is_finite(x) ? __float_as_uint(x) & 0x7fffffff : 0; }
 
-// What a row is multiplied by, of the bits of its largest magnitude: at most 2^126, whose inverse is normal.
+// The biased exponent of the power of two that a row is multiplied by, from the bits of its largest magnitude: of
+// 2^126 at most, whose inverse is normal.
 __device__ __forceinline__ uint32_t factor_exponent(uint32_t peak) {
   return peak == 0 ? 127 : min(268 - (peak >> 23), 253u);
 }
 
-// Writes the inverse in two parts, and whole. Sums of products are multiplied by the first of A, by the whole one
-// of B, and by the second of A, so that none of these overflows where the result does not.
+// Writes the inverse of a row's factor as two factors, and as one number. Accumulators are multiplied by the first
+// factor of A's row, by the number of B's row, and by the second factor of A's: none of these products overflows
+// where the result does not.
 __device__ __forceinline__ void write_scale(const Parameters& p, int row, uint32_t exponent) {
   const uint32_t inverse = 254 - exponent, first = min(inverse, 191u);
   p.scale[row] = __uint_as_float(first << 23);
@@ -75,8 +83,8 @@ __device__ __forceinline__ void write_scale(const Parameters& p, int row, uint32
   p.scale[2 * int64_t(p.m) + row] = __uint_as_float(inverse << 23);
 }
 
-// ---- What rows span: whether two fp16 pieces hold them --------------------------------------------------
-// Of a row's values: the small ones, below 2^-7 of its largest, and the lost ones, whose pieces miss bits of them.
+// ---- Whether two fp16 pieces hold the values of all rows ------------------------------------------------
+// How many values of a row are small, below 2^-7 of its largest, and how many are lost: their pieces lack bits.
 struct Counts {
   int small = 0, lost = 0;
 
@@ -86,19 +94,19 @@ struct Counts {
   }
 };
 
-// Below which values of a row are small: 2^-7 of the power of two in its largest magnitude; 0 of a row of zeros.
+// The threshold of a row's small values: 2^-7 times its largest magnitude rounded down to a power of two.
 __device__ __forceinline__ float small_level(uint32_t peak, float factor) {
   const float scaled = __uint_as_float(peak) * factor;  // 2^-23 or more
   return peak == 0 ? 0.f : __uint_as_float((__float_as_uint(scaled) & 0x7f800000) - (7 << 23));
 }
 
-// Raises the maxima over all rows by those of some; `of` is how often that happens. The last one writes them to
-// span, where GEMMs read which of them is to run, and leaves zeros for the next launch.
-__device__ __forceinline__ void raise_span(const Parameters& p, uint32_t most, uint32_t most_lost, uint32_t of) {
+// Raises the maxima over all rows to the counts of some rows. The last of the launch's `calls` writes them to p.span,
+// from which GEMMs decide whether the one of fp16 or that of bf16 pieces computes D, and clears them.
+__device__ __forceinline__ void raise_span(const Parameters& p, uint32_t most, uint32_t most_lost, uint32_t calls) {
   atomicMax(p.maxima, most);
   if (most_lost > 0) atomicMax(p.maxima + 1, most_lost);
   __threadfence();
-  if (atomicAdd(p.maxima + 2, 1u) + 1 < of) return;
+  if (atomicAdd(p.maxima + 2, 1u) + 1 < calls) return;
   __threadfence();
   p.span[0] = atomicExch(p.maxima, 0u);
   p.span[1] = atomicExch(p.maxima + 1, 0u);
@@ -127,26 +135,37 @@ struct Pieces {
 
   // Writes them to a row of q, from a column on that is a multiple of kValues.
   __device__ __forceinline__ void store(const Parameters& p, int row, int column) const {
-    uint16_t* const to = p.q + int64_t(row) * kPieces * p.place + column;
+    uint16_t* const to = p.q + int64_t(row) * kPieces * p.piece_pitch + column;
     CUTE_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       uint32_t words[kValues / 2];
       CUTE_UNROLL
       for (int i = 0; i < kValues / 2; ++i) words[i] = bits[piece][2 * i] | uint32_t(bits[piece][2 * i + 1]) << 16;
-      *reinterpret_cast<uint4*>(to + piece * p.place) = make_uint4(words[0], words[1], words[2], words[3]);
+      *reinterpret_cast<uint4*>(to + piece * p.piece_pitch) = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 };
 
 // ---- Rows across k: a CTA transposes a tile in shared memory ---------------------------------------------
 constexpr int kTile = 64, kLines = kThreads / kTile;  // columns of a tile that are loaded at once
+constexpr int kVectors = kTile / kValues;  // of a row of a tile
+using Tile = float[kTile][kTile + 1];  // a column of x, and a value of padding against bank conflicts
+
+// Loads a tile, in which rows are adjacent; what is outside of x is 0.
+__device__ __forceinline__ void load(Tile& tile, const Parameters& p, int row0, int column0) {
+  const int own = threadIdx.x % kTile;
+  CUTE_UNROLL
+  for (int i = threadIdx.x / kTile; i < kTile; i += kLines) {
+    const bool inside = row0 + own < p.m && column0 + i < p.k;
+    tile[i][own] = inside ? p.x[(column0 + i) * p.x_pitch + row0 + own] : 0.f;
+  }
+}
 constexpr int kPeakRows = 32, kWarps = kThreads / 32;
 
-// The largest magnitudes of 32 rows in a part of k: a thread of each warp has a row, each warp every few columns.
+// The largest magnitudes of 32 rows in a part of k: a lane has a row, and a warp every kWarps-th column of it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     fp32_pieces_sm90a_fp16x2_col_256_931c0ecb_peaks(const __grid_constant__ Parameters p) {
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   __shared__ uint32_t peaks[kWarps][kPeakRows];
   const int part = blockIdx.x % p.parts, lane = threadIdx.x % kPeakRows, warp = threadIdx.x / kPeakRows;
   const int row = blockIdx.x / p.parts * kPeakRows + lane, last = min(p.k, (part + 1) * p.part);
@@ -166,18 +185,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     fp32_pieces_sm90a_fp16x2_col_256_931c0ecb(const __grid_constant__ Parameters p) {
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  __shared__ float tile[kTile][kTile + 1];  // a column of padding: rows are written, columns are read
+  wait_for_previous_grid();
+  __shared__ Tile tile;
   __shared__ float factors[kTile], levels[kTile];
   __shared__ int small[kTile], lost[kTile];  // values of each row in this tile
   const int row0 = blockIdx.x / p.across * kTile, column0 = blockIdx.x % p.across * kTile;
-  const int own = threadIdx.x % kTile, line = threadIdx.x / kTile;
-  CUTE_UNROLL
-  for (int i = line; i < kTile; i += kLines) {
-    const bool inside = row0 + own < p.m && column0 + i < p.k;
-    tile[i][own] = inside ? p.x[(column0 + i) * p.x_pitch + row0 + own] : 0.f;
-  }
+  const int own = threadIdx.x % kTile;
+  load(tile, p, row0, column0);
   if (threadIdx.x < kTile && row0 + own < p.m) {
     uint32_t peak = 0;
     for (int part = 0; part < p.parts; ++part)
@@ -189,10 +203,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   if (threadIdx.x < kTile) small[own] = lost[own] = 0;
   __syncthreads();
-  constexpr int kVectors = kTile / kValues;  // of a row of the tile
   for (int i = threadIdx.x; i < kTile * kVectors; i += kThreads) {
     const int row = i / kVectors, column = i % kVectors * kValues;
-    if (row0 + row >= p.m || column0 + column >= p.place) continue;
+    if (row0 + row >= p.m || column0 + column >= p.piece_pitch) continue;
     Pieces pieces;
     Counts counts;
     CUTE_UNROLL
@@ -203,8 +216,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  // The most of any row in this tile, whose sum over all tiles of these rows the last of them goes on with.
-  const int past = max(0, column0 + kTile - p.k);  // zeros past k were counted
+  // The largest counts of any row in this tile. Their sum over all tiles of these rows, which the CTA that comes
+  // last goes on with, is at least the largest count of a whole row.
+  const int past = max(0, column0 + kTile - p.k);  // zeros past k were counted as small
   int most = 0, most_lost = 0;
   CUTE_UNROLL
   for (int row = threadIdx.x; row < kTile; row += 32) {
@@ -216,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x > 0) return;
   if (most_lost > 0) atomicMax(p.maxima + 1, uint32_t(most_lost));
   __threadfence();
-  uint64_t* const sums = p.sums + row0 / kTile;  // above the sum the tiles that it is of
+  uint64_t* const sums = p.sums + row0 / kTile;  // bits 0 to 33: the sum; from 34 on: how many tiles it is of
   const uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(sums), 1ull << 34 | uint64_t(most));
   if ((before >> 34) + 1 < p.across) return;
   *sums = 0;

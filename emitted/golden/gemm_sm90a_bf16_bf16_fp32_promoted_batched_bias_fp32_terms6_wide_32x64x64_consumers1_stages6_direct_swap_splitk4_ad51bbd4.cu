@@ -9,10 +9,10 @@
 // Digest ad51bbd431994d240e88604aebec3fdebd9c370502dc74ce856eaa7edf3d770d; `warploom show` prints this file.
 //
 // Warpgroup 0, the producer: thread 0 issues the TMA loads.
-// Warpgroup 1, the consumer: wgmma on 64 rows of the CTA's tile, then the epilogue.
+// Warpgroup 1, the consumer: wgmma on 64 rows of the CTA's tile, then partial sums go to memory.
+// The second kernel, of one warpgroup a CTA: adds up partial sums, then the epilogue.
 // Registers per thread: at most 255, without setmaxnreg.
 //   A consumer thread has 16 accumulators and 16 for one k tile.
-//   Its epilogue takes 16 columns at a time, to need few more.
 // Shared memory: 221280 bytes; the launch asks for 222208 of 232448
 //   a, b         6 stages * 3 pieces * (4096 + 8192) = 221184
 //   full, empty  6 stages * 2 * 8 = 96
@@ -44,8 +44,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = float; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 32, kTileN = 64, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 1;  // consumer warpgroups
 constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
@@ -83,7 +82,7 @@ struct alignas(128) Parameters {
   int32_t a_repeat;  // batches of D in a row that one of A serves
   int32_t b_batches;  // of B
   int32_t b_repeat;  // batches of D in a row that one of B serves
-  int32_t place;  // elements from a piece to the next
+  int32_t piece_pitch;  // elements between pieces along k
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
@@ -96,7 +95,13 @@ static_assert(OFFSET(Parameters, m) == 452 && OFFSET(Parameters, n) == 456);
 static_assert(OFFSET(Parameters, k) == 460 && OFFSET(Parameters, k_parts) == 464);
 static_assert(OFFSET(Parameters, batches) == 468 && OFFSET(Parameters, a_batches) == 472);
 static_assert(OFFSET(Parameters, a_repeat) == 476 && OFFSET(Parameters, b_batches) == 480);
-static_assert(OFFSET(Parameters, b_repeat) == 484 && OFFSET(Parameters, place) == 488);
+static_assert(OFFSET(Parameters, b_repeat) == 484 && OFFSET(Parameters, piece_pitch) == 488);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
@@ -126,13 +131,16 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 }
 
 // Whether two fp16 pieces hold the values of A and B, as the launches that made them counted. Either no value
-// lost bits, or in each dot product more terms have two large values than there are with a lost one.
+// lost bits, or each dot product has at least as many terms of two large values as it has with a lost one.
 __device__ __forceinline__ bool pieces_hold(const Parameters& p) {
   // From L2: the launch that wrote them may have ended after this one began.
   const uint4 a = __ldcg(reinterpret_cast<const uint4*>(p.span_a));
   const uint4 b = __ldcg(reinterpret_cast<const uint4*>(p.span_b));
   return (a.y | b.y) == 0 || uint64_t(a.x) + b.x <= a.z;
 }
+
+// Whether this launch computes D, from bf16 pieces; else another one did, from fp16 pieces.
+__device__ __forceinline__ bool computes_d(const Parameters& p) { return !pieces_hold(p); }
 
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
@@ -174,31 +182,42 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n, batch;
+  int m, n;  // the row and the column of its first element
+  int batch;
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int rows, columns;
   int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
-  __device__ __forceinline__ int count() const { return along * across * batches; }
+      : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        batches(p.batches) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns * batches; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int batch = index / (along * across);
-    index -= batch * along * across;
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN, batch};
+    const int batch = index / (rows * columns);
+    index -= batch * rows * columns;
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
@@ -246,7 +265,7 @@ __device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -285,7 +304,7 @@ struct Epilogue {
   struct Block {
     Bias<float>::Operand step_0;
   };
-  int m, n;
+  int m, n;  // past the last row and column
   Bias<float> step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
@@ -341,10 +360,12 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 222208);
 
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
+
 // The partial sums of one part of a tile's k, in memory in register order: 16 bytes a thread, coalesced.
 // Fragments outside of D are neither written nor read.
 struct PartialTile {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // of a thread, in 64 rows by 8 columns
   static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
   static constexpr int kThreads = 128;
   Fragment* const fragments;
@@ -404,11 +425,11 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(3 * (a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes));
       CUTE_NO_UNROLL  // the producer has few registers
       for (int piece = 0; piece < 3; ++piece) {
-        const int k = k_tile * kTileK + piece * p.place;
+        const int k = k_tile * kTileK + piece * p.piece_pitch;
         uint8_t* const a = shared.a[position.stage] + piece * OperandA::kBytes;
         uint8_t* const b = shared.b[position.stage] + piece * OperandB::kBytes;
         OperandA::load(a_map, full, a, at.m, k, batch_a);
@@ -419,7 +440,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
+// ---- Consumer: main loop over a part of k, whose partial sums are written to memory ------------------------
 using RowOperand = OperandB; using ColumnOperand = OperandA;
 // What to add to a descriptor for the next stage, and for the next 64 rows.
 constexpr int kPieceRows = RowOperand::kBytes / 16, kPieceColumns = ColumnOperand::kBytes / 16;
@@ -432,15 +453,14 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
-// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
 }
 
 // The main loop's MMAs of one tile, with two-level accumulation: the tensor core truncates at each step along
-// k, so it accumulates one k tile, which FADDs add to fp32 registers, to nearest, under the other's MMAs.
+// k, so it accumulates one k tile, which FADDs add to fp32 registers, rounding to nearest.
 struct Products {
   static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
   Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
@@ -499,7 +519,7 @@ struct Products {
     promote(rows, columns);
   }
 
-  // Adds the products of the next stage, and lets go of the stage before.
+  // Adds the products of the next stage, and releases the stage before.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
     issue(rows, columns);
     release(previous);
@@ -559,9 +579,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (pieces_hold(p) != false) return;  // another launch computes D
+  wait_for_previous_grid();  // before any access to global memory
+  if (!computes_d(p)) return;
   if (warpgroup == 0) {
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
@@ -582,9 +601,8 @@ extern "C" __global__ void __launch_bounds__(128)
   TileCoord at = tiles.at(tile / kClusterSize, tile % kClusterSize);
   at.n += row_block * kWgmmaM;
   if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // the chunk is outside of D
-  // Programmatic dependent launch: waits for the first grid, whose partial sums are visible from here on.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (pieces_hold(p) != false) return;  // another launch computes D
+  wait_for_previous_grid();  // whose partial sums are visible from here on
+  if (!computes_d(p)) return;
   Store store;
   Epilogue epilogue(p, at.batch);
   const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
@@ -596,7 +614,7 @@ extern "C" __global__ void __launch_bounds__(128)
   }
   CUTE_UNROLL
   for (int first = 0; first < kParts; first += kAtOnce) {
-    PartialTile::Fragment found[kAtOnce][kFragments];
+    Fragment found[kAtOnce][kFragments];
     CUTE_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= kParts || first + i >= p.k_parts) break;

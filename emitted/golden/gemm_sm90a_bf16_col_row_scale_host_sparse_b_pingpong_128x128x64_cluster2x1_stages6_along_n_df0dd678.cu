@@ -45,12 +45,11 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
-constexpr int kClusterM = 2, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 2, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
 constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -83,6 +82,12 @@ static_assert(OFFSET(Parameters, lists) == 392 && OFFSET(Parameters, entries) ==
 static_assert(OFFSET(Parameters, mask_row) == 408 && OFFSET(Parameters, mask_column) == 416);
 static_assert(OFFSET(Parameters, m) == 424 && OFFSET(Parameters, n) == 428);
 static_assert(OFFSET(Parameters, k) == 432 && OFFSET(Parameters, scale_0) == 436);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -192,28 +197,39 @@ struct Order {
   }
 };
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n, first, k_tiles;
+  int m, n;  // the row and the column of its first element
+  int first_entry;  // of its list of blocks along k; -1: the list is empty
+  int k_tiles;
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
+// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * rows);
+  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * rows;
+  column = band * kSwizzle + offset % width;
+  row = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int columns, rows;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -228,7 +244,7 @@ struct ListedTiles : Tiles {
   __device__ __forceinline__ explicit ListedTiles(const Parameters& p)
       : Tiles(p), lists(p.lists), k_blocks((p.k + kBlock - 1) / kBlock) {}
 
-  // Where a tile starts, and its k tiles: see KTiles. Lists are sorted by length, and rounds of clusters go
+  // A tile, whose k tiles KTiles has. Lists are sorted by length, and rounds of clusters go
   // forward and backward alternately, so that all clusters have about as much work.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int clusters = gridDim.x / kClusterSize, round = index / clusters;
@@ -240,7 +256,7 @@ struct ListedTiles : Tiles {
     const int* const list = lists + place.n / kBlock * 2;
     const int block = list[0], entries = list[1];
     place.n = block * kBlock;
-    place.first = entries > 0 ? block * k_blocks : -1;
+    place.first_entry = entries > 0 ? block * k_blocks : -1;
     place.k_tiles = max(entries * (kBlock / kTileK), 1);
     return place;
   }
@@ -260,9 +276,9 @@ struct KTiles {
 
   __device__ __forceinline__ KTiles(const Parameters& p, const TileCoord& at)
       : entries(p.entries),
-        place(at.first),
+        place(at.first_entry),
         block(0),
-        following(at.first < 0 ? (p.k + kBlock - 1) / kBlock : entries[place++]) {}
+        following(at.first_entry < 0 ? (p.k + kBlock - 1) / kBlock : entries[place++]) {}
 
   // The number of the next k tile of A and B, which is the tile's k_tile-th.
   __device__ __forceinline__ int next(int k_tile, int k_tiles) {
@@ -282,23 +298,6 @@ __device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
-// A fragment's two columns of a row of C or of a vector, loaded as one word; 0 past the last column. n is even
-// here, and rows start at even elements. The word is split where it is used: split at the load, each load
-// would be waited for before the next is issued.
-template <class Element> struct Columns {
-  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
-  Word word;
-
-  Columns() = default;
-  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
-
-  __device__ __forceinline__ float operator[](int j) const {
-    const Word bits = word >> (j * 8 * sizeof(Element));
-    return float(reinterpret_cast<const Element&>(bits));
-  }
-};
-
 // Multiplies by a scalar that the host passed.
 struct ScaleHost {
   float scale;
@@ -311,13 +310,10 @@ struct ScaleHost {
 
 // The steps from accumulators to D, in order.
 struct Epilogue {
-  int m, n;
   ScaleHost step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
-      : m(p.m),
-        n(p.n),
-        step_0{p.scale_0} {}
+      : step_0{p.scale_0} {}
 
   __device__ __forceinline__ void apply(Value (&x)[2][2]) {
     step_0.apply(x);
@@ -543,8 +539,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
@@ -563,7 +558,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   constexpr int kThreads = 1024, kWarps = kThreads / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t lower = (1u << lane) - 1;  // the lanes before this one
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   const int blocks = (p.n + kBlock - 1) / kBlock, k_blocks = (p.k + kBlock - 1) / kBlock;
   int* const counted = p.lists + 2 * blocks;  // entries of each block's list
   for (int block = warp; block < blocks; block += kWarps) {

@@ -8,18 +8,16 @@
 // Digest bdcc17b42b74bd476902abe704e494cb621d3329e2c4649cb9075b3c0b652e90; `warploom show` prints this file.
 //
 // Warpgroup 0, the producer: thread 0 issues the TMA loads.
-// Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then the epilogue.
+// Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then partial sums go to memory.
+// The second kernel, of one warpgroup a CTA: adds up partial sums, then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 16 accumulators.
-//   Its epilogue takes 16 columns at a time, to need few more.
-// Shared memory: 225584 bytes; the launch asks for 226304 of 232448
+// Shared memory: 225456 bytes; the launch asks for 226304 of 232448
 //   a, b         11 stages * (4096 + 16384) = 225280
-//   factors      32 rows * 4 = 128
 //   full, empty  11 stages * 2 * 8 = 176
 // Barriers    waited for by  guards                       a phase completes after
 // full        consumers      a stage until it is filled   1 arrival and the stage's bytes
 // empty       the producer   a stage while wgmma reads it 2 arrivals: 2 consumers
-// named 6 on  the same       factors of rows              threads that share factors
 // cluster     the same       barriers before use          all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -45,8 +43,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 11;
@@ -92,6 +89,12 @@ static_assert(OFFSET(Parameters, mean_square_2_pitch) == 560 && OFFSET(Parameter
 static_assert(OFFSET(Parameters, m) == 572 && OFFSET(Parameters, n) == 576);
 static_assert(OFFSET(Parameters, k) == 580 && OFFSET(Parameters, k_parts) == 584);
 static_assert(OFFSET(Parameters, rms_scale_0_eps) == 588 && OFFSET(Parameters, residual_1_beta) == 592);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
@@ -160,28 +163,37 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n;
+  int m, n;  // the row and the column of its first element
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int rows, columns;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -229,7 +241,7 @@ __device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -377,7 +389,7 @@ struct Epilogue {
     RmsScale::Operand step_0;
     Residual<cutlass::bfloat16_t>::Operand step_1;
   };
-  int m, n;
+  int m, n;  // past the last row and column
   RmsScale step_0;
   Residual<cutlass::bfloat16_t> step_1;
   MeanSquare step_2;
@@ -395,7 +407,7 @@ struct Epilogue {
         step_1.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Operands& operands, const Coordinates& at) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Operands& operands) {
     step_0.apply(x, operands.step_0);
     step_1.apply(x, operands.step_1);
   }
@@ -472,16 +484,17 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(16) uint8_t factors[128];  // of rows of D, in fp32
   FullBarrier full[kStages];    // all bytes of the stage have arrived
   EmptyBarrier empty[kStages];  // every consumer has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 226304);
 
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
+
 // The partial sums of one part of a tile's k, in memory in register order: 16 bytes a thread, coalesced.
 // Fragments outside of D are neither written nor read.
 struct PartialTile {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // of a thread, in 64 rows by 8 columns
   static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
   static constexpr int kThreads = 128;
   Fragment* const fragments;
@@ -538,7 +551,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
       OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
@@ -547,7 +560,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
+// ---- Consumer: main loop over a part of k, whose partial sums are written to memory ------------------------
 using RowOperand = OperandB; using ColumnOperand = OperandA;
 // What to add to a descriptor for the next stage, and for the next 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
@@ -559,8 +572,7 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
-// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
@@ -652,8 +664,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
@@ -677,8 +688,7 @@ extern "C" __global__ void __launch_bounds__(128)
   at.n += row_block * kWgmmaM;
   if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // the chunk is outside of D
   if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
-  // Programmatic dependent launch: waits for the first grid, whose partial sums are visible from here on.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // whose partial sums are visible from here on
   Store store(dynamic_shared, 0);
   Epilogue epilogue(p);
   epilogue.step_0.prepare<kChunkColumns, 128>(
@@ -693,7 +703,7 @@ extern "C" __global__ void __launch_bounds__(128)
   }
   CUTE_UNROLL
   for (int first = 0; first < kParts; first += kAtOnce) {
-    PartialTile::Fragment found[kAtOnce][kFragments];
+    Fragment found[kAtOnce][kFragments];
     CUTE_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= kParts || first + i >= p.k_parts) break;
@@ -717,7 +727,7 @@ extern "C" __global__ void __launch_bounds__(128)
   for (int f = 0; f < kFragments; ++f) {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(sums[f][i]);
-    epilogue.apply(x[f], operands[f], coordinates(at, chunk, f));
+    epilogue.apply(x[f], operands[f]);
   }
   epilogue.step_2.add(x, at, chunk, p.m, p.n);
   store(p, x, at, chunk);

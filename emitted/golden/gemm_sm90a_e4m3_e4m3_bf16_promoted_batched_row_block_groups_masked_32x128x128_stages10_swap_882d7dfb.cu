@@ -2,7 +2,7 @@
 //
 // D[m, n] = A[m, k] B[k, n]
 //   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
-//   rows of A and D in groups of one size, of which as many count as device memory says, and a B for each group
+//   rows of A and D in groups of one size, of which as many count as device memory says, and a B for each
 //   tile 32x128x128, cluster 1x1, 2 consumers, 10 stages, along_m, swizzle 8, store tma
 //   swapped: the rows of wgmma are columns of D, which is D' = B' A'
 // Digest 882d7dfbfd6f301a3afe31cd5297170d3fce77f8dbab08d343ac27d102e7ef01; `warploom show` prints this file.
@@ -12,11 +12,11 @@
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 16 accumulators and 16 for one k tile.
 //   Its epilogue takes 32 columns at a time, to need few more.
-// Shared memory: 230992 bytes; the launch asks for 231424 of 232448
+// Shared memory: 230984 bytes; the launch asks for 231424 of 232448
 //   a, b         10 stages * (4096 + 16384) = 204800
 //   staging      2 consumers * 2 buffers * 4096 = 16384
 //   scales       10 stages * 144 = 1440
-//   groups       2052 integers * 4 = 8208
+//   groups       2050 integers * 4 = 8200
 //   full, empty  10 stages * 2 * 8 = 160
 // Barriers    waited for by  guards                       a phase completes after
 // full        consumers      a stage until it is filled   1 arrival and the stage's bytes, and scale copies
@@ -47,8 +47,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 32, kTileN = 128, kTileK = 128;
-constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 10;
@@ -90,6 +89,12 @@ static_assert(OFFSET(Parameters, b_scales_row) == 424 && OFFSET(Parameters, b_sc
 static_assert(OFFSET(Parameters, b_scales_batch_pitch) == 440 && OFFSET(Parameters, m) == 448);
 static_assert(OFFSET(Parameters, n) == 452 && OFFSET(Parameters, k) == 456);
 static_assert(OFFSET(Parameters, batches) == 460);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 32] * B[32 x 32]; A and B by descriptor, D in registers.
@@ -162,12 +167,23 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n, batch, end;
+  int m, n;  // the row and the column of its first element
+  int batch, m_end;  // its group, and the row that this ends before
 };
 
-// Where each group of rows ends, and how many tiles come before that. Shared memory has it for a whole launch.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// Where each group of rows ends, and how many tiles come before that: filled once a launch, in shared memory.
 struct GroupTable {
   static constexpr int kMost = 1024, kRowsOfTile = kTileM * kClusterM;
   int ends[kMost + 1], tiles[kMost + 1];  // of group g at g + 1; tiles along m, counted in clusters
@@ -179,7 +195,7 @@ struct GroupTable {
       ends[group + 1] = group * rows + max(0, min(p.offsets[group], rows));
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    // A lane has some groups in a row. Where they begin, and what it adds to, the lanes before it say.
+    // Each lane has some consecutive groups; a scan over lanes adds up the tiles before these.
     const int lane = threadIdx.x, each = (p.batches + 31) / 32;
     const int first = min(lane * each, p.batches), last = min(first + each, p.batches);
     int count = 0;
@@ -203,8 +219,7 @@ struct GroupTable {
   __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
 };
 
-// The tiles of all groups, one group after the other: in a group bands of kSwizzle tiles along_m, so that
-// the operands of tiles in flight stay in L2. Groups without rows have no tile.
+// The tile scheduler: the tiles of one group after the other, in bands. Groups without rows have no tile.
 struct GroupedTiles {
   const GroupTable& table;
   const int groups, rows_of_group, columns;  // of tiles, in clusters
@@ -215,7 +230,7 @@ struct GroupedTiles {
 
   __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
 
-  // Where this block's tile starts, whose group it is of, and where the group ends.
+  // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int row = index / columns;
     int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
@@ -225,13 +240,10 @@ struct GroupedTiles {
       else past = middle;
     }
     const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
-    index -= before * columns;
-    const int band = index / (kSwizzle * columns);
-    const int height = min(rows - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * columns;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {group * rows_of_group + (i * kClusterM + rank % kClusterM) * kTileM,
-            (j * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
+    int tile_row, column;
+    place_in_bands(index - before * columns, rows, columns, tile_row, column);
+    return {group * rows_of_group + (tile_row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
 };
 
@@ -284,7 +296,7 @@ struct Store {
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
       // The group may end in the midst of the buffer: TMA stores its rows up to that.
-      const int row = chunk_m(at, chunk), rows = max(0, min(32, at.end - row));
+      const int row = chunk_m(at, chunk), rows = max(0, min(32, at.m_end - row));
       cute::SM90_TMA_STORE_4D::copy(&p.d_map, buffer, chunk_n(at, chunk), kRowsEnd - rows,
                                     row + rows, int(kRowsEnd));
       cute::tma_store_arrive();
@@ -408,7 +420,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes +
                                 a_scales_bytes);
       if (a_scales_bytes > 0)
@@ -440,8 +452,7 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
-// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();  // all lanes have read their scales
   const uint32_t block = threadIdx.x % 32;
@@ -509,7 +520,7 @@ struct Products {
   }
 
   // Scales and adds the MMAs of the next stage, which each warp releases once it has read its last scale.
-  // Returns whether `full` has passed `phase`: try_wait is issued before the FFMAs, which hide its latency.
+  // Returns whether `full` has passed `phase`: test_wait is issued before the FFMAs, which hide its latency.
   __device__ __forceinline__ bool next(const Parameters& p, const TileCoord& at, uint64_t rows,
                                        uint64_t columns, const Scales& scales, EmptyBarrier& empty,
                                        const FullBarrier& full, uint32_t phase) {
@@ -601,8 +612,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // before any access to global memory
   shared.groups.fill(p);
   __syncthreads();  // every role reads it
   if (warpgroup == 0) {

@@ -44,8 +44,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = float; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 96, kTileK = 128;
-constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 6;
@@ -102,6 +101,12 @@ static_assert(OFFSET(Parameters, a_repeat) == 600 && OFFSET(Parameters, b_batche
 static_assert(OFFSET(Parameters, b_repeat) == 608 && OFFSET(Parameters, a_scales_batch_count) == 612);
 static_assert(OFFSET(Parameters, a_scales_batch_repeat) == 616 && OFFSET(Parameters, b_scales_batch_count) == 620);
 static_assert(OFFSET(Parameters, b_scales_batch_repeat) == 624);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
@@ -172,31 +177,42 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n, batch;
+  int m, n;  // the row and the column of its first element
+  int batch;
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int rows, columns;
   int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
-  __device__ __forceinline__ int count() const { return along * across * batches; }
+      : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        batches(p.batches) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns * batches; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int batch = index / (along * across);
-    index -= batch * along * across;
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN, batch};
+    const int batch = index / (rows * columns);
+    index -= batch * rows * columns;
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
@@ -380,7 +396,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes +
                                 a_scales_bytes + b_scales_bytes);
       if (a_scales_bytes > 0)
@@ -416,8 +432,7 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
-// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();  // all lanes have read their scales
   const uint32_t block = threadIdx.x % 32;
@@ -464,7 +479,7 @@ struct Products {
   }
 
   // Scales and adds the MMAs of the next stage, which each warp releases once it has read its last scale.
-  // Returns whether `full` has passed `phase`: try_wait is issued before the FFMAs, which hide its latency.
+  // Returns whether `full` has passed `phase`: test_wait is issued before the FFMAs, which hide its latency.
   __device__ __forceinline__ bool next(const Parameters& p, const TileCoord& at, uint64_t rows,
                                        uint64_t columns, const Scales& scales, EmptyBarrier& empty,
                                        const FullBarrier& full, uint32_t phase) {
@@ -559,8 +574,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x >= 32) {

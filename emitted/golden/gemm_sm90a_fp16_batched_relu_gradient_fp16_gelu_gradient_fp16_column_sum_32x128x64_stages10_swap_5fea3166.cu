@@ -44,8 +44,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
 constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 10;
@@ -100,6 +99,12 @@ static_assert(OFFSET(Parameters, m) == 604 && OFFSET(Parameters, n) == 608);
 static_assert(OFFSET(Parameters, k) == 612 && OFFSET(Parameters, batches) == 616);
 static_assert(OFFSET(Parameters, a_batches) == 620 && OFFSET(Parameters, a_repeat) == 624);
 static_assert(OFFSET(Parameters, b_batches) == 628 && OFFSET(Parameters, b_repeat) == 632);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
@@ -168,31 +173,42 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n, batch;
+  int m, n;  // the row and the column of its first element
+  int batch;
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int rows, columns;
   int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
-  __device__ __forceinline__ int count() const { return along * across * batches; }
+      : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        batches(p.batches) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns * batches; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int batch = index / (along * across);
-    index -= batch * along * across;
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN, batch};
+    const int batch = index / (rows * columns);
+    index -= batch * rows * columns;
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
@@ -210,7 +226,7 @@ __device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -303,7 +319,7 @@ struct Epilogue {
     ActivationGradient<ReluGradient, cutlass::half_t>::Operand step_0;
     ActivationGradient<GeluGradient, cutlass::half_t>::Operand step_1;
   };
-  int m, n;
+  int m, n;  // past the last row and column
   ActivationGradient<ReluGradient, cutlass::half_t> step_0;
   ActivationGradient<GeluGradient, cutlass::half_t> step_1;
   ColumnSum step_2;
@@ -422,7 +438,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
       OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
@@ -443,8 +459,7 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
-// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
@@ -554,8 +569,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
@@ -570,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166_column_sum_2(const __grid_constant__ Parameters p) {
   constexpr int kColumns = 32, kParts = 32;  // warps, each with every kParts-th group of rows
   __shared__ float sums[kParts][kColumns];
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   const int blocks = (p.n - 1) / kColumns + 1, lane = threadIdx.x % 32, part = threadIdx.x / 32;
   const int64_t vector = blockIdx.x / blocks;  // which vector of [.., n]
   const int column = blockIdx.x % blocks * kColumns + lane;

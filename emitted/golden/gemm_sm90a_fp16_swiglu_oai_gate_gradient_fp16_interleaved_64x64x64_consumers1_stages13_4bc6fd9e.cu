@@ -43,8 +43,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 64, kTileN = 64, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 1;  // consumer warpgroups
 constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 13;
@@ -80,6 +79,12 @@ static_assert(OFFSET(Parameters, gate_gradient_0) == 512 && OFFSET(Parameters, g
 static_assert(OFFSET(Parameters, gate_gradient_0_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
 static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
 static_assert(OFFSET(Parameters, k) == 548);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -148,28 +153,37 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n;
+  int m, n;  // the row and the column of its first element
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int rows, columns;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -187,7 +201,7 @@ __device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -230,16 +244,11 @@ __device__ __forceinline__ float logistic2(float x) {
   return inverse;
 }
 
-// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), as gpt-oss has it. NaN stays NaN.
 struct SwigluOai {
   __device__ __forceinline__ static float function(float x) {
     const float gate = x > 7.f ? 7.f : x;
     return gate * logistic2(1.702f * 1.44269504f * gate);
-  }
-};
-struct SwigluOaiUp {
-  __device__ __forceinline__ static float function(float x) {
-    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
   }
 };
 
@@ -259,12 +268,6 @@ struct SwigluOaiFactor {
     return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
   }
   __device__ __forceinline__ static float slope(float x) { return x > 7.f || x < -7.f ? 0.f : 1.f; }
-};
-
-// What most gates multiply by, and its derivative.
-struct UpFactor {
-  __device__ __forceinline__ static float function(float x) { return x; }
-  __device__ __forceinline__ static float slope(float) { return 1.f; }
 };
 
 // Takes the gradient of a gate's result to that of gate and up, which dz gets and z has, in turn; the result
@@ -311,7 +314,7 @@ struct Epilogue {
   struct Operands {
     GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t>::Operand step_0;
   };
-  int m, n;
+  int m, n;  // past the last row and column
   GateGradientInterleaved<SwigluOai, SwigluOaiGradient, SwigluOaiFactor, cutlass::half_t> step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
@@ -417,7 +420,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
       OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
@@ -438,8 +441,7 @@ __device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
-// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t block = threadIdx.x % 128;
   empty.arrive(block, block < kClusterSize);
@@ -549,8 +551,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {

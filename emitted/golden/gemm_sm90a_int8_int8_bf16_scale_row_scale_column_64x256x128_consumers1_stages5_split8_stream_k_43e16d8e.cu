@@ -3,7 +3,7 @@
 // D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, scale_column
 //   A int8 row, B int8 col, accumulated in int32, D bf16 row
 //   tile 64x256x128, cluster 1x1, 1 consumer, k split over 8 CTAs, 5 stages, along_m, swizzle 8, store tma
-//   stream-K: clusters share the k of tiles that do not fill a wave
+//   stream-K: clusters split the k of the tiles that do not fill a wave, and of one wave before these
 // Digest 43e16d8ef8ab1f3341d30dce7da50c9a8a475c05d1f21cf91b130b6c32674d42; `warploom show` prints this file.
 //
 // Warpgroup 0, the producer: thread 0 issues the TMA loads.
@@ -46,8 +46,7 @@ using ElementD = cutlass::bfloat16_t; using Accumulator = int32_t;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 64, kTileN = 256, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 8;  // CTAs of a cluster that split a tile's k
-constexpr int kClusterSize = kSplit;
+constexpr int kSplit = 8, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
 constexpr int kConsumers = 1;  // consumer warpgroups
 constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
 constexpr int kStages = 5;
@@ -87,6 +86,12 @@ static_assert(OFFSET(Parameters, parts) == 528 && OFFSET(Parameters, raised) == 
 static_assert(OFFSET(Parameters, a_tail_rows) == 544 && OFFSET(Parameters, m) == 548);
 static_assert(OFFSET(Parameters, n) == 552 && OFFSET(Parameters, k) == 556);
 static_assert(OFFSET(Parameters, cut) == 560);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // D[64 x 256] += A[64 x 32] * B[32 x 256]; A and B by descriptor, D in registers.
@@ -161,28 +166,37 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n;
+  int m, n;  // the row and the column of its first element
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_m, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int rows, columns;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(i * kClusterM + rank % kClusterM) * kTileM, (j * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -192,12 +206,13 @@ struct Unit {
   __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// The stream-K scheduler. The k tiles of the first p.cut tiles, one tile after another, are split into a range
-// for each cluster, equal but for one k tile; then clusters take every clusters-th of the other tiles whole.
-// 3 tiles of 8 k tiles on 4 clusters: ranges 0-5, 6-11, 12-17, 18-23. Cluster 1 has the end of tile 0 and the
-// first half of tile 1: it adds cluster 0's partial sums to tile 0, and writes its own of tile 1 for cluster 2.
-// A range is walked from its last tile to its first, so that partial sums for others come first: a cluster
-// waits for clusters of lower index only, whose CTAs start before its own.
+// The stream-K scheduler. It counts the k tiles of the first p.cut tiles, one tile after another, and splits
+// them into a range for each cluster, whose lengths differ by at most one. Clusters then take the other tiles
+// whole.
+// 3 tiles of 8 k tiles on 4 clusters: ranges 0-5, 6-11, 12-17, 18-23. Cluster 1 has the last 2 k tiles of
+// tile 0 and the first 4 of tile 1: it adds cluster 0's partial sums to its own of tile 0, and writes those of
+// tile 1 for cluster 2. A cluster begins with the last tile of its range, whose partial sums another one waits
+// for: so clusters wait only for those of lower index, whose CTAs start before their own.
 struct Walk {
   int k_tiles, tiles, clusters;
   int shared;     // k tiles of all ranges
@@ -248,7 +263,7 @@ __device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return at.n + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -314,7 +329,7 @@ struct Epilogue {
   struct Operands {
     ScaleColumn::Operand step_1;
   };
-  int m, n;
+  int m, n;  // past the last row and column
   ScaleRow step_0;
   ScaleColumn step_1;
 
@@ -414,10 +429,12 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 214016);
 
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
+
 // The reduction of a tile whose k the CTAs of a cluster split. Each CTA writes its accumulators to its own
 // shared memory, over the stages, and adds up all CTAs' of the columns that it stores, in a fixed order.
 struct SplitSums {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // of a thread, in 64 rows by 8 columns
   static constexpr int kFragmentsOfTile = kColumns / 8, kFragmentsFinished = kFinished / 8;
   static_assert(sizeof(Fragment[kSharing * kBlocks * kFragmentsOfTile * 128])
                 <= kStages * (OperandA::kBytes + OperandB::kBytes));
@@ -488,7 +505,6 @@ struct SplitSums {
 // accumulators to memory, in its own slot: it has at most one such tile. The cluster with the last k tile adds
 // them to its own, in the order of k. A warp waits only for the same warp of those clusters.
 struct Parts {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // of a thread, in 64 rows by 8 columns
   static constexpr int kOfRows = kFinished / 8, kOfBlock = kBlocks * kOfRows;
   static constexpr int kThreads = kConsumers * 128;
   static constexpr int kInFlight = 8;  // fragments that a thread has in flight
@@ -584,7 +600,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int k_tile = unit.begin; k_tile < loaded; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
       OperandA::load(a_map, full, shared.a[position.stage], at.m, (first + k_tile) * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, (first + k_tile) * kTileK);
@@ -731,8 +747,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
-  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     produce(p, shared, rank, cluster, clusters);
   } else {

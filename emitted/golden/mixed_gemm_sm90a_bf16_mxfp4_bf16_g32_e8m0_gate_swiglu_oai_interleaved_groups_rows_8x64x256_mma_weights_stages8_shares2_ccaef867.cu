@@ -3,19 +3,19 @@
 // D[m, n] = epilogue(A[m, k] W[n, k]): gate_swiglu_oai_interleaved
 //   A bf16, W mxfp4 with scales e8m0 of groups of 32, applied to weights, accumulated in fp32, D bf16 row
 //   tile 8x64x256 by mma, 2 consumers, of which 2 share k, 8 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
-//   rows of A and D in groups that end at offsets in device memory, and a W for each group
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
+//   rows of A and D in groups that end at offsets in device memory, and a W for each
 // Digest ccaef867d2b2bfe1dc18e33999dedcad14e4e0a0d968c9268ff0bed16558ce8a; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: mma on 64 dequantized rows of W and 1/2 of k, then the epilogue.
 // Warps 8 and 9, the producer: one thread copies slabs of W, one loads A.
 // Registers per thread: at most 168, for 1 CTA of 320 threads per SM.
 //   A consumer thread has 4 accumulators; the epilogue takes 8 columns at once.
-// Shared memory: 112784 bytes; the launch asks for 113664 of 232448
+// Shared memory: 112776 bytes; the launch asks for 113664 of 232448
 //   a            8 stages * 4 panels * 1024 = 32768
 //   b            8 stages * 2 slabs * 4352 = 69632
-//   exchange     partial sums of other consumers = 2048
-//   groups       2052 integers * 4 = 8208
+//   shared_sums  2 consumers * 1 other * 1024 = 2048
+//   groups       2050 integers * 4 = 8200
 //   full, empty  8 stages * 2 * 8 = 128
 // Barriers    waited for by  guards                       a phase completes after
 // full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
@@ -52,7 +52,7 @@ constexpr int kShares = 2;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 320;  // consumer warps; then the producer's
 constexpr int kStages = 8;
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
 constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as mma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -72,7 +72,6 @@ struct alignas(128) Parameters {
   cutlass::bfloat16_t* d;  // D[m][pitch]
   const int* offsets;  // where each group of rows ends
   int64_t d_pitch;  // elements between rows of D
-  int64_t d_batch;  // elements between batches of D
   int32_t m;  // rows of D
   int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
@@ -83,17 +82,22 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 256);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b) == 128);
 static_assert(OFFSET(Parameters, d) == 136 && OFFSET(Parameters, offsets) == 144);
-static_assert(OFFSET(Parameters, d_pitch) == 152 && OFFSET(Parameters, d_batch) == 160);
-static_assert(OFFSET(Parameters, m) == 168 && OFFSET(Parameters, n) == 172);
-static_assert(OFFSET(Parameters, k) == 176 && OFFSET(Parameters, batches) == 180);
-static_assert(OFFSET(Parameters, row_blocks) == 184 && OFFSET(Parameters, slabs) == 188);
+static_assert(OFFSET(Parameters, d_pitch) == 152 && OFFSET(Parameters, m) == 160);
+static_assert(OFFSET(Parameters, n) == 164 && OFFSET(Parameters, k) == 168);
+static_assert(OFFSET(Parameters, batches) == 172 && OFFSET(Parameters, row_blocks) == 176);
+static_assert(OFFSET(Parameters, slabs) == 180);
+
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 1024;  // of one stage
-  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -107,10 +111,11 @@ struct OperandA {
 // operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
 struct Slab {
   static constexpr int kBytes = 4352, kDepth = 128;
-  static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
+  static constexpr int kPieceBytes = 2048;
   static constexpr int kSteps = kDepth / 16;  // of k, one for each mma
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 4;
+  static constexpr int kScales = 4096;
+  static constexpr int kGroups = 4;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 2 * kBytes;
 
@@ -140,10 +145,21 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n, batch, end;
+  int m, n;  // the row and the column of its first element
+  int batch, m_end;  // its group, and the row that this ends before
 };
+
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
+// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * rows);
+  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * rows;
+  column = band * kSwizzle + offset % width;
+  row = offset / width;
+}
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
 
@@ -166,7 +182,7 @@ struct Walk {
   }
 };
 
-// Where each group of rows ends, and how many tiles come before that. Shared memory has it for a whole launch.
+// Where each group of rows ends, and how many tiles come before that: filled once a launch, in shared memory.
 struct GroupTable {
   static constexpr int kMost = 1024, kRowsOfTile = kTileM * kClusterM;
   int ends[kMost + 1], tiles[kMost + 1];  // of group g at g + 1; tiles along m, counted in clusters
@@ -178,7 +194,8 @@ struct GroupTable {
       ends[group + 1] = max(0, min(p.offsets[group], p.m));
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    // A lane has some groups in a row. Where they begin, and what it adds to, the lanes before it say.
+    // Each lane has some consecutive groups; scans over lanes find the row at which these begin, and add up the
+    // tiles before them.
     const int lane = threadIdx.x, each = (p.batches + 31) / 32;
     const int first = min(lane * each, p.batches), last = min(first + each, p.batches);
     int largest = 0;
@@ -215,8 +232,7 @@ struct GroupTable {
   __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kRowsOfTile - 1) / kRowsOfTile; }
 };
 
-// The tiles of all groups, one group after the other: in a group bands of kSwizzle tiles along_n, so that
-// the operands of tiles in flight stay in L2. Groups without rows have no tile.
+// The tile scheduler: the tiles of one group after the other, in bands. Groups without rows have no tile.
 struct GroupedTiles {
   const GroupTable& table;
   const int groups, columns;  // of tiles, in clusters
@@ -227,7 +243,7 @@ struct GroupedTiles {
 
   __device__ __forceinline__ int count() const { return table.tiles[groups] * columns; }
 
-  // Where this block's tile starts, whose group it is of, and where the group ends.
+  // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int row = index / columns;
     int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
@@ -237,13 +253,10 @@ struct GroupedTiles {
       else past = middle;
     }
     const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
-    index -= before * columns;
-    const int band = index / (kSwizzle * rows);
-    const int height = min(columns - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * rows;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {table.ends[group] + (j * kClusterM + rank % kClusterM) * kTileM,
-            (i * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
+    int tile_row, column;
+    place_in_bands(index - before * columns, rows, columns, tile_row, column);
+    return {table.ends[group] + (tile_row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
 };
 
@@ -254,7 +267,7 @@ struct Coordinates {
 };
 
 // Rows of gate and up take turns in wgmma's 16 rows of a warp, rows r and r + 8 of a thread being of the same kind.
-// `exchange` gives it both for one column of D. Places in a tile count both; coordinates in D do not.
+// `pair_gate_with_up` gives it both for one column of D. Places in a tile count both; coordinates in D do not.
 // The first n and m of a chunk; the consumer's part of the tile starts at `at`.
 __device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
   return (at.n + chunk / kChunks * kWgmmaM) / 2;
@@ -263,7 +276,7 @@ __device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 8 + lane / 4 % 2 * 4;
@@ -273,7 +286,7 @@ __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chun
 
 // Turns sums of rows r and r + 8 into gate and up of one column of D, for two rows of D: lanes with an even r keep
 // gate of r and get up of r + 1; those with an odd one get gate of r + 7, and keep up of r + 8.
-__device__ __forceinline__ void exchange(float (&x)[2][2]) {
+__device__ __forceinline__ void pair_gate_with_up(float (&x)[2][2]) {
   const bool odd = threadIdx.x / 4 % 2 != 0;
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -283,17 +296,6 @@ __device__ __forceinline__ void exchange(float (&x)[2][2]) {
   }
 }
 
-// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
-template <class Element> struct Columns {
-  Element value[2];
-
-  Columns() = default;
-  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
-
-  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
-};
-
 // 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
 __device__ __forceinline__ float logistic2(float x) {
   float power, inverse;
@@ -302,13 +304,15 @@ __device__ __forceinline__ float logistic2(float x) {
   return inverse;
 }
 
-// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), as gpt-oss has it. NaN stays NaN.
 struct SwigluOai {
   __device__ __forceinline__ static float function(float x) {
     const float gate = x > 7.f ? 7.f : x;
     return gate * logistic2(1.702f * 1.44269504f * gate);
   }
 };
+
+// The factor of up, min(max(x, -7), 7) + 1. NaN stays NaN.
 struct SwigluOaiUp {
   __device__ __forceinline__ static float function(float x) {
     return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
@@ -328,13 +332,10 @@ template <class Function, class Factor> struct Gate {
 
 // The steps from accumulators to D, in order.
 struct Epilogue {
-  int m, n;
   Gate<SwigluOai, SwigluOaiUp> step_0;
 
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch, int end)
-      : m(end),
-        n(p.n),
-        step_0{} {}
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
+      : step_0{} {}
 
   __device__ __forceinline__ void apply(Value (&x)[2][2]) {
     step_0.apply(x);
@@ -363,7 +364,7 @@ struct Store {
       const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= at.end) continue;
+        if (place.row[i] >= at.m_end) continue;
         ElementD* row = p.d + place.row[i] * p.d_pitch;
         const Pair pair = converted(x[f][i]);
         CUTE_UNROLL
@@ -377,12 +378,15 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[2048];
+  alignas(16) uint8_t shared_sums[2048];  // of other consumers
   GroupTable groups;
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 113664);
+
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -391,9 +395,8 @@ constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of
 // the owner's shared memory, and the owner adds them up in a fixed order.
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
-  struct alignas(16) Fragment { Accumulator value[4]; };
   static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
-  static_assert(kBytes <= sizeof(SharedStorage::exchange));
+  static_assert(kBytes <= sizeof(SharedStorage::shared_sums));
   int rank, rows, share, warp = threadIdx.x / 32 % 4;
 
   __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
@@ -416,7 +419,7 @@ struct SharedSums {
 
   // Adds the others' partial sums to the fragments that this consumer owns.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
-    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.shared_sums);
     cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read the partial sums of the tile before
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
@@ -441,11 +444,6 @@ struct SharedSums {
     }
   }
 };
-
-// Programmatic dependent launch: wait for the grid before, and let the next one start.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-}
 
 // ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
 // The k tiles that a CTA loads, in order.
@@ -531,7 +529,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row)
       factor[row] = (scales >> 8 * row & 0xff) * 0x00800080 + 0x3f003f00;  // 2^(e - 1)
@@ -553,12 +551,12 @@ struct Group {
   // Reads them from the slab at `slab`, where those of both rows are adjacent.
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
-    const uint32_t address = slab + Slab::kScales + place * 1;
+    const uint32_t address = slab + Slab::kScales + place;
     asm volatile("ld.shared.u16 %0, [%1];" : "=r"(scales) : "r"(address));  // a byte each
   }
 
   __device__ __forceinline__ Decode decode() const {
-    return Decode(scales, 0);
+    return Decode(scales);
   }
 };
 
@@ -682,7 +680,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
-    Epilogue epilogue(p, at.batch, at.end);
+    Epilogue epilogue(p, at.batch);
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
     CUTE_UNROLL
@@ -691,7 +689,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
-      exchange(x[0]);
+      pair_gate_with_up(x[0]);
       epilogue.apply(x[0]);
       store(p, x, at, i);
     }
@@ -714,7 +712,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  wait_for_launch_before();  // which may have written the offsets
+  wait_for_previous_grid();  // which may have written the offsets
   shared.groups.fill(p);
   __syncthreads();
   if (warp >= kWarps) {

@@ -3,7 +3,7 @@
 // D[m, n] = A[m, k] W[n, k]
 //   A e4m3, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
 //   tile 128x128x256 by wgmma, 2 consumers, 4 stages, along_n, swizzle 8, store tma
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
 // Digest c40ece2e2a26e3302d27bea31ccb86efe8bfc85b62cb80f8f1090a5d49ee9614; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.
@@ -50,7 +50,7 @@ constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 384;  // consumer warps; then the producer's
 constexpr int kStages = 4;
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
 constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -84,6 +84,12 @@ static_assert(OFFSET(Parameters, a_tail_rows) == 392 && OFFSET(Parameters, m) ==
 static_assert(OFFSET(Parameters, n) == 400 && OFFSET(Parameters, k) == 404);
 static_assert(OFFSET(Parameters, row_blocks) == 408 && OFFSET(Parameters, slabs) == 412);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
@@ -106,7 +112,7 @@ struct Slab {
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 32;  // of k, one for each wgmma
   static constexpr int kWords = 2;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 1;
+  static constexpr int kScales = 4096;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 4 * kBytes;
 
@@ -148,28 +154,37 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n;
+  int m, n;  // the row and the column of its first element
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
+// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * rows);
+  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * rows;
+  column = band * kSwizzle + offset % width;
+  row = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int columns, rows;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -279,11 +294,6 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 216064);
 
-// Programmatic dependent launch: wait for the grid before, and let the next one start.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-}
-
 // ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
 // The k tiles that a CTA loads, in order.
 struct Loads {
@@ -333,7 +343,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
 
 // Loads A, once the previous grid is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   Position position{0, 1};
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
@@ -432,8 +442,6 @@ __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Grou
 
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A in registers, B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
-
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
@@ -564,7 +572,7 @@ struct Products {
 // ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};

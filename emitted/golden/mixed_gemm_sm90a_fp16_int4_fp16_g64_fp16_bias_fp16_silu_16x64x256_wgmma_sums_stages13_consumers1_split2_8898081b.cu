@@ -3,7 +3,7 @@
 // D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu
 //   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
 //   tile 16x64x256 by wgmma, 1 consumer, k split over 2 CTAs, 13 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
 // Digest 8898081b4b9119760aca94192141a21ecf2ab59dbb19e20a481ffd398041e79c; `warploom show` prints this file.
 //
 // Warps 0 to 3, 1 consumer of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.
@@ -13,7 +13,7 @@
 // Shared memory: 221904 bytes; the launch asks for 222208 of 232448
 //   a            13 stages * 4 panels * 2048 = 106496
 //   b            13 stages * 2 slabs * 4352 = 113152
-//   exchange     partial sums of other consumers = 2048
+//   shared_sums  1 consumer * 1 other * 2048 = 2048
 //   full, empty  13 stages * 2 * 8 = 208
 // Barriers    waited for by  guards                       a phase completes after
 // full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
@@ -51,7 +51,7 @@ constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 192;  // consumer warps; then the producer's
 constexpr int kStages = 13;
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
 constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -88,6 +88,12 @@ static_assert(OFFSET(Parameters, a_tail_rows) == 288 && OFFSET(Parameters, m) ==
 static_assert(OFFSET(Parameters, n) == 296 && OFFSET(Parameters, k) == 300);
 static_assert(OFFSET(Parameters, row_blocks) == 304 && OFFSET(Parameters, slabs) == 308);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
@@ -110,7 +116,8 @@ struct Slab {
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, one for each wgmma
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 2;
+  static constexpr int kScales = 4096;
+  static constexpr int kGroups = 2;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 2 * kBytes;
 
@@ -152,32 +159,41 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n;
+  int m, n;  // the row and the column of its first element
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
+// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * rows);
+  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * rows;
+  column = band * kSwizzle + offset % width;
+  row = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int columns, rows;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
-// One for each block at least: past the end of k A is zero.
+// One for each CTA of a cluster at least: past the end of k A is zero.
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return max((p.k + kTileK - 1) / kTileK, kSplit); }
 
 // A unit of work: the k tiles from `begin` to `end` of one tile.
@@ -214,7 +230,7 @@ __device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -271,7 +287,7 @@ struct Epilogue {
   struct Block {
     Bias<cutlass::half_t>::Operand step_0;
   };
-  int m, n;
+  int m, n;  // past the last row and column
   Bias<cutlass::half_t> step_0;
   Silu step_1;
 
@@ -328,12 +344,15 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[2048];
+  alignas(16) uint8_t shared_sums[2048];  // of other consumers
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every consumer warp has read the stage
   FullBarrier exchanged;  // the partial sums of other CTAs have arrived
 };
 static_assert(sizeof(SharedStorage) <= 222208);
+
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -342,9 +361,8 @@ constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of
 // the owner's shared memory, and the owner adds them up in a fixed order.
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
-  struct alignas(16) Fragment { Accumulator value[4]; };
   static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
-  static_assert(kBytes <= sizeof(SharedStorage::exchange));
+  static_assert(kBytes <= sizeof(SharedStorage::shared_sums));
   int rank, rows, share, warp = threadIdx.x / 32 % 4;
 
   __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
@@ -367,7 +385,7 @@ struct SharedSums {
 
   // Adds the others' partial sums to the fragments that this consumer owns.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
-    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.shared_sums);
     cute::cluster_wait();  // all CTAs of the cluster have started
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
@@ -399,11 +417,6 @@ struct SharedSums {
     }
   }
 };
-
-// Programmatic dependent launch: wait for the grid before, and let the next one start.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-}
 
 // ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
 // The k tiles that a CTA loads, in order.
@@ -454,7 +467,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
 
 // Loads A, once the previous grid is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   Position position{0, 1};
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
@@ -568,8 +581,6 @@ __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Grou
 
 // D[64 x 16] += A[64 x 16] * B[16 x 16]; A in registers, B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 16;
-
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[8], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
@@ -685,7 +696,7 @@ struct Products {
 // ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};

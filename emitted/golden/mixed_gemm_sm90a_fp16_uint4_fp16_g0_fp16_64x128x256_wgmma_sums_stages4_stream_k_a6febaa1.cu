@@ -3,8 +3,9 @@
 // D[m, n] = A[m, k] W[n, k]
 //   A fp16, W uint4 with scales fp16 per channel, applied to sums, accumulated in fp32, D fp16 row
 //   tile 64x128x256 by wgmma, 2 consumers, 4 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
-//   stream-K: CTAs split the k of tiles that do not fill a wave
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
+//   stream-K: CTAs split the k of all tiles of less than 4 waves;
+//   else of those that do not fill a wave, and of one wave before these
 // Digest a6febaa1003bd211e6453a048426a1296ff8d9ca65505ac719913fd93a7fc74b; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.
@@ -49,7 +50,7 @@ constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 384;  // consumer warps; then the producer's
 constexpr int kStages = 4;
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
 constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -91,6 +92,12 @@ static_assert(OFFSET(Parameters, m) == 316 && OFFSET(Parameters, n) == 320);
 static_assert(OFFSET(Parameters, k) == 324 && OFFSET(Parameters, cut) == 328);
 static_assert(OFFSET(Parameters, row_blocks) == 332 && OFFSET(Parameters, slabs) == 336);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
@@ -107,13 +114,12 @@ struct OperandA {
 };
 
 // W is stored in slabs of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A
-// operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
+// operand (16 bytes a thread, 2048 a piece).
 struct Slab {
   static constexpr int kBytes = 4096, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, one for each wgmma
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 4 * kBytes;
 
@@ -155,28 +161,37 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n;
+  int m, n;  // the row and the column of its first element
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
+// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * rows);
+  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * rows;
+  column = band * kSwizzle + offset % width;
+  row = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int columns, rows;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -188,12 +203,13 @@ struct Unit {
   __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// The stream-K scheduler. The k tiles of the first p.cut tiles, one tile after another, are split into a range
-// for each cluster, equal but for one k tile; then clusters take every clusters-th of the other tiles whole.
-// 3 tiles of 8 k tiles on 4 clusters: ranges 0-5, 6-11, 12-17, 18-23. Cluster 1 has the end of tile 0 and the
-// first half of tile 1: it adds cluster 0's partial sums to tile 0, and writes its own of tile 1 for cluster 2.
-// A range is walked from its last tile to its first, so that partial sums for others come first: a cluster
-// waits for clusters of lower index only, whose CTAs start before its own.
+// The stream-K scheduler. It counts the k tiles of the first p.cut tiles, one tile after another, and splits
+// them into a range for each cluster, whose lengths differ by at most one. Clusters then take the other tiles
+// whole.
+// 3 tiles of 8 k tiles on 4 clusters: ranges 0-5, 6-11, 12-17, 18-23. Cluster 1 has the last 2 k tiles of
+// tile 0 and the first 4 of tile 1: it adds cluster 0's partial sums to its own of tile 0, and writes those of
+// tile 1 for cluster 2. A cluster begins with the last tile of its range, whose partial sums another one waits
+// for: so clusters wait only for those of lower index, whose CTAs start before their own.
 struct Walk {
   int k_tiles, tiles, clusters;
   int shared;     // k tiles of all ranges
@@ -244,7 +260,7 @@ __device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -293,11 +309,13 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 197632);
 
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
+
 // Partial sums of tiles whose k clusters split (stream-K). A cluster without a tile's last k tile writes its
 // accumulators to memory, in its own slot: it has at most one such tile. The cluster with the last k tile adds
 // them to its own, in the order of k. A warp waits only for the same warp of those clusters.
 struct Parts {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // of a thread, in 64 rows by 8 columns
   static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
   static constexpr int kThreads = kConsumers * 128;
   static constexpr int kInFlight = 4;  // fragments that a thread has in flight
@@ -376,11 +394,6 @@ struct Parts {
   }
 };
 
-// Programmatic dependent launch: wait for the grid before, and let the next one start.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-}
-
 // ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
 // The k tiles that a CTA loads, in order.
 struct Loads {
@@ -430,7 +443,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
 
 // Loads A, once the previous grid is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   Position position{0, 1};
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
@@ -479,7 +492,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t zeros) {
+  __device__ __forceinline__ explicit Decode(uint32_t zeros) {
     offset[0] = permute(zeros, 0xe4, 0x4040);  // -(1024 + z)
     offset[1] = add_fp16(permute(zeros, 0xe4, 0x4141), 0x63806380);  // and 960: -(64 + z)
   }
@@ -509,7 +522,7 @@ struct Group {
   __device__ __forceinline__ float high() const { return scales.y; }
 
   __device__ __forceinline__ Decode decode() const {
-    return Decode(0, zeros);
+    return Decode(zeros);
   }
 };
 
@@ -552,8 +565,6 @@ __device__ __forceinline__ void promote(Sums& sums, const Sums& part, const Grou
 
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A in registers, B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 16;
-
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
@@ -650,7 +661,7 @@ struct Products {
 // ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};

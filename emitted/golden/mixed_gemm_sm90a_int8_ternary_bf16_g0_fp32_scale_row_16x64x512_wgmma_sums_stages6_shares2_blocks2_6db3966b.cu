@@ -3,7 +3,7 @@
 // D[m, n] = epilogue(A[m, k] W[n, k]): scale_row
 //   A int8, W ternary with scales fp32 per channel, applied to sums, accumulated in int32, D bf16 row
 //   tile 16x64x512 by wgmma, 2 consumers, of which 2 share k, 6 stages, along_n, swizzle 8, store direct
-//   computed as D' = W A': rows of the tensor core's tile are rows of W, which are columns of D
+//   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
 // Digest 6db3966b70bcc4e1bc7785cd65636160d4ca415c233710ef7281b879d6c0cb78; `warploom show` prints this file.
 //
 // Warps 0 to 7, 2 consumers of 4 warps: wgmma on 64 dequantized rows of W and 1/2 of k, then the epilogue.
@@ -13,7 +13,7 @@
 // Shared memory: 102496 bytes; the launch asks for 103424 of 232448
 //   a            6 stages * 4 panels * 2048 = 49152
 //   b            6 stages * 4 slabs * 2048 = 49152
-//   exchange     partial sums of other consumers = 4096
+//   shared_sums  2 consumers * 1 other * 2048 = 4096
 //   full, empty  6 stages * 2 * 8 = 96
 // Barriers    waited for by  guards                       a phase completes after
 // full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
@@ -50,7 +50,7 @@ constexpr int kShares = 2;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 320;  // consumer warps; then the producer's
 constexpr int kStages = 6;
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
 constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
@@ -89,6 +89,12 @@ static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
 static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, row_blocks) == 312);
 static_assert(OFFSET(Parameters, slabs) == 316);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
@@ -105,13 +111,12 @@ struct OperandA {
 };
 
 // W is stored in slabs of 64 rows by 128 k: 2048 bytes of codes, in the order in which threads hold wgmma's A
-// operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
+// operand (16 bytes a thread, 2048 a piece).
 struct Slab {
   static constexpr int kBytes = 2048, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 2048 / kPieceBytes;
   static constexpr int kSteps = kDepth / 32;  // of k, one for each wgmma
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 2048, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 4 * kBytes;
 
@@ -153,28 +158,37 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The first element of a tile of D.
+// A tile of D.
 struct TileCoord {
-  int m, n;
+  int m, n;  // the row and the column of its first element
 };
 
-// The tile scheduler: clusters take tiles in bands of kSwizzle along_n, so that the operands of tiles in
-// flight stay in L2. In a band of height 2 the order is 0 2 4 over 1 3 5. It counts in tiles of clusters.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
+// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * rows);
+  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * rows;
+  column = band * kSwizzle + offset % width;
+  row = offset / width;
+}
+
+// The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
-  int along, across;  // tiles along a band's height, and along its length
+  int columns, rows;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+
+  __device__ __forceinline__ int count() const { return rows * columns; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int band = index / (kSwizzle * across);
-    const int height = min(along - band * kSwizzle, kSwizzle);
-    const int offset = index - band * kSwizzle * across;
-    const int i = band * kSwizzle + offset % height, j = offset / height;
-    return {(j * kClusterM + rank % kClusterM) * kTileM, (i * kClusterN + rank / kClusterM) * kTileN};
+    int row, column;
+    place_in_bands(index, rows, columns, row, column);
+    return {(row * kClusterM + rank % kClusterM) * kTileM,
+            (column * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
@@ -213,24 +227,13 @@ __device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
   return at.m + chunk % kChunks * kChunkColumns;
 }
 
-// Coordinates of fragment f of a chunk: wgmma gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
+// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
 // the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
 }
-
-// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
-template <class Element> struct Columns {
-  Element value[2];
-
-  Columns() = default;
-  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
-
-  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
-};
 
 // Multiplies each row of D by its entry of a vector.
 struct ScaleRow {
@@ -255,7 +258,7 @@ struct Epilogue {
   struct Operands {
     ScaleRow::Operand step_0;
   };
-  int m, n;
+  int m, n;  // past the last row and column
   ScaleRow step_0;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
@@ -309,11 +312,14 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[4096];
+  alignas(16) uint8_t shared_sums[4096];  // of other consumers
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
 static_assert(sizeof(SharedStorage) <= 103424);
+
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -322,9 +328,8 @@ constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of
 // the owner's shared memory, and the owner adds them up in a fixed order.
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
-  struct alignas(16) Fragment { Accumulator value[4]; };
   static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
-  static_assert(kBytes <= sizeof(SharedStorage::exchange));
+  static_assert(kBytes <= sizeof(SharedStorage::shared_sums));
   int rank, rows, share, warp = threadIdx.x / 32 % 4;
 
   __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
@@ -347,7 +352,7 @@ struct SharedSums {
 
   // Adds the others' partial sums to the fragments that this consumer owns.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
-    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.shared_sums);
     cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read the partial sums of the tile before
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
@@ -372,11 +377,6 @@ struct SharedSums {
     }
   }
 };
-
-// Programmatic dependent launch: wait for the grid before, and let the next one start.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-}
 
 // ---- Producer: two threads keep the stages of the pipeline full -----------------------------------
 // The k tiles that a CTA loads, in order.
@@ -427,7 +427,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
 
 // Loads A, once the previous grid is done.
 __device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   Position position{0, 1};
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
@@ -520,8 +520,6 @@ __device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Grou
 
 // D[64 x 16] += A[64 x 32] * B[32 x 16]; A in registers, B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
-
   __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, int32_t (&d)[8], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
@@ -619,7 +617,7 @@ struct Products {
 // ---- Consumer: main loop over its rows of the tile and its share of k, then the epilogue -------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
-  wait_for_launch_before();
+  wait_for_previous_grid();
   const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};

@@ -54,6 +54,12 @@ static_assert(OFFSET(Parameters, first) == 48 && OFFSET(Parameters, pairs) == 56
 static_assert(OFFSET(Parameters, choices) == 60 && OFFSET(Parameters, experts) == 64);
 static_assert(OFFSET(Parameters, bits) == 68 && OFFSET(Parameters, slice) == 72);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // The expert of a pair, from 0 for this process's first; p.experts for ids of other processes.
 __device__ __forceinline__ int expert_of(const Parameters& p, int pair) {
   const uint32_t token = uint32_t(pair) / uint32_t(p.choices), choice = uint32_t(pair) - token * uint32_t(p.choices);
@@ -114,8 +120,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int rank = cute::block_rank_in_cluster();
   for (int i = threadIdx.x; i < kWarps * bins; i += kThreads) counts[i] = 0;
   __syncthreads();
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
 
   // 1. Each warp counts its pairs by expert.
   const int begin = min((rank * kWarps + warp) * p.slice, p.pairs), end = min(begin + p.slice, p.pairs);

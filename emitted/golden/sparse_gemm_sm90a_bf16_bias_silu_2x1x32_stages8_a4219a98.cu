@@ -73,6 +73,12 @@ static_assert(OFFSET(Parameters, bias) == 272 && OFFSET(Parameters, y_pitch) == 
 static_assert(OFFSET(Parameters, m) == 288 && OFFSET(Parameters, n) == 292);
 static_assert(OFFSET(Parameters, k_tiles) == 296);
 
+// Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
+// the next grid start. What comes before this call may run under the previous grid.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
 template <int kCount> struct Ring {
   int stage;
@@ -162,18 +168,28 @@ __device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], i
                  : "memory");
 }
 
-// The tile scheduler: bands of kSwizzle tiles of rows of W; in a band, all rows of one tile of tokens come first.
+// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
+// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
+  const int band = index / (kSwizzle * columns);
+  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+  const int offset = index - band * kSwizzle * columns;
+  row = band * kSwizzle + offset % width;
+  column = offset / width;
+}
+
+// The tile scheduler: rows of the grid of tiles are rows of W, and its columns are tokens.
 struct TileScheduler {
-  int down, across, tiles;
+  int rows, columns, tiles;
 
   __device__ __forceinline__ explicit TileScheduler(const Parameters& p)
-      : down((p.n + kRows - 1) / kRows), across((p.m + kTokens - 1) / kTokens), tiles(down * across) {}
+      : rows((p.n + kRows - 1) / kRows), columns((p.m + kTokens - 1) / kTokens), tiles(rows * columns) {}
 
+  // The first row of W and the first token of a tile.
   __device__ __forceinline__ void at(int tile, int& row, int& token) const {
-    const int group = tile / (kSwizzle * across), first = group * kSwizzle, size = min(kSwizzle, down - first);
-    const int within = tile - group * kSwizzle * across;
-    row = (first + within % size) * kRows;
-    token = within / size * kTokens;
+    place_in_bands(tile, rows, columns, row, token);
+    row *= kRows;
+    token *= kTokens;
   }
 };
 
@@ -324,8 +340,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // Programmatic dependent launch: wait for the grid before, and let the next one start.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_grid();
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared);

@@ -28,6 +28,13 @@ _HEADERS = (
 )
 
 
+def definitions(text: str, *names: str) -> list[str]:
+    """The structs and the functions of these names in a kernel's text, in its order."""
+    either = "|".join(names)
+    start = rf"(?:struct (?:{either})\b|__device__[^\n]* (?:{either})\()[^\n]*\{{"
+    return re.findall(rf"^{start}.*?^\}};?", text, re.M | re.S)
+
+
 def build(text: str, folder: Path, more: Sequence[str] = ()) -> Path:
     """Return the program of a C++ text, which may use the common headers, and `more` by name."""
     return _build(text, folder / "program", _PROGRAM, more)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 _REMARKS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _STRUCT = re.compile(r"\b(?:struct|union)\s+(?:alignas\([^{};]*\)\s*)?(\w+)[^;{}()]*\{")
@@ -48,6 +49,7 @@ class Function:
         return self.name == self.struct or self.name.startswith("operator")
 
 
+@cache
 def without_remarks(source: str) -> str:
     """A kernel's text without comments and the content of strings."""
     return _REMARKS.sub(lambda found: '""' if found.group()[0] == '"' else " ", source)
@@ -56,12 +58,12 @@ def without_remarks(source: str) -> str:
 def uncalled(source: str) -> list[str]:
     """The functions of a kernel's text that no entry calls, nor a function that one calls."""
     text = without_remarks(source)
-    structs = _structs(text)
-    waiting = functions(text, structs)
+    defined = structs(text)
+    waiting = functions(text, defined)
     rest = _without(text, [(one.start, one.end) for one in waiting])
-    entries = _without(rest, [(start, end) for _, start, end in structs])
+    entries = _without(rest, [(start, end) for _, start, end in defined])
     reached = {*_calls(entries, member=False)}
-    reached |= {call for _, start, end in structs for call in _calls(rest[start:end], member=True)}
+    reached |= {call for _, start, end in defined for call in _calls(rest[start:end], member=True)}
     reached |= {one.called for one in waiting if one.named_otherwise}
     while alive := [one for one in waiting if one.called in reached]:
         waiting = [one for one in waiting if one not in alive]
@@ -82,7 +84,9 @@ def functions(text: str, structs: list[Struct]) -> list[Function]:
     return made
 
 
-def _structs(text: str) -> list[Struct]:
+@cache
+def structs(text: str) -> list[Struct]:
+    """Every struct of a text without remarks."""
     return [(one[1], one.start(), _closed(text, one.end() - 1)) for one in _STRUCT.finditer(text)]
 
 

@@ -3,54 +3,36 @@
 from __future__ import annotations
 
 import difflib
-from types import ModuleType
+import re
+from importlib import import_module
+from pathlib import Path
 
-import activation_backward_mutants
-import attention_append_mutants
-import attention_backward_mutants
-import attention_merge_mutants
-import attention_mutants
-import attention_quantize_mutants
-import cast_mutants
-import combine_mutants
-import decode_mutants
-import fp32_pieces_mutants
-import gemm_mutants
-import gemm_spans
-import mixed_mutants
 import pytest
-import route_mutants
+
+TESTS = Path(__file__).parents[1]
+# Every module beside gpu tests that declares mutants: one that nobody lists here counts, too.
+MODULES = {
+    path.stem: path
+    for path in sorted(TESTS.glob("families/*/gpu/*.py"))
+    if re.search(r"^MUTANTS\b.*=", path.read_text(), re.M)
+}
 
 
-def test_every_mutant_of_gemm_can_be_made() -> None:
-    assert len(gemm_mutants.MUTANTS) >= 3
-    for mutant in gemm_mutants.MUTANTS.values():
-        assert mutant.source()  # LookupError where the text to take out is not there
+def test_every_family_with_gpu_tests_of_mutants_has_some() -> None:
+    """What a test of mutants runs lies beside it, where it is found."""
+    tested = {path.parent for path in TESTS.glob("families/*/gpu/test_mutants.py")}
+    assert tested == {path.parent for path in MODULES.values()}
 
 
-@pytest.mark.parametrize(
-    "mutants",
-    [
-        activation_backward_mutants,
-        attention_append_mutants,
-        attention_mutants,
-        attention_backward_mutants,
-        attention_merge_mutants,
-        attention_quantize_mutants,
-        cast_mutants,
-        combine_mutants,
-        decode_mutants,
-        fp32_pieces_mutants,
-        gemm_spans,
-        mixed_mutants,
-        route_mutants,
-    ],
-    ids=lambda module: module.__name__,
-)
-def test_every_other_mutant_differs_by_its_fault_alone(mutants: ModuleType) -> None:
-    assert len(mutants.MUTANTS) >= 5
-    for name, mutant in mutants.MUTANTS.items():
+@pytest.mark.parametrize("name", MODULES)
+def test_every_mutant_differs_by_its_fault_alone(name: str) -> None:
+    """LookupError where the text to take out is not there: the gpu test would fail for that."""
+    mutants = import_module(name).MUTANTS
+    assert len(mutants) >= 5
+    for fault, mutant in mutants.items():
         whole, wrong = (source.splitlines() for source in mutant.sources())
         changed = [x for x in difflib.ndiff(whole, wrong) if x[:2] in ("- ", "+ ")]
-        assert 1 <= len(changed) <= 2, (name, changed)
-        assert not any("clock64" in line for line in changed), name
+        assert changed, fault
+        # A pattern takes out all that it matches, a text what stands there once.
+        assert len(changed) <= 4 or hasattr(mutant, "without"), (fault, changed)
+        assert not any("clock64" in line for line in changed), fault

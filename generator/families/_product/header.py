@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from warploom.generator.architectures import architecture
+from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families._product.layout import STORE_BUFFERS, ProductLayout
+from warploom.generator.families._product.schedule import ProductSchedule
 from warploom.generator.wgmma import TemplateText
 
 WIDTH = 112  # characters of a line of a kernel
@@ -41,10 +43,12 @@ def staging(layout: ProductLayout) -> Iterator[Memory]:
 
 def tables(layout: ProductLayout, group_bytes: int) -> Iterator[Memory]:
     """Yield the factors of rows and the table of groups, where a kernel has them."""
-    if layout.factor_bytes:
-        yield Memory("factors", f"{layout.factor_bytes // 4} rows * 4", layout.factor_bytes)
+    factors = layout.kept_factor_bytes
+    if factors:
+        yield Memory("factors", f"{factors // 4} rows * 4", factors)
     if group_bytes:
-        yield Memory("groups", f"{group_bytes // 4} integers * 4", group_bytes)
+        integers = group_bytes // (4 * (MOST_GROUPS + 1)) * (MOST_GROUPS + 1)
+        yield Memory("groups", f"{integers} integers * 4", 4 * integers)
 
 
 def pipeline(stages: int) -> Memory:
@@ -55,6 +59,27 @@ def pipeline(stages: int) -> Memory:
 def counted(count: int, what: str) -> str:
     """Return `1 consumer` or `2 consumers`."""
     return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def schedule_line(schedule: ProductSchedule, by: str, shares: str = "") -> str:
+    """Return how D is divided into tiles, and these among CTAs; `by`: what computes a tile."""
+    split = schedule.cluster_split_k
+    words = (
+        f"tile {'x'.join(map(str, schedule.tile))}{by}",
+        counted(schedule.consumers, "consumer"),
+        shares,
+        f"k split over {split} CTAs" * (split > 1),
+        f"{schedule.stages} stages",
+        schedule.raster,
+        f"swizzle {schedule.swizzle_size}",
+        f"store {schedule.store}",
+    )
+    return f"  {', '.join(filter(None, words))}"
+
+
+def comment(lines: Iterable[str]) -> TemplateText:
+    """Return comment lines of a kernel."""
+    return TemplateText("".join(f"// {line}\n" for line in lines))
 
 
 def header(
@@ -74,4 +99,4 @@ def header(
     lines += [f"  {row.name:11}  {row.factors} = {row.bytes}" for row in memory]
     rows = [Barrier("Barriers", "a phase completes after", "waited for by", "guards"), *barriers]
     lines += [f"{row.name:12}{row.waits:15}{row.guards:29}{row.completes}".rstrip() for row in rows]
-    return TemplateText("".join(f"// {line}\n" for line in lines))
+    return comment(lines)

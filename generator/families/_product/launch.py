@@ -450,7 +450,7 @@ def _stored(operation: ProductOperation, schedule: ProductSchedule) -> list[Fiel
         pointer("d", ELEMENTS[operation.d].cpp, "D[m][pitch]"),
         int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),
     ]
-    if operation.batched:
+    if operation.batched and not operation.by_rows:
         meaning = "elements between batches of D"
         fields.append(int64("d_batch", meaning, lambda at: at.problem.batch_pitch_d))
     return fields

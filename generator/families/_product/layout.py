@@ -57,7 +57,7 @@ class ProductLayout:
     register_budget: int  # that it may have
     parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
     reduced: bool  # a second launch finishes D: see launch.py
-    factor_bytes: int  # of rows, that a step has computed before the products; 0: none does
+    factor_bytes: int  # of rows, that a step has computed before its tile; 0: none does
 
     @property
     def trims_a(self) -> bool:
@@ -68,6 +68,11 @@ class ProductLayout:
     def store_bytes(self) -> int:
         """All staging buffers of D; none where a second launch finishes it."""
         return 0 if self.reduced else self.consumers * self.staging_bytes
+
+    @property
+    def kept_factor_bytes(self) -> int:
+        """Factors of the rows of all consumers; none where a second launch finishes D."""
+        return 0 if self.reduced else self.factor_bytes
 
     @property
     def reduction_bytes(self) -> int:
@@ -87,7 +92,7 @@ class ProductLayout:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the stages, with room to align the base to 1024."""
-        return -(-self.store_bytes // 1024) * 1024 + self.operand_bytes + self.factor_bytes
+        return -(-self.store_bytes // 1024) * 1024 + self.operand_bytes + self.kept_factor_bytes
 
     @property
     def shared_bytes(self) -> int:

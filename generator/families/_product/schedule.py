@@ -43,6 +43,11 @@ class ProductOperation:
         return False
 
     @property
+    def by_rows(self) -> bool:
+        """Whether its batches are groups of D's rows, each with a B, wherever these begin."""
+        return False
+
+    @property
     def accumulator(self) -> Element:
         """The element type that the tensor core accumulates in."""
         raise NotImplementedError

@@ -26,25 +26,33 @@ from warploom.generator.families._product.layout import (
 )
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.parameters import Kind
-from warploom.generator.wgmma import WARPGROUP
+from warploom.generator.wgmma import WARPGROUP, TemplateText
 
 
 def context(
     operation: ProductOperation, schedule: ProductSchedule, layout: ProductLayout
 ) -> dict[str, Any]:
     """What the shared parts are rendered with beside what every family's are."""
+    steps = [_step(operation, schedule, index) for index in range(len(operation.epilogue))]
+    whole = quantizes, rounds_stochastically, sums_squares
+    # All but a last step that takes a chunk at a time, which has the values of all others.
+    applied = steps[:-1] if any(last(operation.epilogue) for last in whole) else steps
+    # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
+    loads = {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"}
+    auxiliary = any(step["auxiliary"] for step in applied)
     return {
         "accumulator": operation.accumulator,
         "d": element(operation.d),
-        "steps": [_step(operation, schedule, index) for index in range(len(operation.epilogue))],
+        "steps": steps,
+        "applied": applied,
         "rows_of_partial": rows_of_partial(schedule),
         "total_columns": launch.PARTIAL_COLUMNS,
         "total_parts": launch.PARTIAL_THREADS // launch.PARTIAL_COLUMNS,
         "total_threads": launch.PARTIAL_THREADS,
-        # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
-        "loads": {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"},
+        "loads": loads,
         "finishing": [i for i, step in enumerate(operation.epilogue) if isinstance(step, Amax)],
-        "auxiliary": any(step.auxiliary for step in operation.epilogue),
+        "auxiliary": auxiliary,
+        "placed": bool(loads) or auxiliary,  # whether steps are told where in D they are
         "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
         "rounding": len(operation.epilogue) - 1
         if rounds_stochastically(operation.epilogue)
@@ -68,7 +76,22 @@ def context(
         "exchanged": False,
         "most_parts": launch.MOST_PARTS,
         "reduction_threads": WARPGROUP,
+        **_fragment(operation),
         "parts_at_once": launch.parts_at_once(layout),
+    }
+
+
+def _fragment(operation: ProductOperation) -> dict[str, str]:
+    """The PTX type of an accumulator, and the operands of an asm that loads four of them.
+
+    `kept`: where the asm may load nothing, and leaves what is there.
+    """
+    kind, letter = ("b32", "r") if operation.accumulator.is_integer else ("f32", "f")
+    operands = ", ".join(f'"={letter}"(found.value[{i}])' for i in range(4))
+    return {
+        "fragment_type": kind,
+        "fragment_outputs": TemplateText(operands),
+        "fragment_kept": TemplateText(operands.replace("=", "+")),
     }
 
 
@@ -124,7 +147,9 @@ def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
     if not operation.epilogue:
         return [*last]
     pairs = "pairs" if in_pairs(operation, schedule) else "single"
-    first = [f"_product/read_{pairs}.cuh"]
+    reading = [step for step in operation.epilogue if not step.auxiliary or step.loads]
+    columns = any(step.reads in ("column", "fragment") for step in reading)
+    first = [f"_product/read_{pairs}.cuh"] * columns
     if any(step.auxiliary and step.reads == "fragment" for step in operation.epilogue):
         first.append(f"_product/write_{pairs}.cuh")
     steps = (

@@ -59,7 +59,7 @@ def parameters(spec: Fp32PiecesSpec) -> ParameterBlock[AtLaunch]:
         int64("x_pitch", "elements between rows of x", lambda at: at.problem.x_pitch),
         int32("m", "rows", lambda at: at.problem.m),
         int32("k", "columns", lambda at: at.problem.k),
-        int32("place", "elements between pieces of a row", lambda at: at.problem.place),
+        int32("piece_pitch", "elements between pieces of a row", lambda at: at.problem.place),
     ]
     if operation.layout == "col":
         fields.append(int32("across", "tiles along k", lambda at: at.across))

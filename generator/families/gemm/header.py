@@ -7,16 +7,70 @@ from collections.abc import Iterator
 from warploom.generator.families._product.header import (
     Barrier,
     Memory,
+    comment,
     counted,
     header,
     pipeline,
+    schedule_line,
     staging,
     tables,
 )
 from warploom.generator.families._product.layout import REGISTERS
 from warploom.generator.families.gemm.layout import GemmLayout
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
+from warploom.generator.families.gemm.schedule import (
+    SPARSE_BLOCK,
+    GemmOperation,
+    GemmSchedule,
+    GemmSpec,
+)
 from warploom.generator.wgmma import TemplateText
+
+SHORT = 70  # characters of an epilogue's steps that one line has
+GROUPS = {
+    "rows": "rows of A and D in groups that end at offsets in device memory, and a B for each",
+    "masked": "rows of A and D in groups of one size, of which as many count as device memory "
+    "says, and a B for each",
+    "k": "k in groups that end at offsets in device memory, and a D for each",
+}
+
+
+def summary(spec: GemmSpec) -> TemplateText:
+    """Return the comment lines that say what a kernel computes, and by which schedule."""
+    return comment([*_operation(spec.operation), *_schedule(spec.schedule)])
+
+
+def _operation(operation: GemmOperation) -> Iterator[str]:
+    steps = [step.token for step in operation.epilogue]
+    product, one_line = "A[m, k] B[k, n]", ", ".join(steps)
+    if len(one_line) > SHORT:
+        yield f"D[m, n] = epilogue({product}):"
+        yield from (f"  {step}" for step in steps)
+    else:
+        yield f"D[m, n] = epilogue({product}): {one_line}" if steps else f"D[m, n] = {product}"
+    operands = f"A {operation.a} {operation.layout_a}, B {operation.b} {operation.layout_b}"
+    yield f"  {operands}, accumulated in {operation.accumulator.name}, D {operation.d} row"
+    if operation.groups != "none":
+        yield f"  {GROUPS[operation.groups]}"
+    if operation.pieces > 1:
+        pieces = f"A{' and B' * (operation.pieces_b > 1)} in {operation.pieces} pieces"
+        added = f"{operation.terms} products are added up, smallest first"
+        yield f"  {pieces} side by side along k, of which {added}"
+    if operation.sparse != "none":
+        blocks = f"blocks of {SPARSE_BLOCK}x{SPARSE_BLOCK} of {operation.sparse.upper()}"
+        yield f"  {blocks} count where a mask says so, the others are zeros"
+
+
+def _schedule(schedule: GemmSchedule) -> Iterator[str]:
+    m, n = schedule.cluster
+    yield schedule_line(schedule, f", cluster {m}x{n}")
+    if schedule.swap_ab:
+        yield "  swapped: the rows of wgmma are columns of D, which is D' = B' A'"
+    if schedule.split_k > 1:
+        parts = f"k in {schedule.split_k} parts, each a tile of its own"
+        yield f"  {parts}: a second kernel adds them up, and has epilogue and store"
+    if schedule.stream_k:
+        cut = "the tiles that do not fill a wave, and of one wave before these"
+        yield f"  stream-K: clusters split the k of {cut}"
 
 
 def described(spec: GemmSpec, layout: GemmLayout, order: str) -> TemplateText:
@@ -37,7 +91,11 @@ def _roles(operation: GemmOperation, schedule: GemmSchedule) -> Iterator[str]:
     who = "Warpgroups 1 and 2, the consumers" if two else "Warpgroup 1, the consumer"
     rows = schedule.rows // schedule.sharing
     tile = "a tile each (ping-pong)" if own else "the CTA's tile" + " each" * two
-    yield f"{who}: wgmma on {rows} rows of {tile}, then the epilogue."
+    reduced = schedule.split_k > 1
+    then = "partial sums go to memory" if reduced else "the epilogue"
+    yield f"{who}: wgmma on {rows} rows of {tile}, then {then}."
+    if reduced:
+        yield "The second kernel, of one warpgroup a CTA: adds up partial sums, then the epilogue."
 
 
 def _registers(
@@ -55,14 +113,18 @@ def _registers(
     banked = layout.banks * (schedule.columns // 2) * (2 if layout.ahead else 1)
     banks = f" and {banked} for one k tile" * bool(banked)
     yield f"  A consumer thread has {count} accumulators{banks}."
-    yield f"  Its epilogue takes {layout.chunk_columns} columns at a time, to need few more."
+    if schedule.split_k == 1:
+        yield f"  Its epilogue takes {layout.chunk_columns} columns at a time, to need few more."
 
 
 def _memory(operation: GemmOperation, layout: GemmLayout) -> Iterator[Memory]:
-    stages, pieces = layout.stages, operation.pieces
-    tiles = f"({layout.a.bytes} + {layout.b.bytes})"
-    many = f"{pieces} pieces * " * (pieces > 1)
-    yield Memory("a, b", f"{counted(stages, 'stage')} * {many}{tiles}", stages * layout.stage_bytes)
+    stages, a, b = layout.stages, layout.a.bytes, layout.b.bytes
+    tiles = f"({a} + {b})"
+    if operation.pieces_b > 1:
+        tiles = f"{operation.pieces} pieces * {tiles}"
+    elif operation.pieces > 1:
+        tiles = f"({operation.pieces} pieces * {a} + {b})"
+    yield Memory("a, b", f"{counted(stages, 'stage')} * {tiles}", stages * layout.stage_bytes)
     yield from staging(layout)
     if layout.scale_bytes:
         yield Memory(
@@ -119,7 +181,7 @@ def _barriers(
             "the same",
             "stages, reused below",
         )
-    if layout.factor_bytes:
+    if layout.kept_factor_bytes:
         yield Barrier("named 6 on", "threads that share factors", "the same", "factors of rows")
     size = schedule.cluster_size
     whole = f"all threads of {counted(size, 'CTA')}"

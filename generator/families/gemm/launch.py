@@ -217,7 +217,7 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
 
 
 def _place() -> Field[AtLaunch]:
-    return int32("place", "elements from a piece to the next", lambda at: at.problem.place)
+    return int32("piece_pitch", "elements between pieces along k", lambda at: at.problem.place)
 
 
 def _spans() -> list[Field[AtLaunch]]:
@@ -295,7 +295,7 @@ def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
 
 
 def _groups(operation: GemmOperation) -> list[Field[AtLaunch]]:
-    steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
+    steps = (step.batch_field(index, "groups") for index, step in enumerate(operation.epilogue))
     ends = f"where each group of {operation.groups} ends"
     masked = operation.groups == "masked"
     return [

@@ -142,7 +142,7 @@ class GemmOperation(ProductOperation):
 
     @property
     def by_rows(self) -> bool:
-        """Whether it has groups of rows, each with a B, wherever these begin."""
+        """Whether its batches are groups of D's rows, each with a B, wherever these begin."""
         return self.groups in ("rows", "masked")
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
 from warploom.generator.families._product.groups import MOST_GROUPS
-from warploom.generator.families.gemm.header import described
+from warploom.generator.families.gemm.header import described, summary
 from warploom.generator.families.gemm.launch import LIST_THREADS, ROWS_END
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
@@ -52,6 +52,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
             b_k_major=majors[column_side],
         ),
         "order": _order(operation, schedule),
+        "summary": summary(spec),
         "header": described(spec, layout, _order(operation, schedule)),
     }
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from warploom.generator.elements import element
 from warploom.generator.families._product.header import (
     Barrier,
     Memory,
+    comment,
     counted,
     header,
     pipeline,
+    schedule_line,
     staging,
     tables,
 )
+from warploom.generator.families.mixed_gemm.launch import FEW_WAVES
 from warploom.generator.families.mixed_gemm.layout import (
     LANES,
     LOADING_REGISTERS,
@@ -20,6 +24,31 @@ from warploom.generator.families.mixed_gemm.layout import (
 )
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
 from warploom.generator.wgmma import TemplateText
+
+
+def summary(spec: MixedGemmSpec) -> TemplateText:
+    """Return the comment lines that say what a kernel computes, and by which schedule."""
+    operation, schedule = spec.operation, spec.schedule
+    steps = ", ".join(step.token for step in operation.epilogue)
+    product = f"epilogue(A[m, k] W[n, k]): {steps}" if steps else "A[m, k] W[n, k]"
+    scales = f"of groups of {operation.group}" if operation.group else "per channel"
+    accumulator = "int32" if element(operation.a).is_integer else "fp32"
+    shares, groups = schedule.warp_split_k, "rows of A and D in groups that end at offsets"
+    lines = [
+        f"D[m, n] = {product}",
+        f"  A {operation.a}, W {operation.b} with scales {operation.scale} {scales}, applied to "
+        f"{schedule.scaled}, accumulated in {accumulator}, D {operation.d} row",
+        schedule_line(
+            schedule, f" by {schedule.multiply}", f"of which {shares} share k" * (shares > 1)
+        ),
+        "  computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D",
+    ]
+    if operation.groups == "rows":
+        lines.append(f"  {groups} in device memory, and a W for each")
+    if schedule.stream_k:
+        lines.append(f"  stream-K: CTAs split the k of all tiles of less than {FEW_WAVES} waves;")
+        lines.append("  else of those that do not fill a wave, and of one wave before these")
+    return comment(lines)
 
 
 def described(spec: MixedGemmSpec, layout: MixedGemmLayout) -> TemplateText:
@@ -62,9 +91,16 @@ def _memory(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[Me
     yield Memory("b", f"{stages} * {b}", layout.stages * layout.slabs * layout.slab.bytes)
     yield from staging(layout)
     if layout.exchange_bytes:
-        yield Memory("exchange", "partial sums of other consumers", layout.exchange_bytes)
+        yield Memory("shared_sums", _shared_sums(schedule, layout), layout.exchange_bytes)
     yield from tables(layout, layout.group_bytes)
     yield pipeline(layout.stages)
+
+
+def _shared_sums(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> str:
+    """The bytes that other consumers leave: all but one of those that share a tile's k."""
+    others = schedule.sources - 1
+    each = layout.exchange_bytes // (schedule.consumers * others)
+    return f"{counted(schedule.consumers, 'consumer')} * {counted(others, 'other')} * {each}"
 
 
 def _barriers(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[Barrier]:
@@ -94,5 +130,5 @@ def _barriers(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[
     if layout.store_bytes:
         names = "named 1" + ", 2" * (schedule.consumers > 1)
         yield Barrier(names, "128 threads of a consumer", "the same", "its staging buffers")
-    if layout.factor_bytes:
+    if layout.kept_factor_bytes:
         yield Barrier("named 6", "all consumer threads", "the same", "factors of rows")

@@ -217,7 +217,7 @@ def _channels(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:
 
 def _groups(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:
     """Where groups end, and how far apart the operands of steps are."""
-    steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
+    steps = (step.batch_field(index, "groups") for index, step in enumerate(operation.epilogue))
     return [
         *(field for field in steps if field is not None),
         pointer("offsets", "const int", "where each group of rows ends"),

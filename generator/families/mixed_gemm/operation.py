@@ -75,6 +75,11 @@ class MixedGemmOperation(ProductOperation):
         return self.groups == "rows"
 
     @property
+    def by_rows(self) -> bool:
+        """Whether its batches are groups of D's rows, each with a W, wherever these begin."""
+        return self.batched
+
+    @property
     def accumulator(self) -> Element:
         """The element type of a tile's sums, which those of groups are added to."""
         return element("fp32")

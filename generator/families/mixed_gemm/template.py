@@ -8,7 +8,7 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import template
 from warploom.generator.families._product.groups import MOST_GROUPS
-from warploom.generator.families.mixed_gemm.header import described
+from warploom.generator.families.mixed_gemm.header import described, summary
 from warploom.generator.families.mixed_gemm.layout import (
     LOADING_REGISTERS,
     mixed_gemm_layout,
@@ -22,14 +22,12 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
     operation, schedule = spec.operation, spec.schedule
     a = element(operation.a)
     decoded = operation.weight.decoded_as or operation.b
-    by_wgmma = schedule.multiply == "wgmma"
+    by_wgmma, columns = schedule.multiply == "wgmma", schedule.columns // max(1, schedule.lookahead)
     return {
         **template.context(operation, schedule, mixed_gemm_layout(operation, schedule)),
         "a": a,
         "decode": f"{decoded}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
-        "wgmma": wgmma(a, a, schedule.columns // max(1, schedule.lookahead), a_in_registers=True)
-        if by_wgmma
-        else "",
+        "wgmma": wgmma(a, a, columns, a_in_registers=True, has_k=False) if by_wgmma else "",
         "promoted": schedule.scaled == "sums" and operation.promoted > 0,
         "reallocates_registers": schedule.reallocates,
         "loading_registers": LOADING_REGISTERS,
@@ -37,5 +35,6 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
         "groups": operation.groups,
         "most_groups": MOST_GROUPS,
         "exchanged": gate_of(operation.epilogue) is not None,
+        "summary": summary(spec),
         "header": described(spec, mixed_gemm_layout(operation, schedule)),
     }

@@ -10,7 +10,7 @@ from warploom.generator.families.family import Family
 from warploom.generator.families.sparse_gemm.header import described
 from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
-    GROUP,
+    SWIZZLE_SIZE,
     SparseGemmOperation,
     SparseGemmSchedule,
     SparseGemmSpec,
@@ -41,7 +41,7 @@ class SparseGemm(
         return {
             "element": element(spec.operation.element),
             "output": element(spec.operation.of_output),
-            "group": GROUP,
+            "swizzle_size": SWIZZLE_SIZE,
             "header": described(spec, self.layout(spec)),
             "activation_parts": ()
             if function == "none"

@@ -10,8 +10,8 @@ from warploom.generator.elements import element
 from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
     BLOCK,
-    GROUP,
     STAGE_BYTES,
+    SWIZZLE_SIZE,
     WORD_K,
     SparseGemmOperation,
     SparseGemmSchedule,
@@ -132,7 +132,7 @@ def launches(
             f"n {problem.n}": problem.n + schedule.rows,
             f"k {problem.k}": problem.k + at.operation.tile_k,
             f"m {problem.m}, n {problem.n}: tiles": (
-                at.tiles * max(GROUP, schedule.split_k) + device.multiprocessors
+                at.tiles * max(SWIZZLE_SIZE, schedule.split_k) + device.multiprocessors
             ),
             f"n {problem.n}, k {problem.k}: words of metadata": (
                 -(-problem.n // BLOCK) * -(-problem.k // WORD_K)

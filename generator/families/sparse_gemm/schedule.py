@@ -14,7 +14,7 @@ Activation = Literal["none", Function]
 BLOCK = 64  # rows of the weight in one instruction
 WORD_K = 64  # columns of the weight whose metadata one word of each of 128 threads holds
 STAGE_BYTES = 128  # of a row of x in one stage: two instructions
-GROUP = 8  # tiles of rows of the weight that are walked before the next tokens, for L2
+SWIZZLE_SIZE = 8  # rows of tiles in a band of the tile scheduler
 
 
 @frozen

@@ -4,7 +4,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) factor[row] = both(scales, row);
   }

@@ -6,7 +6,7 @@ struct Decode {
   static constexpr float kUnit = 65536;
   uint32_t factor[4], offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     const uint32_t low = multiply_bf16(scales, 0x79007a00);     // 2^117, and 2^115 for r + 8
     const uint32_t high = multiply_bf16(scales, 0x77007800);    // 2^113, and 2^111
     const uint32_t offsets = multiply_bf16(scales, 0xb800b800);  // -2^-15

@@ -6,7 +6,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t offset[4], factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) factor[row] = both(scales, row);
     offset[0] = 0xe402e402, offset[1] = 0xdc08dc08;  // -(1024 + 2), -(256 + 2)

@@ -6,7 +6,7 @@ struct Decode {
   static constexpr float kUnit = 65536;
   uint32_t factor[2], offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     const uint32_t factors = multiply_bf16(scales, 0x78007a00);  // 2^117, and 2^113 for r + 8
     const uint32_t offsets = multiply_bf16(scales, 0xb900b900);  // -2^-13
     CUTE_UNROLL

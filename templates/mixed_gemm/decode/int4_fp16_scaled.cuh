@@ -5,7 +5,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t offset[2], factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) factor[row] = both(scales, row);
     offset[0] = 0xe408e408, offset[1] = 0xd480d480;  // -(1024 + 8), -(64 + 8)

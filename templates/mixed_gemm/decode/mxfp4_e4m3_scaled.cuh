@@ -5,7 +5,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t low[2], high[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       const uint32_t more = uint32_t(int(int8_t(scales >> 8 * row)));  // to each exponent, but that of 0

@@ -5,7 +5,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row)
       factor[row] = (max(scales >> 8 * row & 0xff, 98u) - 98) * 0x04000400;  // 2^(e - 113), or 0

@@ -6,7 +6,7 @@ struct Decode {
   static constexpr float kUnit = 0.00390625f;
   uint32_t factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row)
       factor[row] = (max(scales >> 8 * row & 0xff, 96u) - 96) * 0x04000400;  // 2^(e - 111), or 0

@@ -7,7 +7,7 @@ struct Decode {
   static constexpr float kUnit = 256;
   uint32_t factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     const uint32_t extended = (permute(scales, 0, 0x9180) << 4) & 0x87f087f0;
     const uint32_t factors = multiply_bf16(multiply_bf16(extended, 0x7b807b80), 0x7a807a80);  // s 2^118
     CUTE_UNROLL

@@ -6,7 +6,7 @@ struct Decode {
   static constexpr float kUnit = 128;
   uint32_t factor[2];
 
-  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+  __device__ __forceinline__ explicit Decode(uint32_t scales) {
     const uint32_t factors = multiply_fp16(fp16_of_e4m3(scales, 0), 0x58005800);  // s 2^7
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) factor[row] = both(factors, row);

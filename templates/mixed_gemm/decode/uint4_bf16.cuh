@@ -4,7 +4,7 @@ struct Decode {
   static constexpr float kUnit = 64;
   uint32_t offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t zeros) {
+  __device__ __forceinline__ explicit Decode(uint32_t zeros) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row)  // the byte in both halves is z 2^-133
       offset[row] = multiply_bf16(permute(zeros, 0, row ? 0x4141 : 0x4040), 0xff00ff00);  // -2^127

@@ -5,7 +5,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t zeros) {
+  __device__ __forceinline__ explicit Decode(uint32_t zeros) {
     offset[0] = permute(zeros, 0xe4, 0x4040);  // -(1024 + z)
     offset[1] = add_fp16(permute(zeros, 0xe4, 0x4141), 0x63806380);  // and 960: -(64 + z)
   }

@@ -4,7 +4,7 @@ struct Decode {
   static constexpr float kUnit = 1;
   uint32_t zero[2];  // of a row, in each byte
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t zeros) {
+  __device__ __forceinline__ explicit Decode(uint32_t zeros) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) zero[row] = permute(zeros, 0, row ? 0x1111 : 0);
   }

@@ -47,11 +47,11 @@ static const char* broken() {
     for (int rank = 0; rank < kClusterM * kClusterN; ++rank) {
       const TileCoord at = tiles.at(index, rank);
       if (at.batch < 0 || at.batch >= p.batches) return "a tile is of no group";
-      if (at.end != ends[at.batch]) return "a tile does not know where its group ends";
+      if (at.m_end != ends[at.batch]) return "a tile does not know where its group ends";
       if (at.m < begins[at.batch] || (at.m - begins[at.batch]) % kTileM) return "a tile begins beside its group's";
       if (at.n % kTileN || at.n < 0) return "a tile begins beside the columns";
       if (at.n >= p.n) continue;
-      for (int row = at.m; row < std::min(at.m + kTileM, at.end); ++row) ++times[size_t(row) * columns + at.n / kTileN];
+      for (int row = at.m; row < std::min(at.m + kTileM, at.m_end); ++row) ++times[size_t(row) * columns + at.n / kTileN];
     }
   }
   for (int group = 0; group < p.batches; ++group)

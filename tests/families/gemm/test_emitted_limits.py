@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from edges import H200, counts, largest
-from host import build, needs_compiler
+from host import build, definitions, needs_compiler
 
 from warploom.generator.families._product import tiles
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, complete
@@ -51,7 +51,7 @@ def gemm_text(spec: KernelSpec) -> str:
                 text,
                 re.M,
             ),
-            *re.findall(r"^struct (?:TileCoord|Tiles) \{.*?^\};", text, re.M | re.S),
+            *definitions(text, "TileCoord", "Tiles", "place_in_bands"),
             f"static int k_tiles(const Parameters& p) {{ return {k_tiles}; }}",
             f'#line 1 "{HARNESS}"',
             HARNESS.read_text(),

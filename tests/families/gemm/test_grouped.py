@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from host import build, needs_compiler
+from host import build, definitions, needs_compiler
 from pretended_gpu import PretendedGpu, gpu
 from torch.autograd import forward_ad
 
@@ -623,9 +622,9 @@ def test_tiles_find_their_groups_whatever_the_offsets_are(
     fields: dict[str, Any], operation: str, tmp_path: Path
 ) -> None:
     spec = spec_of({"rows": BY_ROWS, "masked": MASKED}[operation], **fields)
-    pattern = r"^struct (?:TileCoord|GroupTable|GroupedTiles) \{.*?^\};"
-    parts = re.findall(pattern, render(spec), re.M | re.S)
-    assert len(parts) == 3
+    names = ("TileCoord", "place_in_bands", "GroupTable", "GroupedTiles")
+    parts = definitions(render(spec), *names)
+    assert len(parts) == 4
     schedule: Any = spec.schedule
     m, n, _ = schedule.tile
     constants = f"""

@@ -47,7 +47,7 @@ def text(spec: KernelSpec) -> str:
     )
     before = next(i for i, line in enumerate(constants) if "kPanels" in line)
     constants = constants[:before] + [line for line in constants[before:] if "kAcross" in line]
-    (room,) = re.findall(r"uint8_t exchange\[\d+\];", source)
+    (room,) = re.findall(r"uint8_t shared_sums\[\d+\];", source)
     parts = (STUBS, *constants, f"struct SharedStorage {{ {room} }};", struct, "};")
     return "\n".join((*parts, f'#line 1 "{HARNESS}"', HARNESS.read_text()))
 

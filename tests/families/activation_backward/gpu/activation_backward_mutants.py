@@ -26,7 +26,7 @@ PAUSE = "  for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
 SYNC = "  __syncthreads();\n  for (int i = threadIdx.x;"
 SYNC_PARTS = "  shared[group][lane] = sum;\n  __syncthreads();\n"
 ENTRY = "_sums(const __grid_constant__ Parameters p) {\n"
-WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
+WAIT = "  wait_for_previous_grid();\n"
 
 MUTANTS = {
     "the last row of a part is left out": Checked(

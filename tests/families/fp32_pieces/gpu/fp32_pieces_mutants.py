@@ -25,7 +25,7 @@ def mutant(
 
 
 REDUCED = "  __syncthreads();\n  peak = __reduce_max_sync(0xffffffff, peaks["
-STAGED = "  __syncthreads();\n  constexpr int kVectors"
+STAGED = "  __syncthreads();\n  for (int i = threadIdx.x; i < kTile * kVectors"
 BEHIND = "  if (threadIdx.x >= 32) " + PAUSE
 
 NEXT = "    __syncthreads();  // before the next tile takes its place\n"
@@ -34,7 +34,7 @@ COUNTED = "  __syncthreads();\n  if (threadIdx.x == 0) raise_span"
 TALLIED = "  __syncthreads();\n  if (threadIdx.x >= 32) return;"
 
 MUTANTS = {
-    "zeros past k are small values": mutant(("small - (p.place - p.k)", "small"), ROW),
+    "zeros past k are small values": mutant(("small - (p.piece_pitch - p.k)", "small"), ROW),
     "values that are read again are never lost": mutant(
         (
             "write(p, more, row, column, factor, level, counts);",
@@ -93,6 +93,6 @@ MUTANTS = {
         ("rest = finite ? rest - float(rounded) : 0.f;", ";"), THREE
     ),
     "what is between pieces is not written": mutant(
-        ("column < p.place; column += kStep", "column + 8 < p.k; column += kStep"), THREE
+        ("column < p.piece_pitch; column += kStep", "column + 8 < p.k; column += kStep"), THREE
     ),
 }

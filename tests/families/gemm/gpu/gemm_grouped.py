@@ -351,7 +351,7 @@ class Mutant(gemm_mutants.Mutant):
 _SHAPE = (1, 1, 1)  # a routing says it
 MUTANTS = {
     "rows of the neighbour are stored": Mutant(
-        ROWS[0], r"max\(0, min\(64, at\.end - row\)\)", _SHAPE, "64"
+        ROWS[0], r"max\(0, min\(64, at\.m_end - row\)\)", _SHAPE, "64"
     ),
     "a tile has the matrix of the group before": Mutant(
         ROWS[2],
@@ -369,7 +369,7 @@ MUTANTS = {
         "ends[group + 1] = (start = end) - 1;",
     ),
     "rows of the neighbour are stored one by one": Mutant(
-        ROWS[5], r"place\.row\[i\] >= at\.end", _SHAPE, "place.row[i] >= p.m"
+        ROWS[5], r"place\.row\[i\] >= at\.m_end", _SHAPE, "place.row[i] >= p.m"
     ),
     "a group has the bias of the first": Mutant(
         ROWS[11], r"batch \* p\.bias_0_batch", _SHAPE, "0 * p.bias_0_batch"
@@ -390,7 +390,7 @@ MUTANTS = {
         MASKED[2], r"\{group \* rows_of_group \+", _SHAPE, "{table.ends[group] +"
     ),
     "the last k tile of a group has rows of the next": Mutant(
-        BY_K[0], r"end = min\(full_end, at\.end\)", _SHAPE, "end = full_end"
+        BY_K[0], r"end = min\(full_end, at\.k_end\)", _SHAPE, "end = full_end"
     ),
 }
 

@@ -41,12 +41,13 @@ class Mutant:
     shape: tuple[int, int, int]
     instead: str = ""
 
-    def source(self) -> str:
-        """The text of the kernel, without, or with something else instead."""
-        source, count = re.subn(self.without, self.instead, render(self.kernel))
+    def sources(self) -> tuple[str, str]:
+        """The text of the kernel, and without this, or with something else instead."""
+        whole = render(self.kernel)
+        wrong, count = re.subn(self.without, self.instead, whole)
         if count == 0:
             raise LookupError(f"{self.without} is not in the text of {self.kernel.name}")
-        return source
+        return whole, wrong
 
 
 # Storing more than reading: TMA falls behind, and still reads a buffer when its turn comes again.
@@ -101,7 +102,7 @@ MUTANTS = {
     ),
     "parts of k are added up before they have been left": Mutant(
         cases.spec((64, 64), consumers=1, split_k=16),
-        r'asm volatile\("griddepcontrol\.wait;[^\n]*\n(?=  Store store)',
+        r"wait_for_previous_grid\(\);[^\n]*\n(?=  Store store)",
         (64, 512, 60_000),
     ),
     "a row has the block scale of its neighbour": Mutant(
@@ -265,7 +266,7 @@ MUTANTS = {
 def install(mutant: Mutant) -> None:
     """Put the mutant in the place of its kernel, in this process only."""
     spec = mutant.kernel
-    artifact = nvrtc.compile(mutant.source(), name=spec.name, arch=spec.arch, toolchain=find())
+    artifact = nvrtc.compile(mutant.sources()[1], name=spec.name, arch=spec.arch, toolchain=find())
     kernels._kernels[spec] = kernels.Kernel(spec, artifact)
 
 

@@ -178,9 +178,9 @@ MUTANTS = {
     ),
     "an empty list has the first block": Mutant(
         KERNELS[0],
-        r"at\.first < 0 \? \(p\.k \+ kBlock - 1\) / kBlock",
+        r"at\.first_entry < 0 \? \(p\.k \+ kBlock - 1\) / kBlock",
         (520, 512, 1024),
-        "at.first < 0 ? 0",
+        "at.first_entry < 0 ? 0",
     ),
     "a column has the list of the one before": Mutant(
         KERNELS[10],

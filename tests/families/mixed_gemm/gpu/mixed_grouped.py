@@ -181,7 +181,7 @@ class Mutant(gemm_mutants.Mutant):
 _SHAPE = (1, 1, 1)  # a routing says it
 MUTANTS = {
     "rows of the neighbour are stored": Mutant(
-        KERNELS[1], r"place\.row\[i\] >= at\.end", _SHAPE, "place.row[i] >= p.m"
+        KERNELS[1], r"place\.row\[i\] >= at\.m_end", _SHAPE, "place.row[i] >= p.m"
     ),
     "a group has the weight of the first": Mutant(
         KERNELS[4], r"int64_t\(loads\.at\.batch\) \* p\.row_blocks", _SHAPE, "int64_t(0)"

@@ -32,7 +32,7 @@ READ = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");\n 
 STAGE = "    CUTE_UNROLL\n    for (int f = 0; f < kChunk / 8; ++f) {\n"
 FREE = (
     '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");'
-    "  // the last chunk has been read\n"
+    "  // all threads have read the previous chunk\n"
 )
 
 MUTANTS = {
