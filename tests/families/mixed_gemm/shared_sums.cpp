@@ -5,7 +5,7 @@
 
 int main() {
   static SharedStorage shared;
-  auto* const buffer = reinterpret_cast<SharedSums::Fragment*>(shared.exchange);
+  auto* const buffer = reinterpret_cast<Fragment*>(shared.shared_sums);
   for (int rows = 0; rows < kSharing; ++rows)
     for (int warp = 0; warp < 4; ++warp)
       for (int fragment = 0; fragment < kAll; ++fragment) {
@@ -30,7 +30,7 @@ int main() {
             if (!finisher.finishes(fragment)) continue;
             for (int source = 0; source < SharedSums::kSources; ++source) {
               const auto* place = finisher.place(buffer, finisher.mine(), source, fragment);
-              if (place < buffer || (place + 1 - buffer) * 16 > long(sizeof(shared.exchange)))
+              if (place < buffer || (place + 1 - buffer) * 16 > long(sizeof(shared.shared_sums)))
                 return std::puts("a place is outside"), 1;
               if (source == finisher.mine()) continue;
               if (!taken.insert(place).second) return std::puts("two parts have one place"), 1;

@@ -48,7 +48,8 @@ def text(spec: KernelSpec) -> str:
     before = next(i for i, line in enumerate(constants) if "kPanels" in line)
     constants = constants[:before] + [line for line in constants[before:] if "kAcross" in line]
     (room,) = re.findall(r"uint8_t shared_sums\[\d+\];", source)
-    parts = (STUBS, *constants, f"struct SharedStorage {{ {room} }};", struct, "};")
+    (fragment,) = re.findall(r"^struct alignas\(16\) Fragment .*$", source, re.M)
+    parts = (STUBS, *constants, fragment, f"struct SharedStorage {{ {room} }};", struct, "};")
     return "\n".join((*parts, f'#line 1 "{HARNESS}"', HARNESS.read_text()))
 
 
