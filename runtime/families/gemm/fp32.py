@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -208,7 +209,10 @@ def multiply(call: GemmCall, precision: str) -> torch.Tensor:
     if not traced():
         try:
             with torch.no_grad():
-                return _compute(call, precision)
+                d = _compute(call, precision)
+            if call.out is not None and not call.out.is_inference():
+                increment_version(call.out)  # kernels write what torch does not see
+            return d
         except WithoutMemoryError:  # torch knows which code is to see these tensors
             pass
     values, written = call.crossing()

@@ -422,6 +422,17 @@ def test_pieces_of_a_stream_are_not_those_of_one_that_had_its_handle(
     assert launches == [6, 5, 6]
 
 
+def test_a_parameter_that_a_call_writes_is_split_anew(gpu: PretendedGpu) -> None:
+    """Kernels change no version by themselves."""
+    x, weight = torch.randn(64, 64), torch.nn.Parameter(torch.randn(64, 64))
+    with torch.no_grad():
+        warploom.gemm(x, weight.t(), precision="fp32")
+        warploom.gemm(x, x, out=weight, precision="fp32")
+        gpu.launches.clear()
+        warploom.gemm(x, weight.t(), precision="fp32")
+    assert len(gpu.launches) == 6
+
+
 def test_pieces_for_streams_that_are_gone_do_not_pile_up(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
