@@ -21,11 +21,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.epilogue import EpilogueStep, Gate
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.launches import DeviceLimits
@@ -43,6 +44,7 @@ from warploom.runtime.families._product.operands import (
     padded_room,
 )
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
+from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.fp32_pieces.api import Pieces, split
 from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
@@ -157,6 +159,11 @@ def check(call: GemmCall, precision: object) -> None:
         (not call.use_fast_accum, "use_fast_accum False", "must be True: sums are fp32 anyway"),
         (call.main_grad is not None, "main_grad", "must be left out"),
         (call.gradient_dtype is not None, "gradient_dtype", "must be left out: gradients are fp32"),
+        (
+            precision != TF32 and any(step_of(item).step is Gate for item in call.listed),
+            "a gate",
+            "must be computed by torch: columns of B are split alone, not in pairs",
+        ),
     )
     for is_given, name, rule in refused:
         if is_given:
@@ -202,7 +209,10 @@ def multiply(call: GemmCall, precision: str) -> torch.Tensor:
     if not traced():
         try:
             with torch.no_grad():
-                return _compute(call, precision)
+                d = _compute(call, precision)
+            if call.out is not None and not call.out.is_inference():
+                increment_version(call.out)  # kernels write what torch does not see
+            return d
         except WithoutMemoryError:  # torch knows which code is to see these tensors
             pass
     values, written = call.crossing()
@@ -287,14 +297,16 @@ class _Part(NamedTuple):
 
 _kept: Any = WeakTensorKeyDictionary()  # by parameter
 _TIMES = 4  # as many values as a parameter has are kept in pieces: of its transpose, and of views
+_STREAMS = 8  # that have pieces of a parameter; those that are gone are not heard of
 
 
 def _forget_trained(*_: object) -> None:
     """Keep no pieces of what a step of an optimizer may have changed: fused ones count no version,
     nor does FSDP, which gathers what they changed.
     """
-    for parameter in [*_kept.keys()]:
-        if parameter.requires_grad:
+    for weak in _kept.keyrefs():  # a copy: other threads may keep pieces meanwhile
+        parameter = weak()
+        if parameter is not None and parameter.requires_grad:
             _kept.pop(parameter, None)
 
 
@@ -325,14 +337,15 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
 def _drop_older(
     known: dict[_Part, _Kept], newest: _Part, version: tuple[int, int], most: int
 ) -> None:
-    """Drop pieces of earlier versions; of views of a parameter, which may be any, the oldest go
-    first where a stream has those of more than `most` values.
+    """Drop pieces of earlier versions; of views and streams, which may be any, the oldest go first
+    where a stream has those of more than `most` values, or more than `_STREAMS` have some.
     """
-    values = 0
+    values = dict[Stream, int]()
     for part, one in reversed([*known.items()]):
-        is_beside = part.stream == newest.stream
-        values += part.shape.numel() if is_beside else 0
-        is_full = is_beside and values > most
+        is_full = part.stream not in values and len(values) == _STREAMS
+        if not is_full:
+            values[part.stream] = values.get(part.stream, 0) + part.shape.numel()
+            is_full = values[part.stream] > most
         if part != newest and (is_full or one.version[0] != version[0]):
             known.pop(part, None)
 

@@ -5,6 +5,8 @@ The error of each scheme is held beside that of products rounded to fp32 and sum
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -420,6 +422,48 @@ def test_pieces_of_a_stream_are_not_those_of_one_that_had_its_handle(
     assert launches == [6, 5, 6]
 
 
+def test_a_parameter_that_a_call_writes_is_split_anew(gpu: PretendedGpu) -> None:
+    """Kernels change no version by themselves."""
+    x, weight = torch.randn(64, 64), torch.nn.Parameter(torch.randn(64, 64))
+    with torch.no_grad():
+        warploom.gemm(x, weight.t(), precision="fp32")
+        warploom.gemm(x, x, out=weight, precision="fp32")
+        gpu.launches.clear()
+        warploom.gemm(x, weight.t(), precision="fp32")
+    assert len(gpu.launches) == 6
+
+
+def test_pieces_for_streams_that_are_gone_do_not_pile_up(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from warploom.runtime.families.gemm import fp32
+
+    x, weight = torch.randn(64, 64), torch.nn.Parameter(torch.randn(64, 64))
+    for number in range(3 * fp32._STREAMS):
+        monkeypatch.setattr(cuda, "cuStreamGetId", lambda stream, number=number: (0, number))
+        with torch.no_grad():
+            warploom.gemm(x, weight.t(), precision="fp32")
+    streams = [part.stream for part in fp32._kept[weight]]
+    assert streams == [(number,) for number in range(2 * fp32._STREAMS, 3 * fp32._STREAMS)]
+
+
+def test_an_optimizer_steps_while_another_thread_keeps_pieces() -> None:
+    """Its step ended in "dictionary changed size during iteration"."""
+    from warploom.runtime.families.gemm import fp32
+
+    frozen = [torch.nn.Parameter(torch.zeros(1), requires_grad=False) for _ in range(4000)]
+    thread = threading.Thread(target=lambda: [fp32._kept.setdefault(one, {}) for one in frozen])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        while thread.is_alive():
+            fp32._forget_trained()
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
+
+
 def test_explain_names_the_kernel_and_the_pieces() -> None:
     a, b = torch.empty(4096, 512, device="meta"), torch.empty(512, 4096, device="meta")
     told = warploom.explain(warploom.gemm, a, b, precision="fp32", gpu="h200")
@@ -488,6 +532,7 @@ def test_explain_tells_of_copies_that_splits_make(gpu: PretendedGpu) -> None:
     [
         ({"precision": "fp64"}, "precision 'fp64': must be one of fp32, bf16x3, bf16x6, tf32"),
         ({"algorithm": "strassen"}, "algorithm 'strassen' with precision 'fp32': must be without"),
+        ({"gate": "silu"}, "a gate with precision 'fp32': must be computed by torch"),
         ({"use_fast_accum": False}, "use_fast_accum False with precision 'fp32': must be True"),
         ({"out_dtype": torch.int8}, "out_dtype torch.int8 with precision 'fp32': must be fp32, bf"),
     ],
@@ -497,8 +542,9 @@ def test_what_it_does_not_take_is_named(keywords: dict[str, Any], problem: str) 
     a, b = torch.randn(8, 16), torch.randn(16, 8)
     call: Any
     for call in (warploom.gemm, partial(warploom.explain, warploom.gemm)):
-        with pytest.raises(ProblemError, match=problem):
-            call(a, b, **{"precision": "fp32", **keywords})
+        for left in (a, a.clone().requires_grad_()):  # where torch computes the epilogue
+            with pytest.raises(ProblemError, match=problem):
+                call(left, b, **{"precision": "fp32", **keywords})
 
 
 def test_operands_of_other_types_are_named() -> None:
