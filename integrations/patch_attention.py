@@ -63,7 +63,7 @@ def register_transformers() -> None:
     Example:
         >>> from transformers import AutoModelForCausalLM, LlamaConfig
         >>> warploom.register_transformers()
-        >>> config = LlamaConfig(32, hidden_size=64, intermediate_size=64, num_attention_heads=1)
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=64, num_hidden_layers=1, head_dim=64)
         >>> model = AutoModelForCausalLM.from_config(config, attn_implementation="warploom")
     """
     if find_spec("transformers") is None:
