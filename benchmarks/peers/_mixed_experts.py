@@ -25,7 +25,7 @@ from warploom.generator.configurations import cells
 from warploom.integrations.experts import gate_function
 from warploom.quantization import PackedExperts
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families.mixed_gemm.grouped_call import GroupedMixedCall, parts_of
+from warploom.runtime.families.mixed_gemm.grouped_call import WEIGHT, GroupedMixedCall
 from warploom.runtime.families.mixed_gemm.reference import ways
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.plan import run
@@ -170,7 +170,7 @@ def _call(model: Model, part: str, weights: Weights, routed: Routed) -> GroupedM
         routed.hidden.new_empty(rows, k).normal_(),
         offs=routed.ends,
         metadata=packed.metadata,
-        **parts_of(packed),  # type: ignore[arg-type]
+        **{name: getattr(packed, name) for name in WEIGHT},
         bias=weights.biases.get(part),
         gate=model.gate if part == "gate_up" else None,
     )
