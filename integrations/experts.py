@@ -100,9 +100,12 @@ def experts(
     kind, shape = hidden.dtype, hidden.shape
     hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
     gate_up, down = _lowered(gate_up), _lowered(down)
-    hidden = hidden.to(gate_up.dtype) if isinstance(gate_up, torch.Tensor) else lowered(hidden)
+    if isinstance(gate_up, torch.Tensor) and gate_up.dtype in _TYPES:
+        hidden = hidden.to(gate_up.dtype)
+    else:
+        hidden = lowered(hidden)
     first, second = (_inputs_first(one, transposed) for one in (gate_up, down))
-    _check(hidden, ids, weights, first, second, gate, gate_layout)
+    _check(hidden, ids, weights, first, second, gate, gate_layout, norm)
     _check_bias("gate_up_bias", gate_up_bias, first)
     _check_bias("down_bias", down_bias, second)
     count = len(first)
@@ -148,7 +151,9 @@ def _inputs_first(weight: torch.Tensor | PackedExperts, transposed: bool) -> Any
             "must be False: quantized weights have their outputs first",
             "leave it out",
         )
-    return weight if transposed or isinstance(weight, PackedExperts) else weight.mT
+    if transposed or isinstance(weight, PackedExperts) or weight.dim() < 2:
+        return weight
+    return weight.mT
 
 
 def _gated(
@@ -180,12 +185,21 @@ def grouped_linear(
     if rows.dtype in PRODUCTS:
         return grouped_gemm(rows, weight, offs=offsets, bias=bias)
     # torch leaves the gradient of what is behind the last offset undefined: here it is zeros.
-    product = functional.grouped_mm(_within(rows, offsets), weight, offs=offsets)
+    product = functional.grouped_mm(_within(rows, offsets), _readable(weight), offs=offsets)
     if bias is None:
         return product
     places = torch.arange(rows.shape[0], device=rows.device, dtype=torch.int32)
     group = torch.searchsorted(offsets, places, right=True).clamp(max=weight.shape[0] - 1)
     return _within(product + bias[group], offsets)
+
+
+def _readable(weight: torch.Tensor) -> torch.Tensor:
+    """A weight of fp32 whose rows or columns begin at multiples of 16 bytes, as torch asks."""
+    for along, across in ((-1, -2), (-2, -1)):
+        pitch = weight.stride(across)
+        if weight.stride(along) == 1 and pitch >= weight.shape[along] and pitch % 4 == 0:
+            return weight
+    return weight.contiguous()
 
 
 def gate_function(
@@ -285,6 +299,7 @@ def _check(
     down: torch.Tensor | PackedExperts,
     gate: object,
     gate_layout: object,
+    norm: object,
 ) -> None:
     """Raise ProblemError for tensors that are no layer's. Matrices have their inputs first."""
     if isinstance(gate_up, PackedExperts) or isinstance(down, PackedExperts):
@@ -314,6 +329,12 @@ def _check(
             f"gate {gate!r}",
             f"must be one of {', '.join(GATES)}, or a function",
             "pass a function of the first product [rows, 2 I] that returns [rows, I]",
+        )
+    if norm is not None and not callable(norm):
+        _refuse(
+            f"norm {shown(norm)} of type {type(norm).__name__}",
+            "must be a function of the rows of the second product, or None",
+            "leave it out where there is none",
         )
     if gate_layout not in get_args(GateLayout):
         _refuse(

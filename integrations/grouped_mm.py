@@ -28,6 +28,9 @@ def refusal(
     out_dtype: torch.dtype | None,
 ) -> str | None:
     """Why torch computes a call, if it does."""
+    given = (mat_a, mat_b, *(one for one in (offs, bias) if one is not None))
+    if not all(isinstance(one, torch.Tensor) for one in given):
+        return "arguments that are no tensors, which torch refuses"
     reason = unserved(mat_a.get_device())
     if reason is not None:
         return reason

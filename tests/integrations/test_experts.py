@@ -226,11 +226,26 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         ({"hidden": torch.zeros(TOKENS, H, dtype=torch.int32)}, "must be floating-point"),
         ({"hidden": [0.0]}, "must be a torch tensor"),
         ({"gate": "swiglu_oai", "alpha": "1.7"}, "alpha '1.7': must be a number"),
+        # Each of these was an error of torch's.
+        ({"gate_up": torch.zeros(8)}, r"gate_up \[8\], down .* must be \[E, 2 I, H\]"),
+        ({"gate_up": torch.zeros(EXPERTS, 2 * INNER, H).int()}, "must be of one type"),
+        ({"norm": 3}, "norm 3 of type int: must be a function"),
     ],
 )
 def test_what_is_wrong_with_a_layer_is_told(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ProblemError, match=rule):
         warploom.experts(**{**drawn(), "ids": chosen(), **wrong})
+
+
+@pytest.mark.parametrize("name", ["gate_up", "down"])
+def test_fp32_weights_may_lie_anyhow(name: str) -> None:
+    """torch's function refuses rows that do not begin at 16 bytes, and those that repeat."""
+    given = {**drawn(), "ids": chosen()}
+    weight = given[name]
+    apart = weight.new_empty(*weight.shape[:2], weight.shape[2] + 1)[..., 1:].copy_(weight)
+    for view in (apart, weight[:, :1].expand_as(weight), weight[:1].expand_as(weight)):
+        found = warploom.experts(**{**given, name: view})
+        assert torch.equal(found, warploom.experts(**{**given, name: view.contiguous()}))
 
 
 def test_rows_of_no_16_bytes_and_too_many_experts_are_refused() -> None:

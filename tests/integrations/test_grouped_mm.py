@@ -103,6 +103,10 @@ def test_the_function_itself_takes_torchs_arguments(calls: list[str]) -> None:
     assert d.dtype == torch.float32 and calls == ["2d x 3d"]
     with pytest.raises((RuntimeError, ValueError)):  # torch's own
         warploom.grouped_mm(a, w.mT)
+    no_tensors: tuple[dict[str, Any], ...] = ({"mat_a": [1.0]}, {"offs": [3, 8]})
+    for wrong in no_tensors:
+        with pytest.raises(TypeError, match="must be Tensor, not list"):
+            warploom.grouped_mm(**{"mat_a": a, "mat_b": w.mT, "offs": ENDS, **wrong})
     with pytest.raises(RuntimeError, match="batched dimension"):  # batches were broadcast
         warploom.grouped_mm(w[:1], w.mT)
 

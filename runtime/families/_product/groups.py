@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -16,12 +17,16 @@ from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import BoundEpilogue
 from warploom.runtime.families._product.operands import Operand
+from warploom.runtime.families._product.steps.activation import FUNCTIONS
+from warploom.runtime.families._product.steps.gate import GATES
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device, shown
 
 _TENSORS = {"bias": "bias", "scale_a": "scale_a", "scale_b": "scale_b", "scale_row": "row_scale"}
 """Items that have tensors, and what calls have for them, in the order of their declarations."""
+
+_WORDS = {"activation": (*FUNCTIONS,), "gate": GATES, "gate_interleaved": GATES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,11 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
         """How many there are."""
         return self.offs.shape[0]
 
+    @property
+    @abstractmethod
+    def items(self) -> Sequence[Item]:
+        """The epilogue."""
+
     def with_row_scale(self, listed: Sequence[Item]) -> Sequence[Item]:
         """An epilogue, and the scale of rows behind it."""
         return listed if self.row_scale is None else [*listed, ("scale_row", self.row_scale)]
@@ -64,6 +74,14 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
         Arguments.require(self)
         if self.out_dtype is not None:
             require_dtype("out_dtype", self.out_dtype, NAMES)
+        for kind, value, *_ in self.items:
+            known = _WORDS.get(kind)
+            if known is not None and not (isinstance(value, str) and value in known):
+                raise ProblemError(
+                    f"{kind} {shown(value)}",
+                    rule=f"must be one of {', '.join(known)}",
+                    fix="use one of them, or apply it to the result",
+                )
 
     def check_groups(self, matrices: int | None, lengths: bool = False) -> None:
         """Raise ProblemError for tensors on several devices, and for offsets that are not those of

@@ -27,7 +27,7 @@ BLOCKS: Mapping[Any, Block] = {
 
 
 def require_words(call: CastCall) -> None:
-    """Raise ProblemError for an unknown block, rounding or layout."""
+    """Raise ProblemError for an unknown block, rounding, layout or gate."""
     block: Any = call.block
     if not isinstance(block, str | tuple) or block not in BLOCKS:
         raise ProblemError(
@@ -35,7 +35,8 @@ def require_words(call: CastCall) -> None:
             rule='must be "tensor", "row", (1, 128), (128, 128) or (1, 32)',
             fix="use one of them",
         )
-    for name, known in (("rounding", get_args(Rounding)), ("scale_layout", LAYOUTS)):
+    words = [("rounding", get_args(Rounding)), ("scale_layout", LAYOUTS)]
+    for name, known in [*words, ("gate", GATES)] if call.gate is not None else words:
         value = getattr(call, name)
         if not isinstance(value, str) or value not in known:
             raise ProblemError(
@@ -86,12 +87,6 @@ def _check_gate(call: CastCall) -> None:
                 fix='pass gate="silu", for instance, or leave gradient out',
             )
         return
-    if gate not in GATES:
-        raise ProblemError(
-            f"gate {shown(gate)}",
-            rule=f"must be one of {', '.join(GATES)}",
-            fix="use one of them",
-        )
     if not call.transpose:
         raise ProblemError(
             "a gate without transpose",

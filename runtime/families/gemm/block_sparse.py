@@ -388,7 +388,7 @@ def block_sparse_gemm(
         >>> warploom.block_sparse_gemm(a, b, mask).shape
         torch.Size([256, 64])
     """
-    if sparse not in SPARSE:
+    if not isinstance(sparse, str) or sparse not in SPARSE:
         raise ProblemError(
             f"sparse {shown(sparse)}",
             rule=f"must be one of {', '.join(SPARSE)}",

@@ -23,7 +23,7 @@ from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gradient import once
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
 from warploom.runtime.function import Function
-from warploom.runtime.tensors import lowered, shown
+from warploom.runtime.tensors import explained, lowered, shown
 
 _grouped = Function("grouped_gemm", GroupedCall, into=True)
 
@@ -238,7 +238,7 @@ def grouped_gemm(
             *(a, b),
             scale_a=scale_a,
             scale_b=scale_b,
-            bias=bias if bias is None or bias.dim() == 1 else bias[:, None],
+            bias=bias if bias is None or bias.dim() != 2 else bias[:, None],
             activation=activation,
             gate=gate,
             gate_layout=gate_layout,
@@ -316,7 +316,11 @@ def _masked(
         )
     if scale_b is not None:
         scale_b = _of_columns(scale_b, b.shape[-1])
-    rows_of = tuple(_rows_of(one, groups, m) for one in (scale_a, row_scale))
+    try:
+        rows_of = tuple(_rows_of(one, groups, m) for one in (a, scale_a, row_scale))
+    except RuntimeError as error:  # tensors that torch does not flatten, such as sparse ones
+        call = GroupedCall(a, b, lengths, bias, scale_a, scale_b, row_scale)
+        raise explained(error, call.require) from error
     out, out_dtype, spec = results
     rows = None
     if out is not None:
@@ -332,7 +336,7 @@ def _masked(
             ) from None
     expected = m if expected_m is None else expected_m
     d = _grouped(
-        *(a.flatten(0, 1), b, lengths, bias, rows_of[0], scale_b, rows_of[1]),
+        *(rows_of[0], b, lengths, bias, rows_of[1], scale_b, rows_of[2]),
         *(*options, expected, rows, out_dtype, spec),
     )[0]
     return d.view(groups, m, d.shape[-1]) if out is None else out

@@ -313,6 +313,7 @@ def test_a_trial_holds_every_result(block: Block) -> None:
         ({"rounding": "up"}, "must be one of nearest, stochastic"),
         ({"scale_layout": "m"}, "must be one of column_major, row_major"),
         ({"gate": "tanh", "transpose": True}, "gate 'tanh'.*must be one of relu"),
+        ({"gate": ["silu"]}, "gate .*must be one of relu"),
         ({"gate": "silu"}, "a gate without transpose"),
         ({"gate": "silu", "transpose": True}, "of torch.float32 with a gate"),
         ({"gradient": torch.ones(4, 2)}, "gradient without a gate"),

@@ -217,6 +217,7 @@ def test_a_trial_holds_every_result(operation: CombineOperation) -> None:
         ({"weights": [1]}, r"weights \[1\] of type list"),
         ({"inverse": [[0, 1]]}, "inverse .* of type list"),
         ({"offsets": [4]}, r"offsets \[4\] of type list"),
+        ({"offsets": torch.ones(4, dtype=torch.int32).to_sparse()}, "offsets, a sparse tensor"),
         ({"offsets": torch.zeros(4)}, r"must be int32 \[experts\]"),
         ({"offsets": torch.zeros(2, dtype=torch.int32, device="meta")}, "offsets on meta"),
         ({"spec": "gemm_sm90a_bf16_128x256x64_cluster2x1_stages4_c2b9e29c"}, "another operation"),

@@ -112,6 +112,7 @@ def test_results_go_where_they_are_asked_for_in_their_type() -> None:
         ({"mask": torch.ones(2, 3) > 0}, r"mask \[2, 3\] torch.bool of a \[200, 256\]"),
         ({"mask": [[True]]}, "mask"),
         ({"sparse": "c"}, "must be one of a, b, out"),
+        ({"sparse": ["a"]}, "must be one of a, b, out"),
         ({"alpha": float("nan")}, "nan"),
         ({"alpha": "x"}, "must be a number"),
         ({"sparse": "out", "bias": torch.ones(200)}, "bias with a sparse result"),

@@ -324,6 +324,8 @@ def test_a_kernel_of_masked_batches_is_chosen_by_the_rows_that_are_expected() ->
         ({"a": torch.ones(36, K, dtype=BF16)}, r"must be \[G, M, K\]"),
         ({"out": torch.ones(4, 10, N, dtype=BF16)[:, :9]}, "batches 9 rows apart"),
         ({"row_scale": torch.ones(4, 8)}, "scale_row"),
+        ({"row_scale": torch.ones(4, 9).to_sparse()}, "row_scale, a sparse tensor"),
+        ({"a": torch.ones(4, 9, K, dtype=BF16).to_sparse()}, "a, a sparse tensor"),
     ],
     ids=str,
 )
@@ -428,6 +430,8 @@ def test_transforms_of_torch_func_and_duals_are_named() -> None:
         ({"scale_a": torch.ones(4, ROWS)}, r"scale_a \[4, 37\] .* must have 37 elements"),
         ({"row_scale": torch.ones(ROWS, dtype=BF16)}, "must be fp32"),
         ({"gate": "tanh"}, "must be one of"),
+        ({"activation": ["relu"]}, "activation .*must be one of"),
+        ({"gate": "silu", "gate_layout": []}, "gate_layout .*must be one of"),
         ({"gate": "silu", "activation": "relu"}, "must be one of them"),
         ({"out": torch.zeros(ROWS, N + 1, dtype=BF16)}, "out"),
         ({"use_fast_accum": 2}, "use_fast_accum"),
@@ -757,6 +761,8 @@ def test_batches_have_a_scale_of_each_matrix() -> None:
     w[1], scale = 0, torch.rand(len(ENDS), 1)
     d = warploom.grouped_gemm(w, w.mT, scale_b=scale)
     assert close(d, w.double() @ w.double().mT * scale[..., None])
+    with pytest.raises(ProblemError, match="bias"):
+        warploom.grouped_gemm(w, w.mT, bias=torch.tensor(1.0))
 
 
 def test_nested_tensors_are_named() -> None:

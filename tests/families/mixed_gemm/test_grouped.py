@@ -148,6 +148,7 @@ def test_no_rows_and_no_groups_give_nothing() -> None:
         ({"row_scale": torch.ones(4, ROWS)}, r"row_scale \[4, 37\] .* must have 37 elements"),
         ({"scale_a": torch.ones(4, ROWS)}, r"scale_a \[4, 37\] .* must have 37 elements"),
         ({"gate": "tanh"}, "must be one of"),
+        ({"activation": ["relu"]}, "activation .*must be one of"),
         ({"gate": "silu", "activation": "relu"}, "must be one of them"),
         ({"out": torch.zeros(ROWS, N + 1, dtype=BF16)}, "out"),
     ],
