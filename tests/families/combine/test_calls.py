@@ -110,14 +110,12 @@ def test_weights_alone_have_a_gradient() -> None:
 def test_more_or_fewer_rows_than_pairs_have_their_gradients(rows: int, weighted: bool) -> None:
     """A pair may have any of the rows, also one past as many as there are pairs."""
     random = torch.Generator().manual_seed(2)
-    places = torch.randperm(TOKENS * K + 5, generator=random)[: TOKENS * K]
-    inverse = places.int().reshape(TOKENS, K)
+    inverse = torch.randperm(TOKENS * K + 5, generator=random)[: TOKENS * K].int().view(TOKENS, K)
     leaves = [values(rows, COLUMNS).requires_grad_()]
     leaves += [values(TOKENS, K).requires_grad_()] if weighted else []
     gradient = values(TOKENS, COLUMNS)
     found = torch.autograd.grad(warploom.combine(leaves[0], inverse, *leaves[1:]), leaves, gradient)
-    more = torch.nn.functional.pad(leaves[0], (0, 0, 0, TOKENS * K + 5 - rows))[places.long()]
-    more = more.unflatten(0, (TOKENS, K))
+    more = torch.nn.functional.pad(leaves[0], (0, 0, 0, TOKENS * K + 5 - rows))[inverse.long()]
     expected = (more * leaves[1][..., None] if weighted else more).sum(1)
     wanted = torch.autograd.grad(expected, leaves, gradient)
     for one, held in zip(found, wanted, strict=True):
@@ -127,16 +125,11 @@ def test_more_or_fewer_rows_than_pairs_have_their_gradients(rows: int, weighted:
 def test_a_kernel_knows_how_many_rows_a_gradient_has() -> None:
     """By the number of pairs it would write past fewer rows, and read past what was combined."""
     hidden, (_, inverse), weights = values(TOKENS, COLUMNS), routed(), values(TOKENS, K)
-    problem: Any = (
-        PermuteCall(hidden, inverse, weights, values(5, 16), count=5).draft(NO_GPU).problem
-    )
+    given = (hidden, inverse, weights, values(5, COLUMNS))
+    problem: Any = PermuteCall(*given, count=5).draft(NO_GPU).problem
     assert problem.rows == 5
-
-
-def test_rows_that_were_combined_are_as_many_as_their_gradients() -> None:
-    given = (values(TOKENS, COLUMNS), routed()[1], values(TOKENS, K), values(5, COLUMNS))
     with pytest.raises(ProblemError, match=r"combined \[5, 16\] .* \[63, 16\], with weights"):
-        permute_tokens(*given, None, None, None)
+        PermuteCall(*given).draft(NO_GPU)
 
 
 def test_a_second_derivative_is_refused() -> None:

@@ -130,12 +130,8 @@ def test_no_rows_and_no_groups_give_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"offs": offsets(5, 3, 20, 33)}, "must not decrease"),
-        ({"offs": offsets(-1, 3, 20, 33)}, "must not decrease, from 0 on"),
         ({"offs": offsets(5, 5, 20, 38)}, "to at most 37"),
         ({"offs": offsets(5, 5, 20)}, "must be one for each group"),
-        ({"offs": torch.tensor(ENDS)}, "must be contiguous int32"),
-        ({"offs": list(ENDS)}, "offs"),
         ({"a": torch.ones(ROWS, 64, dtype=BF16)}, "K being the weight's 160"),
         ({"a": torch.ones(ROWS, K)}, "element types of a"),
         ({"a": torch.ones(ROWS, K, dtype=torch.int8)}, "must be packed for"),

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
 import gemm_arena as arena
 import gemm_cases as cases
@@ -262,33 +265,34 @@ MUTANTS = {
 }
 
 
-def install(mutant: Mutant) -> None:
-    """Put the mutant in the place of its kernel, in this process only."""
+def judge(mutant: Mutant, check: Callable[[int], object], tries: int = 3) -> NoReturn:
+    """Check the mutant, in the place of its kernel, on data of several seeds until it is wrong;
+    exit with 0 if it was.
+    """
     spec = mutant.kernel
     artifact = nvrtc.compile(mutant.source(), name=spec.name, arch=spec.arch, toolchain=find())
     kernels._kernels[spec] = kernels.Kernel(spec, artifact)
-
-
-def caught(mutant: Mutant) -> str | None:
-    """Run the mutant on fresh data until a check fails; return how, or None."""
-    for seed in range(TRIES):
+    for seed in range(tries):
         try:
-            if mutant.kernel in wider.ROUNDED:  # either neighbour is within the bound
-                assert_rounded_as_the_reference(mutant.kernel, *mutant.shape, seed=seed)
-            else:
-                arena.verify(arena.call(mutant.kernel, *mutant.shape, seed=seed))
-        except AssertionError:
-            return f"caught in run {seed + 1}"
+            check(seed)
         except torch.OutOfMemoryError:  # which says nothing about the mutant
             raise
-        except (DeviceError, RuntimeError):
-            return f"failed in run {seed + 1}"
-    return None
+        except (AssertionError, DeviceError, RuntimeError) as error:
+            how = "caught" if isinstance(error, AssertionError) else "failed"
+            print(f"{how} in run {seed + 1}")
+            sys.exit(0)
+    print("survived")
+    sys.exit(1)
+
+
+def check(mutant: Mutant, seed: int) -> None:
+    """Assert that a call of its kernel is right."""
+    if mutant.kernel in wider.ROUNDED:  # either neighbour is within the bound
+        assert_rounded_as_the_reference(mutant.kernel, *mutant.shape, seed=seed)
+    else:
+        arena.verify(arena.call(mutant.kernel, *mutant.shape, seed=seed))
 
 
 if __name__ == "__main__":
     chosen = MUTANTS[sys.argv[1]]
-    install(chosen)
-    outcome = caught(chosen)
-    print(outcome or "survived")
-    sys.exit(0 if outcome else 1)
+    judge(chosen, partial(check, chosen), TRIES)

@@ -184,8 +184,7 @@ def test_rows_that_are_views_are_read_where_they_lie() -> None:
         before = warploom.counters.copies
         exact, bound = GroupedCall(a.resolve_neg(), w.contiguous().mT, offs).bound()
         assert_within(warploom.grouped_gemm(a, w.mT, offs=offs), exact, bound)
-        copied = a.is_neg() or a.data_ptr() % 16 != 0
-        assert warploom.counters.copies == before + 1 + copied
+        assert warploom.counters.copies == before + 1 + (a.is_neg() or a.data_ptr() % 16 != 0)
 
 
 def test_gradients_of_a_sum_are_those_of_all_groups() -> None:

@@ -9,16 +9,16 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import gemm_grouped
 import gemm_mutants
 import mixed_arena
 import mixed_cases as cases
 import torch
-from gemm_grouped import Routing
+from gemm_grouped import Mutant, Routing, drawn, poison
 from product_arena import assert_within, fill, guarded
 from rooms import Guarded
 
 import warploom
-from warploom.errors import DeviceError
 from warploom.generator.epilogue import Bias, EpilogueStep, Gate, Scale
 from warploom.generator.families.mixed_gemm import MixedGemmOperation
 from warploom.generator.specification import KernelSpec
@@ -74,14 +74,8 @@ KERNELS = [
     spec((16, 64, 512), "wgmma", "sums", a="int8", b="ternary", group=0, scale="fp32", **SHARING),
 ]
 ROUTINGS = {
-    "a row": Routing(1, 1, "even"),
-    "ragged": Routing(701, 9, "even"),
-    "skewed": Routing(1531, 33, "skewed"),
-    "one group has all": Routing(307, 5, "one"),
-    "most are empty": Routing(61, 128, "even"),
-    "as many groups as there may be": Routing(2111, 1024, "skewed"),
+    **gemm_grouped.ROUTINGS,
     "more tiles than multiprocessors": Routing(3001, 24, "even"),
-    "whole tiles": Routing(2048, 1, "one", 0),
 }
 N, K = 336, 480  # no tile divides them; of groups of 32, and of 16 of gate and up
 
@@ -119,11 +113,6 @@ class Call:
         return call.bound(cases.schedule(self.kernel).scaled)
 
 
-def poison(view: torch.Tensor) -> None:
-    """Fill with bytes of 0xff: NaN in every float type, -1 in int8."""
-    view.view({1: torch.int8, 2: torch.int16}[view.dtype.itemsize]).fill_(-1)
-
-
 def experts(metadata: Metadata, count: int, generator: torch.Generator) -> PackedExperts:
     """Random weights of all codes and scales of either sign; no more than a few differ."""
     few = [mixed_arena.draw(metadata, generator) for _ in range(min(count, 7))]
@@ -150,11 +139,10 @@ def call(kernel: KernelSpec, routing: Routing, *, seed: int = 0, n: int = N, k: 
         if isinstance(step, Gate):
             keywords["gate"] = step.function
         elif isinstance(step, Bias):
-            drawn = torch.randn(routing.groups, n, generator=generator, device="cuda")
-            keywords["bias"] = drawn.to(TORCH[step.element])
+            bias = torch.randn(routing.groups, n, generator=generator, device="cuda")
+            keywords["bias"] = bias.to(TORCH[step.element])
         else:
-            drawn = torch.rand(routing.size, generator=generator, device="cuda") + 0.5
-            keywords["scale_a" if index == 0 else "row_scale"] = drawn
+            keywords["scale_a" if index == 0 else "row_scale"] = drawn(generator, routing.size)
     return Call(kernel, a, experts(metadata, routing.groups, generator), d, offs, keywords)
 
 
@@ -169,13 +157,6 @@ def verify(made: Call) -> None:
     integers = {2: torch.int16, 4: torch.int32}[rest.dtype.itemsize]
     assert (rest.view(integers) == -1).all(), "a row of no group was written"
     assert_within(d[:last], exact[:last], bound[:last])
-
-
-@dataclass(frozen=True)
-class Mutant(gemm_mutants.Mutant):
-    """And how rows are divided."""
-
-    routing: Routing = ROUTINGS["ragged"]
 
 
 _SHAPE = (1, 1, 1)  # a routing says it
@@ -207,16 +188,4 @@ MUTANTS = {
 
 if __name__ == "__main__":
     chosen = MUTANTS[sys.argv[1]]
-    gemm_mutants.install(chosen)
-    outcome = None
-    for attempt in range(3):
-        try:
-            verify(call(chosen.kernel, chosen.routing, seed=attempt))
-        except AssertionError:
-            outcome = f"caught in run {attempt + 1}"
-            break
-        except (DeviceError, RuntimeError):
-            outcome = f"failed in run {attempt + 1}"
-            break
-    print(outcome or "survived")
-    sys.exit(0 if outcome else 1)
+    gemm_mutants.judge(chosen, lambda seed: verify(call(chosen.kernel, chosen.routing, seed=seed)))
