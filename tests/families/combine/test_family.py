@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from precompiled import compiled
 
@@ -17,11 +15,9 @@ from warploom.generator.families.combine import (
 )
 from warploom.generator.launches import NO_GPU
 from warploom.generator.model import rank
-from warploom.generator.space import expand_file
-from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.specification import KernelSpec
 
 FAMILY = family("combine")
-CONFIGS = Path(__file__).parents[3] / "configs" / "combine"
 
 
 def spec(threads: int = 128, values: str = "bf16", **fields: object) -> KernelSpec:
@@ -44,14 +40,6 @@ def problem(tokens: int, k: int = 8, columns: int = 2048) -> CombineProblem:
 def test_what_is_not_legal_is_told(make: object, said: str) -> None:
     with pytest.raises(SpecificationError, match=said):
         make()  # type: ignore[operator]
-
-
-def test_names_are_read_back() -> None:
-    for one in (
-        *expand_file(CONFIGS / "space.yaml").specs,
-        *expand_file(CONFIGS / "smoke.yaml").specs,
-    ):
-        assert parse_name(one.name) == one
 
 
 @pytest.mark.parametrize("columns", [8, 1024, 1032, 2048, 2880, 7168])

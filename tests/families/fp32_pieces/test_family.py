@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +14,14 @@ from warploom.generator.families.fp32_pieces import (
     Fp32PiecesSchedule,
 )
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.space import expand_file
-from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.specification import KernelSpec
 
 FAMILY = family("fp32_pieces")
-CONFIGS = Path(__file__).parents[3] / "configs" / "fp32_pieces"
 
 
 def spec(q: str = "fp16", count: int = 2, layout: str = "row", threads: int = 256) -> KernelSpec:
     operation: Any = Fp32PiecesOperation(q, count, layout)  # type: ignore[arg-type]
     return KernelSpec("sm_90a", operation, Fp32PiecesSchedule(threads))  # type: ignore[arg-type]
-
-
-def test_names_are_read_back() -> None:
-    for name in ("smoke.yaml", "space.yaml"):
-        for one in expand_file(CONFIGS / name).specs:
-            assert parse_name(one.name) == one
 
 
 @pytest.mark.parametrize(
