@@ -29,7 +29,7 @@ from benchmarks.wording import (
     sections,
 )
 from warploom.atomic_file import replace_file
-from warploom.generator.markdown import insert
+from warploom.generator.markdown import insert, table
 
 RESULTS = Path(__file__).parent / "results"
 MARKERS, SETS = "benchmarks", "sets"
@@ -96,7 +96,7 @@ def sets() -> str:
         for word, group in one.groups.items()
         if group.cases
     ]
-    return tables.table(["family", "`--cells`", "without `--cells`", "cases"], rows)
+    return table(["family", "`--cells`", "without `--cells`", "cases"], rows)
 
 
 def _about(one: Family, group: Group) -> str:
