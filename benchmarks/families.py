@@ -130,8 +130,8 @@ class Family:
         return None
 
     def division(self, problem: Problem) -> str:
-        """The line of its section's totals that a cell counts in: its operation's."""
-        return str(problem["operation"])
+        """The line of its section's totals that a cell counts in: its operation's, or type's."""
+        return str(problem.get("operation", problem.get("type", "all")))
 
     def label(self, cell: CellJson) -> str:
         """The name of a cell in a table."""

@@ -1,7 +1,7 @@
 """Experts with quantized weights: both grouped GEMMs of a layer, and the layer itself.
 
 The first GEMM has the model's gate, and its biases if it has some, which humming's kernels have
-not; rows are sorted by experts beforehand. Beside the layer stands the same in bf16.
+not; rows are sorted by experts beforehand. The layer is compared with the same in bf16.
 """
 
 from __future__ import annotations

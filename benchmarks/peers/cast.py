@@ -204,10 +204,6 @@ class Casts(Family):
         """None: memory limits them."""
         return None
 
-    def division(self, problem: Problem) -> str:
-        """The operation."""
-        return str(problem["operation"])
-
     def further(self, cell: CellJson) -> dict[str, str]:
         """The rate in bytes, as a share of that of a copy and of the fastest torchao kernels."""
         times = {one["contender"]: one["seconds"] for one in cell["entries"] if one["seconds"]}

@@ -157,10 +157,6 @@ class Products(Family):
         """Two for each step of each sum."""
         return float(2 * problem["m"] * problem["n"] * problem["k"] * problem.get("batch", 1))
 
-    def division(self, problem: Problem) -> str:
-        """The type."""
-        return str(problem.get("type", "all"))
-
     def label(self, cell: CellJson) -> str:
         """The cell's own name, and that of the layer where it has one."""
         name, problem = str(cell["name"]), cell["problem"]

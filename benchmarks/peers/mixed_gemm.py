@@ -108,7 +108,7 @@ FAMILY = MixedProducts(
             partial(normed, "mixed_gemm"),
         ),
         "decode": Group("{kind}: a step of decoding, beside bf16", decode),
-        "experts": Group("{kind}: experts, beside humming and bf16", experts, listed=True),
+        "experts": Group("{kind}: experts, compared with humming and bf16", experts, listed=True),
     },
     grid=("llm",),
     kinds={

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import warploom.generator
-from benchmarks import machine, runner
+from benchmarks import machine, runner, tables, wording
 from benchmarks.families import Asked, Case, families
 from benchmarks.peers import gemm
 from benchmarks.protocol import read
@@ -81,18 +81,29 @@ def test_the_cells_are_those_of_the_list() -> None:
     assert len(listed("gemm")) == len(listed("gemm", cells=("all",))) == 4 * (5 + 180)
     assert len(listed("attention")) == 2 * 35
     assert len(listed("gemm", cells=("tuned",), types=("bf16",))) == 90
-    assert len(listed()) == 4 * 185 + 216 + 70 + 65 + 44 + 27 + 8 + 8 + 6 + 3 * 24 + 4
     squares = listed("attention_forward", cells=("square",))
     assert {case.problem["batch"] * case.problem["seq"] for case in squares} == {16_384}
     assert {case.problem["heads"] * case.problem["dim"] for case in squares} == {2048}
 
 
-def test_cases_of_every_set_can_be_asked_for_by_rows() -> None:
-    """Guards against a set whose problems do not say their rows: `--m` ended the run there."""
+OWN = Entry("warploom", 1e-5, 0.01, "a kernel", 0.5)
+
+
+def test_cases_of_every_set_are_shown_and_can_be_asked_for_by_rows() -> None:
+    """Guards against a set whose problems do not say what tables and `--m` ask of them."""
     for name, family in families().items():
         for word, group in family.groups.items():
-            if group.cases and word != "compile":  # whose kernels have no rows
-                assert isinstance(listed(name, cells=(word,), m=(16,)), list)
+            if not group.cases or word == "compile":  # whose kernels have no rows
+                continue
+            cases = listed(name, cells=(word,))
+            assert len({case.name for case in cases}) == len(cases) > 0
+            made = (Cell(case.name, case.problem, (OWN,), case.floor) for case in cases)
+            document = {"cells": [cell.as_json() for cell in made]}
+            for own in wording.sections(document).values():
+                assert tables.of_section(own).count("\n") > len(own)
+                assert group.listed or all(family.subject(one["problem"]) for one in own)
+            assert word == "host" or all(case.floor for case in cases)
+            assert isinstance(listed(name, cells=(word,), m=(16,)), list)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +120,7 @@ def test_cases_of_every_set_can_be_asked_for_by_rows() -> None:
         (("attention",), {"cells": ("packed_deterministic",)}, 1),
         (("attention_backward",), {"cells": ("autograd",)}, 18 + 3),
         (("gemm",), {"cells": ("operations",)}, 5 + 12 + 5 + 1),
+        (("mixed_gemm",), {"cells": ("experts",), "m": (16,), "match": "mxfp4 GPT-OSS"}, 3),
         (("gemm",), {"cells": ("drawn",), "count": 7, "types": ("bf16", "int8")}, 14),
     ],
 )

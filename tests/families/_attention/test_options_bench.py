@@ -64,16 +64,6 @@ def listed(name: str, **asked: Any) -> list[Case]:
     return list(runner.cases(runner.named([name]), Asked(cells=("options",), **asked)))
 
 
-def test_cells_are_of_both_families_and_found_by_what_they_say() -> None:
-    assert len(listed("attention_forward")) == 20
-    assert len(listed("attention_backward")) == len(listed("attention")) - 20 == 21
-    assert len(listed("attention", match="dropout 0.1")) == 16
-    assert len(listed("attention", match="with a gradient")) == 1  # the forward pass is the same
-    names = [case.name for case in listed("attention")]
-    assert len(set(names)) == len(names)
-    assert not any("options" in one.grid for one in runner.named(["attention"]))
-
-
 @pytest.mark.parametrize("kind", ["documents", "prefix", "random"])
 def test_flops_are_those_of_the_scores_that_lists_of_blocks_show(kind: str) -> None:
     problem = Option(PLAIN, kind)

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,13 @@ import pytest
 import torch
 from samplers import constant
 
-from benchmarks import runner, tables, wording
+from benchmarks import runner
 from benchmarks.families import Asked, Case
 from benchmarks.peers import _decode_contenders as decoding
 from benchmarks.peers._decode_problem import NUMBERS, Decode, Given, Pair, Way, attended
-from benchmarks.peers.attention_decode import FAMILY, LISTED
+from benchmarks.peers.attention_decode import FAMILY
 from benchmarks.peers.libraries import flash_attention
 from benchmarks.peers.libraries import flashinfer as flashinfer_kernels
-from benchmarks.protocol import Record, read
 from warploom.runtime.contest import Cell, compete
 
 SMALL = Decode(3, 8, 2, 192)
@@ -48,21 +46,6 @@ def measured(problem: Decode, *peers: str) -> Cell:
 # ---- Cells ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "count"),
-    [
-        ({"types": ("bf16",)}, 41),
-        ({"types": ("e4m3",)}, 24),
-        ({"m": (1024,), "types": ("bf16",)}, 8),  # a number that no list has
-        ({"match": "bf16 32/8 heads, batch 8, 512 keys"}, 1),
-        ({"match": "4 rows"}, 9),
-        ({"cells": ("replayed",)}, 3),
-    ],
-)
-def test_cells_are_those_that_were_asked_for(asked: dict[str, Any], count: int) -> None:
-    assert len(listed(**asked)) == count
-
-
 def test_the_floor_is_what_must_be_read() -> None:
     for cache, size in (("bf16", 2), ("e4m3", 1)):
         (case,) = listed(match=f"{cache} 32/8 heads, batch 64, 8192 keys")
@@ -74,27 +57,6 @@ def test_the_floor_is_what_must_be_read() -> None:
 def test_cells_are_told_apart_by_what_is_asked_of_them() -> None:
     divisions = {FAMILY.division(case.problem) for case in listed()}
     assert divisions == {"k and v below 64 MB", "64 MB to 256 MB", "k and v from 256 MB"}
-    for case in [*listed(), *listed(cells=("replayed",))]:
-        assert FAMILY.at(case.problem) == case.problem["keys"] and FAMILY.subject(case.problem)
-
-
-def test_a_run_is_recorded_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(LISTED, "heads", [[4, 2]])
-    monkeypatch.setitem(LISTED, "batch", [2])
-    monkeypatch.setitem(LISTED, "e4m3", {"batch": [2]})
-    monkeypatch.setitem(LISTED, "rows", [])
-    asked = Asked(m=(128,), device="cpu")
-    record = Record(tmp_path / "result.json", "bench_attention_decode", {})
-    found = list(runner.measured(listed(m=(128,)), asked, constant(1e-5)))
-    for cell in found:
-        record.add(cell)
-    cells = read(record.path)["cells"]
-    assert [cell["problem"]["type"] for cell in cells] == ["bf16", "e4m3"]
-    for title, own in wording.sections({"cells": cells}).items():
-        assert title.startswith("Decode attention")
-        columns, rows = tables.of_cells(own)
-        assert "Warploom us" in columns and len(rows) == 1
-    assert runner.exit_code(found, allow_missing=True) == 0
 
 
 # ---- Contenders ----------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import runner
 from benchmarks.families import Asked
 from benchmarks.peers import _attention_eight_bits as eight_bits
 from benchmarks.peers import _attention_quantized as quantized
@@ -24,13 +23,6 @@ GROUPED = Attention("grouped", 2, 4, 2, 200, 64, causal=True)
 FULL = Attention("full", 1, 2, 2, 130, 128)
 PROBLEMS = pytest.mark.parametrize("problem", [GROUPED, FULL], ids=lambda one: one.name)
 OURS = ("warploom", eight_bits.LAID_OUT, eight_bits.WIDE, eight_bits.QUANTIZING)
-
-
-def test_the_cells_are_those_of_the_list() -> None:
-    asked = Asked(cells=("eight_bits",))
-    cases = list(runner.cases(runner.named(["attention_forward"]), asked))
-    assert len(cases) == 2 * (3 * 2 * 4 + 2)
-    assert {case.problem["type"] for case in cases} == {"e4m3", "int8"}
 
 
 @PROBLEMS
