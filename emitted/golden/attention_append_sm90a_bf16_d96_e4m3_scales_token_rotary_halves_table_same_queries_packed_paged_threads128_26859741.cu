@@ -3,8 +3,11 @@
 // New rows of k and v, bf16, 96 numbers each, written into caches of e4m3 in pages.
 //   Rows of k and q are turned by their positions, halves
 //   What is cached is divided by a scale of its row, which is written beside it
-//   8 threads of a warp share a row; a block has rows of one token
 // Digest 26859741907d3abb0222f3d7efb33b11db37f2090187b2d0423e59f351f6e418; `warploom show` prints this file.
+//
+// Launch: 128 threads; grid: CTAs of 16 rows of one token, heads of k, of v, then of q
+// 8 threads of a warp share a row, and each has 8 numbers from each half of it.
+// Registers as the compiler allots them; neither shared memory nor barriers.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -2,8 +2,11 @@
 //
 // New rows of k and v, fp16, 256 numbers each, written into caches of int8 in pages.
 //   What is cached is divided by a scale that is given
-//   16 threads of a warp share a row; a block has rows of one token
 // Digest bcd5ebf8e66daadc83e2e3be5392aadab3d7442e9f11d2f36708db41d47e2dcf; `warploom show` prints this file.
+//
+// Launch: 512 threads; grid: CTAs of 32 rows of one token, heads of k, of v
+// 16 threads of a warp share a row, and each has 8 numbers from each half of it.
+// Registers as the compiler allots them; neither shared memory nor barriers.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -6,8 +6,33 @@
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 128, mask causal, packed lengths
 //   q tile 64, kv tile 128, 2 consumers, 2 stages, half of v held in registers, dq added direct
-// Three kernels: preprocess, main, postprocess.
 // Digest 3350b733070bde710f018210b06a432553b6ef76ca462adcead89c3bbb4abaa7; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 CTA of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+// Warpgroups 1 and 2, the consumers: scores and gradients of 64 rows of k and v each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread has 128 accumulators of dk and dv; 16 registers of v;
+//   in a step 64 of scores and dp, then 32 of dq
+// Shared memory: 165888 bytes; the launch asks for 165888 of 232448
+//   k               128 rows = 32768
+//   v               128 rows = 32768
+//   q               2 stages * 16384 = 32768
+//   d_o             2 stages * 16384 = 32768
+//   ds              2 stages * 16384 = 32768
+//   statistics      2 stages * 512 = 1024
+//   work, barriers  at most = 1024
+// Barriers        waited for by  guards                        a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded 1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there           8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there          8 arrivals: consumer warps
+// named 1         the same       ds until it is written        256 threads of consumers
+// named 2, 3      the same       dk until it is staged         128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -370,7 +395,6 @@ struct SharedStorage {
   struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
 };
 static_assert(sizeof(SharedStorage) <= 165888);
@@ -642,26 +666,8 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
-// it two steps ago, and have come to meet() since, after their dq was there.
-__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
-}
-
-// Lets go of the only stage of ds, which dq has been multiplied with.
-__device__ __forceinline__ void release_ds(const Consumer& c) {
-  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
-}
-
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.ds_empty.init(4 * kConsumers);
-}
-
-// Barriers are there for all who arrive at them.
-__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
@@ -737,7 +743,7 @@ struct Steps {
     differentiate(c, dp, scores, at);
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
-    await_ds(c, step);
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
@@ -746,7 +752,6 @@ struct Steps {
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[of_do.stage]);
-    release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
     fence(dk);
@@ -858,10 +863,10 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  __syncthreads();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));

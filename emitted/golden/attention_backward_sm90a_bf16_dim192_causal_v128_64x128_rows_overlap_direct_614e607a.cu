@@ -6,8 +6,38 @@
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 192, of v 128, mask causal, fixed lengths
 //   q tile 64, kv tile 128, 2 consumers, 2 stages, overlap, dq added direct, rows shared
-// Three kernels: preprocess, main, postprocess.
 // Digest 614e607a80c9a63842e0cea5f3e54a32a4ebb8707775dba5aaca28a38f26209e; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 cluster of 2 CTAs of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+// Warpgroups 1 and 2, the consumers: scores of 32 rows of q, half of the columns of dk and dv each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread has 80 accumulators of dk and dv;
+//   in a step 32 of scores and dp, then 24 of dq
+// Shared memory: 169984 bytes; the launch asks for 169984 of 232448
+//   k               64 rows = 24576
+//   v               64 rows = 16384
+//   q               2 stages * 24576 = 49152
+//   d_o             2 stages * 16384 = 32768
+//   ds              1 stage * 16384 = 16384
+//   p               2 stages * 8192 = 16384
+//   peer_k          half of the columns = 12288
+//   statistics      2 stages * 512 = 1024
+//   work, barriers  at most = 1024
+// Barriers        waited for by  guards                           a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded    1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled       1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there              8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there             8 arrivals: consumer warps
+// peer_full       consumers      ds of the peer CTA               1 arrival and a box of ds
+// peer_empty      consumers      ds in the peer until dq is there 8 arrivals of the peer: consumer warps
+// named 1         the same       ds until it is written           256 threads of consumers
+// named 2, 3      the same       dk until it is staged            128 threads of a consumer
+// cluster         the same       barriers, and what peers read    all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -698,17 +728,6 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.peer_full.init(1);
-  shared.peer_empty.init(4 * kConsumers);
-}
-
-// Barriers are there for all who arrive at them, the peer too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
-
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
@@ -911,10 +930,13 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    init_share(shared);
+    shared.peer_full.init(1);
+    shared.peer_empty.init(4 * kConsumers);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Work work = locate(p, number(p, shared));

@@ -6,8 +6,44 @@
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask none, fixed lengths
 //   q tile 48, kv tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
-// Three kernels: preprocess, main, postprocess.
 // Digest 900b8b45618c21ceb67bb08d86e8a653836bcaa5e7eb8fb16a9b9221cf949d5e; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 cluster of 2 CTAs of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+//   Warps 1 and 2, the writers: add dq of every second step each, by TMA reductions
+// Warpgroups 1 and 2, the consumers: scores of 24 rows of q, half of the columns of dk and dv each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread has 128 accumulators of dk and dv;
+//   in a step 24 of scores and dp, then 24 of dq
+// Shared memory: 186368 bytes; the launch asks for 186368 of 232448
+//   k               64 rows = 32768
+//   v               64 rows = 32768
+//   q               1 stage * 24576 = 24576
+//   d_o             1 stage * 24576 = 24576
+//   ds              1 stage * 12288 = 12288
+//   p               2 stages * 6144 = 12288
+//   peer_k          half of the columns = 16384
+//   sums            dq of one step in fp32 = 24576
+//   staging         8 warps * 512 = 4096
+//   statistics      1 stage * 640 = 640
+//   work, barriers  at most = 1408
+// Barriers        waited for by  guards                           a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded    1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled       1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there              8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there             8 arrivals: consumer warps
+// peer_full       consumers      ds of the peer CTA               1 arrival and a box of ds
+// peer_empty      consumers      ds in the peer until dq is there 8 arrivals of the peer: consumer warps
+// sums_full       a writer       dq until it is in shared memory  8 arrivals: consumer warps
+// sums_empty      consumers      dq until TMA has read it         1 arrival of a writer
+// ticket_full     one thread     the cluster's ticket             1 arrival and 4 bytes
+// named 1         the same       ds until it is written           256 threads of consumers
+// named 2, 3      the same       dk until it is staged            128 threads of a consumer
+// cluster         the same       barriers, and what peers read    all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -938,18 +974,6 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.peer_full.init(1);
-  shared.peer_empty.init(4 * kConsumers);
-  shared.ticket_full.init(1);
-}
-
-// Barriers are there for all who arrive at them, the peer too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
-
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
 // read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
@@ -1163,10 +1187,14 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
     shared.sums_empty.init(1);
-    init_share(shared);
+    shared.peer_full.init(1);
+    shared.peer_empty.init(4 * kConsumers);
+    shared.ticket_full.init(1);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));

@@ -6,8 +6,37 @@
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   fp16, head dimension 64, mask causal, fixed lengths
 //   q tile 96, kv tile 128, 2 consumers, 2 stages, all of v held in registers, dq added bulk, clusters of 2
-// Three kernels: preprocess, main, postprocess.
 // Digest 5f282b7d6b0eb4761b2793b6a29f462e84b5b9db407fc7966b8c775e2dd2fe3b; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 cluster of 2 CTAs of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+//   Warps 1 and 2, the writers: add dq of every second step each, by TMA reductions
+// Warpgroups 1 and 2, the consumers: scores and gradients of 64 rows of k and v each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread has 64 accumulators of dk and dv; 16 registers of v;
+//   in a step 96 of scores and dp, then 24 of dq
+// Shared memory: 158720 bytes; the launch asks for 158720 of 232448
+//   k               128 rows = 16384
+//   v               128 rows = 16384
+//   q               2 stages * 12288 = 24576
+//   d_o             2 stages * 12288 = 24576
+//   ds              2 stages * 24576 = 49152
+//   sums            dq of one step in fp32 = 24576
+//   statistics      2 stages * 768 = 1536
+//   work, barriers  at most = 1536
+// Barriers        waited for by  guards                          a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded   1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled      1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there             8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there            8 arrivals: consumer warps
+// sums_full       a writer       dq until it is in shared memory 8 arrivals: consumer warps
+// sums_empty      consumers      dq until TMA has read it        1 arrival of a writer
+// named 1         the same       ds until it is written          256 threads of consumers
+// cluster         the same       barriers, and what peers read   all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -337,7 +366,6 @@ struct SharedStorage {
   struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
 };
 static_assert(sizeof(SharedStorage) <= 158720);
@@ -607,26 +635,8 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
-// it two steps ago, and have come to meet() since, after their dq was there.
-__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
-}
-
-// Lets go of the only stage of ds, which dq has been multiplied with.
-__device__ __forceinline__ void release_ds(const Consumer& c) {
-  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
-}
-
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.ds_empty.init(4 * kConsumers);
-}
-
-// Barriers are there for all who arrive at them.
-__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
@@ -727,7 +737,7 @@ struct Steps {
     differentiate(c, dp, scores, at);
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
-    await_ds(c, step);
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
@@ -736,7 +746,6 @@ struct Steps {
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[of_do.stage]);
-    release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
     fence(dk);
@@ -897,10 +906,10 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
     shared.sums_empty.init(1);
-    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  __syncthreads();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Work work = locate(p, number(p, shared));

@@ -5,6 +5,25 @@
 //   mask window, lengths
 //   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages, 3 to a multiprocessor
 // Digest 515ea04c9ba096a9435d37063e37e2f1fe22d0160831b8d8696f3d5e5227fe77; `warploom show` prints this file.
+//
+// Launch: 96 threads, 3 CTAs per SM; grid: as many CTAs as all SMs hold
+//   CTAs divide the tiles of keys of all sequences; partial results go through global
+//   memory, and whichever CTA of a sequence and KV head comes last adds them up
+// Warps 0 and 1, the consumers: mma.sync on 16 rows of q and 1/2 of the keys of a tile each
+// Warp 2, the producer: its lanes issue the TMA loads of k and v
+// Registers per thread: at most 168, for 3 CTAs of 96 threads per SM
+//   A consumer thread needs about 110: 32 output, 16 of q, 62 scores and others
+// Shared memory: 74496 bytes; the launch asks for 75520 of 232448
+//   k, v         16 stages * 2 * 2048 = 65536
+//   scales       16 stages * 256 = 4096
+//   merged       2 warps * 16 rows * 32 columns * 4 = 4096
+//   sums         2 warps * 16 rows * 8 = 256
+//   full, empty  16 stages * 4 * 8 = 512
+// Barriers       waited for by  guards                        a phase completes after
+// k_full, v_full consumers      a stage until it is filled    33 arrivals (32 of scales) and the bytes of TMA
+// k_empty        the producer   k until the scores are there  2 arrivals: consumer warps
+// v_empty        the producer   v until the output is there   2 arrivals: consumer warps
+// named 1        the same       outputs until they are summed 64 threads of consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

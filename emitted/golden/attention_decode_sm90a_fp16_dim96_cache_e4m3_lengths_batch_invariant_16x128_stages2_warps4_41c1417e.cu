@@ -5,6 +5,24 @@
 //   mask none, lengths, batch invariant
 //   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a multiprocessor
 // Digest 41c1417e1943d2a427a12869da1e8382683e9e7b84435aee01f2936ada9ef89e; `warploom show` prints this file.
+//
+// Launch: 160 threads, 1 CTA per SM; grid: as many CTAs as all SMs hold
+//   CTAs divide the tiles of keys of all sequences; partial results go through global
+//   memory, and whichever CTA of a sequence and KV head comes last adds them up
+// Warps 0 to 3, the consumers: mma.sync on 16 rows of q and 1/4 of the keys of a tile each
+// Warp 4, the producer: its lanes issue the TMA loads of k and v
+// Registers per thread: at most 255, for 1 CTA of 160 threads per SM
+//   A consumer thread needs about 146: 48 output, 24 of q, 74 scores and others
+// Shared memory: 57920 bytes; the launch asks for 58944 of 232448
+//   k, v         2 stages * 2 * 12288 = 49152
+//   merged       4 warps * 16 rows * 32 columns * 4 = 8192
+//   sums         4 warps * 16 rows * 8 = 512
+//   full, empty  2 stages * 4 * 8 = 64
+// Barriers       waited for by  guards                        a phase completes after
+// k_full, v_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there  4 arrivals: consumer warps
+// v_empty        the producer   v until the output is there   4 arrivals: consumer warps
+// named 1        the same       outputs until they are summed 128 threads of consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

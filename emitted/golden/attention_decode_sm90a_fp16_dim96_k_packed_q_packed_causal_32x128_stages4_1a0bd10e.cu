@@ -5,6 +5,24 @@
 //   mask causal
 //   32 rows of q by 128 keys, 8 warps of 16 rows, 4 stages, 1 to a multiprocessor
 // Digest 1a0bd10e3afb27cce7ff511e712487b36ad5c8192a3d9aa262f423c63657fdfe; `warploom show` prints this file.
+//
+// Launch: 288 threads, 1 CTA per SM; grid: as many CTAs as all SMs hold
+//   CTAs divide the tiles of keys of all sequences; partial results go through global
+//   memory, and whichever CTA of a sequence and KV head comes last adds them up
+// Warps 0 to 7, the consumers: mma.sync on 16 rows of q and 1/4 of the keys of a tile each
+// Warp 8, the producer: its lanes issue the TMA loads of k and v
+// Registers per thread: at most 168, for 1 CTA of 288 threads per SM
+//   A consumer thread needs about 146: 48 output, 24 of q, 74 scores and others
+// Shared memory: 214144 bytes; the launch asks for 215168 of 232448
+//   k, v         4 stages * 2 * 24576 = 196608
+//   merged       8 warps * 16 rows * 32 columns * 4 = 16384
+//   sums         8 warps * 16 rows * 8 = 1024
+//   full, empty  4 stages * 4 * 8 = 128
+// Barriers       waited for by  guards                        a phase completes after
+// k_full, v_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there  8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there   8 arrivals: consumer warps
+// named 1        the same       outputs until they are summed 256 threads of consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

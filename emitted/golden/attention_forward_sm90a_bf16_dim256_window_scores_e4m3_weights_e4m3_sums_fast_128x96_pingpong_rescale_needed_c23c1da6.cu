@@ -4,6 +4,25 @@
 //   bf16, q and k e4m3, v e4m3, head dimension 256, mask window, fixed lengths
 //   q tile 128, kv tile 96, 2 consumers, 2 stages, pingpong, scheduler static
 // Digest c23c1da62e706e1c8e0888b67c48b25b6ef4d4fe07b267bcd28149debfd76776; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, to which tiles of q are dealt in advance
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Ping-pong: consumers issue wgmma in turns; one's softmax runs under another's MMAs
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 <= 3 * 168)
+//   A consumer thread needs about 220: 48 scores, 128 output, 12 weights in 8 bits, 32 others
+// Shared memory: 164864 bytes; the launch asks for 164864 of 232448
+//   q               2 stages * 2 consumers * 16384 = 65536
+//   k               2 stages * 24576 = 49152
+//   v               2 stages * 24576 = 49152
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                              a phase completes after
+// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there   4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there        8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there         8 arrivals: consumer warps
+// named 4 to 5   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -5,6 +5,29 @@
 //   q tile 128, kv tile 112, 2 consumers, 2 stages, overlap, scheduler static
 // Weights are dropped behind the softmax, the others divided by p.keep.
 // Digest 1d3f367b1bc138452f730d5428d940cfcb42fc785d50f1e111b91d66f4165580; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, to which tiles of q are dealt in advance
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v; warps 1 to 3 make random bits for dropout
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Overlap: S(n) = q k^T and O += P(n + 1) v are in flight together, and the softmax
+//   of S(n) runs under the latter; KV tiles n are visited from the last to the first
+// Registers per thread: 168 at launch; setmaxnreg: producer 56, consumers 224 (56 + 2 * 224 <= 3 * 168)
+//   A consumer thread needs about 196: 56 scores, 32 output, 28 weights in 16 bits, 80 others
+// Shared memory: 140288 bytes; the launch asks for 140288 of 232448
+//   q               2 stages * 2 consumers * 8192 = 32768
+//   k               2 stages * 14336 = 28672
+//   v               2 stages * 14336 = 28672
+//   staging         8 warps * 5632 = 45056
+//   words           a bit for each weight of the tiles = 4096
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                            a phase completes after
+// q_full         its consumer   q and work of a consumer          1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there 4 arrivals: warps (consumer 0: 3 makers too)
+// k_full, v_full consumers      a stage until it is filled        1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there      8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there       8 arrivals: consumer warps
+// words_full     consumers      bits of a tile                    3 arrivals: warps that make bits
+// words_empty    makers         bits until they are read          8 arrivals: consumer warps
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

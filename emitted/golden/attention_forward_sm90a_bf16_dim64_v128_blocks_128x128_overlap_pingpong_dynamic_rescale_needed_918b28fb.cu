@@ -4,6 +4,27 @@
 //   bf16, head dimension 64, of v 128, mask none, fixed lengths, listed blocks
 //   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
 // Digest 918b28fbadc32bd53a7d58fd468e8c1b6bc144da42fc75eaade4a65a36d077ce; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, each of which takes the next tile of q from a counter
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Overlap: S(n) = q k^T and O += P(n + 1) v are in flight together, and the softmax
+//   of S(n) runs under the latter; KV tiles n are visited from the last to the first
+//   Ping-pong: consumers issue wgmma in turns; one's softmax runs under another's MMAs
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 <= 3 * 168)
+//   A consumer thread needs about 196: 64 scores, 64 output, 32 weights in 16 bits, 36 others
+// Shared memory: 132096 bytes; the launch asks for 132096 of 232448
+//   q               2 stages * 2 consumers * 8192 = 32768
+//   k               2 stages * 16384 = 32768
+//   v               2 stages * 32768 = 65536
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                              a phase completes after
+// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there   4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there        8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there         8 arrivals: consumer warps
+// named 4 to 5   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

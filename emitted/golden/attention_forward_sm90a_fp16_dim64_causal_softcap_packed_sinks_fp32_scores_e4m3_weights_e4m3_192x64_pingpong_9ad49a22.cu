@@ -4,6 +4,25 @@
 //   fp16, q and k e4m3, v e4m3, head dimension 64, mask causal, packed lengths
 //   q tile 192, kv tile 64, 3 consumers, 2 stages, pingpong, scheduler static
 // Digest 9ad49a220b477090fead14e1f4672ea3ee917206c70bb9f111a3e32a29df4cce; `warploom show` prints this file.
+//
+// Launch: 512 threads, 1 CTA per SM; grid: one CTA per SM, to which tiles of q are dealt in advance
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 to 3, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Ping-pong: consumers issue wgmma in turns; one's softmax runs under another's MMAs
+// Registers per thread: 128 at launch; setmaxnreg: producer 32, consumers 160 (32 + 3 * 160 <= 4 * 128)
+//   A consumer thread needs about 132: 32 scores, 32 output, 32 product of one tile, 8 weights in 8 bits, 28 others
+// Shared memory: 41984 bytes; the launch asks for 41984 of 232448
+//   q               2 stages * 3 consumers * 4096 = 24576
+//   k               2 stages * 4096 = 8192
+//   v               2 stages * 4096 = 8192
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                              a phase completes after
+// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there   4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there        12 arrivals: consumer warps
+// v_empty        the producer   v until the output is there         12 arrivals: consumer warps
+// named 4 to 6   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -4,6 +4,23 @@
 //   fp16, q and k int8, v e4m3, head dimension 96, mask none, fixed lengths
 //   q tile 128, kv tile 64, 2 consumers, 3 stages, scheduler single
 // Digest 0ddfd8a439143f7b10aec4f627494068c14f04721811e90f41bebdd12fb9033b; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per tile of q
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread needs about 152: 32 scores, 48 output, 48 product of one tile, 8 weights in 8 bits, 16 others
+// Shared memory: 62464 bytes; the launch asks for 62464 of 232448
+//   q               2 stages * 2 consumers * 6144 = 24576
+//   k               3 stages * 6144 = 18432
+//   v               3 stages * 6144 = 18432
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                            a phase completes after
+// q_full         its consumer   q and work of a consumer          1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there 4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled        1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there      8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there       8 arrivals: consumer warps
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

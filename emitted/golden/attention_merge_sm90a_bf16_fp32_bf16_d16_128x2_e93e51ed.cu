@@ -3,8 +3,11 @@
 // Two partial results of attention, over keys that are not the same, as the result over all of them:
 //   lse = log(exp(lse_a) + exp(lse_b)), out = (exp(lse_a) out_a + exp(lse_b) out_b) / exp(lse)
 //   out_a bf16, out_b fp32, out bf16, 16 elements of a row; log-sum-exps fp32
-//   2 threads of a warp share a row
 // Digest e93e51ed8fed394f2824020aa337ca0b0f44856f0211af60fb470d8eeaf80381; `warploom show` prints this file.
+//
+// Launch: 128 threads; grid: one CTA per 64 rows
+// 2 threads of a warp share a row, 8 elements of each at a time.
+// Registers as the compiler allots them; neither shared memory nor barriers.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -2,10 +2,15 @@
 //
 // q, k and v of attention bf16, rows of 256: q and k to int8 with scales of rows of q and of 128 keys, k less its mean;
 //   v to e4m3 with a scale of each head, transposed: [dim][keys]
-// Two kernels: statistics, of the mean of k and the largest magnitude of v, and main.
 // In each 16 keys of the transposed v, slot 4 t + u has key u / 2 * 8 + 2 t + u % 2, so that accumulators of scores are
 // operands of the product with v as they are.
 // Digest 64397d0b34386a1f20ce1ebc4de3d06c5eaa2980710e6446978fc64358867a5a; `warploom show` prints this file.
+//
+// Two kernels, in the order of launch, of 512 threads a CTA:
+//   statistics  a CTA per 256 keys of a head: the mean of k, the largest magnitude of v
+//   main        a CTA per 128 rows of a head: of k and v in turns, then of q
+// 16 threads of a warp share a row, 16 values each; registers as the compiler allots them.
+// Shared memory, static: 32896 bytes, the codes of 128 rows of v on their way to the transpose
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -23,34 +23,13 @@ __device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], 
 }
 
 {% endif %}
-// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
-// it two steps ago, and have come to meet() since, after their dq was there.
-__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
-}
+{% if layout.ds_stages == 1 %}
+// Waits until all consumers have multiplied the dq of the step before with ds.
+__device__ __forceinline__ void await_ds(const Consumer& c, Step step) { c.shared.ds_empty.wait(step.parity ^ 1); }
 
-// Lets go of the only stage of ds, which dq has been multiplied with.
-__device__ __forceinline__ void release_ds(const Consumer& c) {
-  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
-}
+// Releases the only stage of ds, once dq has been multiplied with it.
+__device__ __forceinline__ void release_ds(const Consumer& c) { release(c.shared.ds_empty); }
 
+{% endif %}
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.ds_empty.init(4 * kConsumers);
-{% if number_part == "ticket_cluster" %}
-  shared.ticket_full.init(1);
-{% endif %}
-}
-
-{% if number_part == "ticket_cluster" %}
-// Barriers are there for all who arrive at them, other blocks too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
-{% else %}
-// Barriers are there for all who arrive at them.
-__device__ __forceinline__ void sync_share() { __syncthreads(); }
-{% endif %}

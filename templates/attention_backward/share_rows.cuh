@@ -74,17 +74,3 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.peer_full.init(1);
-  shared.peer_empty.init(4 * kConsumers);
-{% if number_part == "ticket_cluster" %}
-  shared.ticket_full.init(1);
-{% endif %}
-}
-
-// Barriers are there for all who arrive at them, the peer too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}

@@ -41,10 +41,14 @@ struct Steps {
 {% endif %}
     {{ multiply_dv }}(dv, weights, c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.part));
     pack(ds, dp);
+{% if layout.ds_stages == 1 %}
     await_ds(c, step);
+{% else %}
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
+{% endif %}
     write(c, c.own_ds(step), ds);
-{% if operation.bias_gradient %}
-    if (kDsStages == 2) await_stored_ds(c);  // of the step before: the next one writes there
+{% if operation.bias_gradient and layout.ds_stages == 2 %}
+    await_stored_ds(c);  // of the step before: the next one writes there
 {% endif %}
     meet();
 {% if operation.bias_gradient %}
@@ -59,10 +63,12 @@ struct Steps {
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[of_do.stage]);
+{% if layout.ds_stages == 1 %}
 {% if operation.bias_gradient %}
-    if (kDsStages == 1) await_stored_ds(c);
+    await_stored_ds(c);
 {% endif %}
     release_ds(c);
+{% endif %}
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
     fence(dk);

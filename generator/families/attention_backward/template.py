@@ -6,6 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
+from warploom.generator.families.attention_backward.header import described
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
 from warploom.generator.families.attention_backward.layout import (
     CROWDED_CAPS,
@@ -53,6 +54,9 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind, shares_rows = element(operation.element), schedule.cluster_split == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
+    number = ordered if operation.deterministic else "grid"
+    # Warps that make the words of dropout, beside those that add dq.
+    makers = 1 if schedule.accumulate == "bulk" else 3
     crowded = (
         (operation.dim, schedule.q_tile) in CROWDED_CAPS
         and operation.caps
@@ -112,8 +116,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and schedule.accumulate == "bulk",
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
-        # Warps that make the words of dropout, beside those that add dq.
-        "makers": 1 if schedule.accumulate == "bulk" else 3,
+        "makers": makers,
+        "header": described(spec, layout, makers, number),
         # Whether a weight is dropped is asked once, for p and ds: what else is kept leaves no room.
         "fused": operation.dropout
         and not (schedule.overlap or operation.scored or operation.caps or operation.blocks)
@@ -138,7 +142,7 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         # wait for it. Where writers add dq a step takes 1 % longer so (H100).
         "reads_late": operation.blocks and schedule.accumulate == "direct",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
-        "number_part": ordered if operation.deterministic else "grid",
+        "number_part": number,
         "steps_part": ("pair_" if shares_rows else "")
         + ("overlapped" if schedule.overlap else "serial"),
         "held_part": "some" if layout.held_steps else "none",

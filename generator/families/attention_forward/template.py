@@ -6,11 +6,14 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
+from warploom.generator.families.attention_forward.header import described
 from warploom.generator.families.attention_forward.launch import KEYS_THREADS
+from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.wgmma import TemplateText, wgmma
 
+MAKERS = 3  # warps that make the words of dropout
 MOST_BETWEEN = 160  # columns
 # Of the exponents of weights of e4m3, which end at 448: together below 8.8.
 OFFSET, OFFSET_IF_NEEDED, SLACK = 8, 4, 4
@@ -19,6 +22,7 @@ OFFSET, OFFSET_IF_NEEDED, SLACK = 8, 4, 4
 def context(spec: AttentionSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
+    layout = attention_layout(spec.architecture, operation, schedule)
     kind = element(operation.element)
     multiplied, values = operation.element_of("k"), operation.element_of("v")
     offset = OFFSET_IF_NEEDED if schedule.rescale == "needed" else OFFSET
@@ -68,8 +72,8 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
         "leans": operation.leans,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
-        # Warps that make the words of dropout.
-        "makers": 3,
+        "makers": MAKERS,
+        "header": described(spec, layout, MAKERS),
         "takes_early": takes_early,
         # All of the softmax runs under the output's products: faster at dimension 128 without a
         # mask, slower with one, and at 64 (docs/notebook.md). Wider tiles have no registers for it.

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.generator.families._product.header import (
-    Barrier,
-    Memory,
-    counted,
-    header,
-    pipeline,
-    staging,
-    tables,
-)
+from warploom.generator.families._product.header import pipeline, staging, tables
 from warploom.generator.families._product.layout import REGISTERS
 from warploom.generator.families.gemm.layout import GemmLayout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
+from warploom.generator.header import Barrier, Memory, counted, header
 from warploom.generator.wgmma import TemplateText
 
 

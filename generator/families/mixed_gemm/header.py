@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.generator.families._product.header import (
-    Barrier,
-    Memory,
-    counted,
-    header,
-    pipeline,
-    staging,
-    tables,
-)
+from warploom.generator.families._product.header import pipeline, staging, tables
 from warploom.generator.families.mixed_gemm.layout import (
     LANES,
     LOADING_REGISTERS,
     MixedGemmLayout,
 )
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
+from warploom.generator.header import Barrier, Memory, counted, header
 from warploom.generator.wgmma import TemplateText
 
 

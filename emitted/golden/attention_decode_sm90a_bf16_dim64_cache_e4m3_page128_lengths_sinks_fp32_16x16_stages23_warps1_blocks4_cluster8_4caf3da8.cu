@@ -1,10 +1,30 @@
-// attention_decode_sm90a_bf16_dim64_page32_lengths_causal_32x64_stages12_warps4_cluster4_e30df99d
+// attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages23_warps1_blocks4_cluster8_4caf3da8
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
-//   q bf16 fixed, k and v bf16 in pages of 32, head dimension 64
-//   mask causal, lengths
-//   32 rows of q by 64 keys, 4 warps of 16 rows, 12 stages, 1 to a multiprocessor
-// Digest e30df99da3cc650bd0e4cfc51323d0716121cbf5330be4bcacf5163f9f842b97; `warploom show` prints this file.
+//   q bf16 fixed, k and v e4m3 in pages of 128, head dimension 64
+//   mask none, lengths, sinks
+//   16 rows of q by 16 keys, 1 warps of 16 rows, 23 stages, 4 to a multiprocessor
+// Digest 4caf3da8578db43b4312ca91d6332050470edb2bcf937e9f71d63065416129a2; `warploom show` prints this file.
+//
+// Launch: 64 threads, 4 CTAs per SM; grid: as many CTAs as all SMs hold
+//   Clusters of 8 CTAs divide the keys of a sequence and KV head
+// Warp 0, the consumer: mma.sync on 16 rows of q and all keys of a tile
+// Warp 1, the producer: its lanes issue the TMA loads of k and v
+// Registers per thread: at most 255, for 4 CTAs of 64 threads per SM
+//   A consumer thread needs about 118: 32 output, 16 of q, 70 scores and others
+// Shared memory: 56176 bytes; the launch asks for 57200 of 232448
+//   k, v         23 stages * 2 * 1024 = 47104
+//   merged       1 warp * 16 rows * 32 columns * 4 = 2048
+//   sums         1 warp * 16 rows * 8 = 128
+//   parts        what the cluster's CTAs send = 6160
+//   full, empty  23 stages * 4 * 8 = 736
+// Barriers       waited for by  guards                        a phase completes after
+// k_full, v_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there  1 arrival: consumer warps
+// v_empty        the producer   v until the output is there   1 arrival: consumer warps
+// named 1        the same       outputs until they are summed 32 threads of consumers
+// parts_full     consumers      parts of an item              1 arrival and the bytes of all CTAs
+// cluster        the same       parts until they are read     all threads of 8 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,13 +47,13 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::bfloat16_t;
-constexpr int kDim = 64, kKvBytes = 2, kRowBytes = kDim * kKvBytes;
-constexpr int kRows = 32, kKeys = 64;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 4, kThreads = 160;  // that multiply; the last warp loads
+constexpr int kDim = 64, kKvBytes = 1, kRowBytes = kDim * kKvBytes;
+constexpr int kRows = 16, kKeys = 16;  // of a tile: rows of q, and of k and v
+constexpr int kWarps = 1, kThreads = 64;  // that multiply; the last warp loads
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
-constexpr int kStages = 12;
-constexpr int kCluster = 4;  // blocks that share each item's keys
+constexpr int kStages = 23;
+constexpr int kCluster = 8;  // blocks that share each item's keys
 constexpr int kGroup = 8;  // fours of columns side by side that one of them adds up
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
 constexpr bool kBoundsLeft = false;
@@ -52,6 +72,7 @@ struct alignas(128) Parameters {
   float* lse;  // [batch, heads, seq_q]
   const int32_t* page_table;  // pages of each sequence
   const int32_t* lengths;  // keys of each sequence
+  const float* sinks;  // [heads]
   int64_t q_batch_stride;  // elements
   int64_t q_head_stride;  // elements
   int64_t q_row_stride;  // elements
@@ -66,22 +87,21 @@ struct alignas(128) Parameters {
   int32_t row_tiles;  // of one kv head and sequence, at most
   int32_t seq_k;  // keys of a sequence, at most
   int32_t pages;  // of the cache
-  int32_t right;  // nor one after its own + right
   float scale;  // of the products
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, k_map) == 0 && OFFSET(Parameters, v_map) == 128);
 static_assert(OFFSET(Parameters, q) == 256 && OFFSET(Parameters, o) == 264);
 static_assert(OFFSET(Parameters, lse) == 272 && OFFSET(Parameters, page_table) == 280);
-static_assert(OFFSET(Parameters, lengths) == 288 && OFFSET(Parameters, q_batch_stride) == 296);
-static_assert(OFFSET(Parameters, q_head_stride) == 304 && OFFSET(Parameters, q_row_stride) == 312);
-static_assert(OFFSET(Parameters, o_batch_stride) == 320 && OFFSET(Parameters, o_head_stride) == 328);
-static_assert(OFFSET(Parameters, o_row_stride) == 336 && OFFSET(Parameters, table_stride) == 344);
-static_assert(OFFSET(Parameters, seq_q) == 352 && OFFSET(Parameters, batch) == 356);
-static_assert(OFFSET(Parameters, kv_heads) == 360 && OFFSET(Parameters, sharing) == 364);
-static_assert(OFFSET(Parameters, row_tiles) == 368 && OFFSET(Parameters, seq_k) == 372);
-static_assert(OFFSET(Parameters, pages) == 376 && OFFSET(Parameters, right) == 380);
-static_assert(OFFSET(Parameters, scale) == 384);
+static_assert(OFFSET(Parameters, lengths) == 288 && OFFSET(Parameters, sinks) == 296);
+static_assert(OFFSET(Parameters, q_batch_stride) == 304 && OFFSET(Parameters, q_head_stride) == 312);
+static_assert(OFFSET(Parameters, q_row_stride) == 320 && OFFSET(Parameters, o_batch_stride) == 328);
+static_assert(OFFSET(Parameters, o_head_stride) == 336 && OFFSET(Parameters, o_row_stride) == 344);
+static_assert(OFFSET(Parameters, table_stride) == 352 && OFFSET(Parameters, seq_q) == 360);
+static_assert(OFFSET(Parameters, batch) == 364 && OFFSET(Parameters, kv_heads) == 368);
+static_assert(OFFSET(Parameters, sharing) == 372 && OFFSET(Parameters, row_tiles) == 376);
+static_assert(OFFSET(Parameters, seq_k) == 380 && OFFSET(Parameters, pages) == 384);
+static_assert(OFFSET(Parameters, scale) == 388);
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -113,7 +133,7 @@ struct Sequence {
     return 0;
   }
   __device__ __forceinline__ int end(const Parameters& p, int r) const {
-    return max(0, min(keys, keys - rows + r + p.right + 1));
+    return keys;
   }
 
   // Tiles of keys that some row sees: `count` from the one numbered `first` on.
@@ -252,8 +272,8 @@ using Position = Ring<kStages>;
 
 // A stage of k or v in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
 struct Tile {
-  static constexpr int kSpan = 128, kPieces = kRowBytes / kSpan;
-  static constexpr int kBoxRows = 32, kBoxes = kKeys / kBoxRows;
+  static constexpr int kSpan = 64, kPieces = kRowBytes / kSpan;
+  static constexpr int kBoxRows = 16, kBoxes = kKeys / kBoxRows;
   static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
   static constexpr int kReads = kRowBytes / 32;  // of 16 rows: each has 32 bytes of them
 
@@ -276,7 +296,7 @@ struct Tile {
     return (from ^ read % kOfPiece * 32) + read / kOfPiece * kPieceBytes;
   }
 };
-constexpr int kMerged = 64;  // columns of o that warps leave for each other at a time
+constexpr int kMerged = 32;  // columns of o that warps leave for each other at a time
 // Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
@@ -291,10 +311,10 @@ struct SharedStorage {
   EmptyBarrier k_empty[kStages], v_empty[kStages];
   FullBarrier parts_full;
 };
-static_assert(sizeof(SharedStorage) <= 227216);
+static_assert(sizeof(SharedStorage) <= 57200);
 
 // ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
-constexpr int kPage = 32;
+constexpr int kPage = 128;
 
 // The pages of one sequence: a lane has one of 32 side by side, and one of the next 32.
 struct Pages {
@@ -346,7 +366,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int tile = begin; tile < end; ++tile) {
       const int key = tile * kKeys, boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
-      const Corner corner{key % kPage, pages.of(p, key / kPage, lane() % Tile::kBoxes)};
+      const Corner corner{key % kPage, pages.of(p, key / kPage, 0)};
       const int stage = position.stage;
       load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes, corner, item.head);
       load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes, corner, item.head);
@@ -359,6 +379,32 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Scores, softmax and products ---------------------------------------------------------------
+// Subnormal operands count in full: what follows depends on it.
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// Four bytes of b:a (0..3 are a's) by the nibbles of `choice`; 8 more is that byte's sign, eight times.
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t choice) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(choice));
+  return d;
+}
+
+// e4m3 as bf16: exact. A byte extended by its sign to 16 bits and moved up by 4 has sign, exponent and mantissa
+// where bf16 has them, and means w 2^-120; e4m3's subnormal numbers are bf16's. What these are multiplied with is lifted
+// by half of that, so that no product is subnormal, and kUnit is the rest. (What stands for no number becomes 480.)
+constexpr float kLift = 60;  // the exponent of 2
+constexpr float kUnit = 1.152921504606846976e18f;  // 2^60: a lifted product with a code of 1 is 1 / kUnit
+__device__ __forceinline__ uint32_t lifted(uint32_t pair) { return multiply_bf16(pair, 0x5d805d80); }
+
+// Two bytes of a word.
+template <int kLow, int kHigh> __device__ __forceinline__ uint32_t decode(uint32_t word) {
+  const uint32_t extended = permute(word, 0, kLow | (kLow + 8) << 4 | kHigh << 8 | (kHigh + 8) << 12);
+  return (extended << 4) & 0x87f087f0;
+}
+
 // Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
 // columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
 // and columns 2 (l % 4) and the next.
@@ -394,9 +440,8 @@ using Scores = float[kSlices][2][4];   // of 16 rows by slices of 16 keys, of wh
 using Outputs = float[kFragments][4];  // of 16 rows
 using Hidden = uint32_t[2];            // masks of values: of keys as b has them, the first 8 and the others
 
-constexpr float kUnit = 1;
-
-// Rows of q as the products take them: two of a lane, null for rows that there are not.
+// A read gives a lane four bytes side by side of a key: columns 4 (l % 4) to the third after, where the product has
+// columns 2 (l % 4) and the next, and 8 to the right. The order of columns is free, where q's is the same.
 struct Queries {
   uint32_t a[kSteps][4];
 
@@ -404,18 +449,24 @@ struct Queries {
     CUTE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const Element* const row = rows[i % 2];
-        const int column = step * 16 + i / 2 * 8 + lane() % 4 * 2;
-        a[step][i] = row ? *reinterpret_cast<const uint32_t*>(row + column) : 0;
+      for (int r = 0; r < 2; ++r) {
+        const int column = step * 16 + lane() % 4 * 4;
+        const uint2 found = rows[r] ? *reinterpret_cast<const uint2*>(rows[r] + column) : uint2{0, 0};
+        a[step][r] = found.x;
+        a[step][r + 2] = found.y;
       }
     }
   }
+
+  __device__ __forceinline__ void lift() {
+    CUTE_UNROLL
+    for (int i = 0; i < kSteps * 4; ++i) a[i / 4][i % 4] = lifted(a[i / 4][i % 4]);
+  }
 };
 
-// What a lane reads of a slice: k's rows are b's columns, and v's rows its rows.
-__device__ __forceinline__ int key_place() { return Tile::place(lane() / 16 * 8 + lane() % 8, lane() / 8 % 2); }
-__device__ __forceinline__ int value_place() { return Tile::place(lane() % 16, lane() / 16); }
+// What a lane reads of a slice, of k as of v: rows first, so that a read has 32 columns of all 16.
+__device__ __forceinline__ int key_place() { return Tile::place(lane() % 16, lane() / 16); }
+__device__ __forceinline__ int value_place() { return key_place(); }
 
 __device__ __forceinline__ void multiply_keys(float (&scores)[2][4], const Queries& queries, uint32_t from) {
   CUTE_UNROLL
@@ -423,39 +474,47 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[2][4], const Queri
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) scores[n][i] = 0;
   CUTE_UNROLL
-  for (int step = 0; step < kSteps; ++step) {
+  for (int at = 0; at < Tile::kReads; ++at) {
     uint32_t keys[4];
-    read(keys, Tile::moved(from, step));
-    multiply(scores[0], queries.a[step], keys[0], keys[1]);
-    multiply(scores[1], queries.a[step], keys[2], keys[3]);
+    read(keys, Tile::moved(from, at));
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      multiply(scores[i % 2], queries.a[2 * at + i / 2], decode<0, 1>(keys[i]), decode<2, 3>(keys[i]));
   }
 }
 
+// Columns 2 (l / 4) and the next lie side by side: one product has the even ones of 16, the next the odd ones.
 template <bool kMasked>
 __device__ __forceinline__ void multiply_values(Outputs& outputs, const uint32_t (&weights)[4], uint32_t from,
                                                 const Hidden& hidden) {
   CUTE_UNROLL
-  for (int step = 0; step < kSteps; ++step) {
+  for (int at = 0; at < Tile::kReads; ++at) {
     uint32_t values[4];
-    read_transposed(values, Tile::moved(from, step));
-    if (kMasked) {
+    read_transposed(values, Tile::moved(from, at));
+    CUTE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      uint32_t even[2], odd[2];
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) values[i] &= hidden[i % 2];
+      for (int i = 0; i < 2; ++i) {
+        even[i] = decode<0, 2>(values[2 * half + i]);
+        odd[i] = decode<1, 3>(values[2 * half + i]);
+        if (kMasked) even[i] &= hidden[i], odd[i] &= hidden[i];
+      }
+      multiply(outputs[4 * at + 2 * half], weights, even[0], even[1]);
+      multiply(outputs[4 * at + 2 * half + 1], weights, odd[0], odd[1]);
     }
-    multiply(outputs[2 * step], weights, values[0], values[1]);
-    multiply(outputs[2 * step + 1], weights, values[2], values[3]);
   }
 }
 
 // Leaves `kMerged` columns of the warp's rows, numbered `part`, in order.
 __device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& outputs, int part) {
   CUTE_UNROLL
-  for (int f = 0; f < kMerged / 8; ++f) {
+  for (int f = 0; f < kMerged / 8; f += 2) {
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int row = r * 8 + lane() / 4;
-      const float* const from = outputs[part * (kMerged / 8) + f] + 2 * r;
-      *reinterpret_cast<float2*>(&to[row][merged_column(row, f * 8 + lane() % 4 * 2)]) = {from[0], from[1]};
+      const int row = r * 8 + lane() / 4, first = part * (kMerged / 8) + f;
+      const float *const even = outputs[first] + 2 * r, *const odd = outputs[first + 1] + 2 * r;
+      *reinterpret_cast<float4*>(&to[row][merged_column(row, f * 8 + lane() % 4 * 4)]) = {even[0], odd[0], even[1], odd[1]};
     }
   }
 }
@@ -526,7 +585,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     for (int i = 0; i < kSlices * 4; ++i) maximum = fmaxf(maximum, scores[i / 4][i / 2 % 2][2 * r + i % 2]);
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
-    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
+    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent - kLift;
     rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
@@ -613,6 +672,11 @@ struct Total {
 // Stores four columns of a row, times `unit`, and with the first lse.
 __device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
   const Row row = Row::at(p, item, in_tile);
+  const float sink = float(p.sinks[row.head]) * kLog2E, grown = fmaxf(total.maximum, sink);
+  const float reference = grown == minus_infinity() ? 0 : grown;
+  total.scale(fast_exp2(total.maximum - reference));
+  total.maximum = reference;
+  total.sum += fast_exp2(sink - reference);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
   total.scale(total.sum > 0 ? __fdividef(unit, total.sum) : 0);
@@ -627,7 +691,7 @@ __device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& ro
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows.sum[r]);
-    if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum};
+    if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum * (1 / kUnit)};
   }
 }
 
@@ -795,6 +859,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
+    queries.lift();
     Rows rows;
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -834,8 +899,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_decode_sm90a_bf16_dim64_page32_lengths_causal_32x64_stages12_warps4_cluster4_e30df99d(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages23_warps1_blocks4_cluster8_4caf3da8(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
