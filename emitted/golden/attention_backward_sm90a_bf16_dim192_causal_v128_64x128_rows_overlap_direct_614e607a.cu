@@ -68,10 +68,6 @@ constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
-// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
-__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 32;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
@@ -150,8 +146,6 @@ static_assert(OFFSET(Parameters, section) == 1180 && OFFSET(Parameters, all_kv_h
 static_assert(OFFSET(Parameters, sharing) == 1188 && OFFSET(Parameters, dim) == 1192);
 static_assert(OFFSET(Parameters, dim_v) == 1196 && OFFSET(Parameters, right) == 1200);
 static_assert(OFFSET(Parameters, scale) == 1204);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
@@ -238,7 +232,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -335,22 +328,14 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The stage of do that a step uses, whose number is odd or not, beside this one of q.
-__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
-  return kDoStages == kStages ? at : Position{0, parity};
-}
-
 // The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
@@ -392,17 +377,15 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
   const KvPlace at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
-  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
-  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
-  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
-  return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  const int end = at.sequence.rows(p);
+  const int begin = max(0, min(end, at.column - p.right));
+  // A CTA has nothing to do where no row attends to its tile.
+  const bool any = begin < end;
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // The index of the block's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
 // Which of two blocks adds to a q tile's dq first is left to chance.
 
@@ -424,14 +407,13 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column + work.part * kKvRows;
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -439,19 +421,17 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
-      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kDoBytes);
-      ValueTile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      ValueTile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
       position.advance();
-      parity ^= 1;
     }
   }
 }
@@ -496,12 +476,12 @@ __device__ __forceinline__ void multiply_values(float (&dp)[kScores], uint64_t r
 }
 
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+// Issues the MMA over a CTA's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -538,25 +518,23 @@ __device__ __forceinline__ float fast_exp2(float x) {
 
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+  return column + kWgmmaM > sequence.columns(p) || column + kWgmmaM - 1 > row + p.right;
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
                                      int column) {
-  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
+  row += threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    const int begin = column - p.right - row;
+    const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -593,17 +571,16 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kDoBytes / 16; }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[0][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds;
   }
 };
 
 // p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
-  c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
@@ -614,8 +591,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = low;
+      y = high;
     }
   }
 }
@@ -725,9 +702,6 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
   if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
 
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
-
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
@@ -754,18 +728,17 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kValueGradients], Step step,
                                        Position at, bool more) {
-    const Position of_do = beside(at, step.parity);
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    c.shared.do_full[at.stage].wait(at.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
-    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);
+    multiply_values(dp, c.v, c.staged_do(at) + c.row * kValueSpan / 16);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
-    multiply_dv(dv, staged_p(c, step), c.staged_do(of_do) + c.value_columns<kQTile>(c.consumer));
+    multiply_dv(dv, staged_p(c, step), c.staged_do(at) + c.value_columns<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
@@ -778,7 +751,7 @@ struct Steps {
     multiply_own_query(c, dq, step);
     cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
     fence(dv);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[at.stage]);
     multiply_peer_query(c, dq, step);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
     Position ahead = at;
@@ -822,7 +795,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -846,7 +819,7 @@ __device__ __forceinline__ void stage_dv(uint8_t* rows, const float (&gradient)[
 __device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kValueBoxes / kParts; ++box)
-    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, gradient_part(c) * kValueColumns + box * kValueBoxColumns, corner,
+    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, c.consumer * kValueColumns + box * kValueBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -855,9 +828,9 @@ __device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const u
 // the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kValueGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  const int own_v = kKvRows == kKvTile ? c.consumer * kWgmmaM * kValueSpan : 16 * c.value_columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  const int own = 16 * c.columns<kKvRows>(c.consumer);
+  const int own_v = 16 * c.value_columns<kKvRows>(c.consumer);
+  meet();  // the other warpgroup reads the same rows of v
   stage_dv(c.shared.v + own_v, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
@@ -872,9 +845,9 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const int part = __shfl_sync(~0u, work.part, 0);  // the shuffle makes it warp-uniform
+  const int box = part, row = consumer * kQRows;
+  constexpr int own = 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t v = matrix(shared.v, ValueTile<kKvRows>::kBoxBytes, 8 * kValueSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
@@ -892,10 +865,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
-    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    const int count = (work.end - work.begin) * p.sharing;
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
-    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
@@ -903,7 +876,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += kCluster * p.q_tiles;
+        tile += p.q_tiles;
       }
     }
     steps.end(c, count);

@@ -75,10 +75,6 @@ constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 48, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 1, kDoStages = 1, kDsStages = 1;
-// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
-__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 24;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
@@ -186,8 +182,6 @@ static_assert(OFFSET(Parameters, q_tiles) == 1464 && OFFSET(Parameters, section)
 static_assert(OFFSET(Parameters, all_kv_heads) == 1472 && OFFSET(Parameters, sharing) == 1476);
 static_assert(OFFSET(Parameters, dim) == 1480 && OFFSET(Parameters, leftward) == 1484);
 static_assert(OFFSET(Parameters, scale) == 1488);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 24] += A[64 x 16] * B[16 x 24]; A and B by descriptor, D in registers.
@@ -260,7 +254,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -350,11 +343,6 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The stage of do that a step uses, whose number is odd or not, beside this one of q.
-__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
-  return kDoStages == kStages ? at : Position{0, parity};
-}
-
 // The softmax is of scale q k^T.
 // A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
 // large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
@@ -363,25 +351,21 @@ struct Scaling {
   float factor;                              // of a score before the bias is added
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : factor(p.scale) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // Where accumulator i is, from the thread's first row of q and column.
-constexpr bool kColumnPairs = false;  // two accumulators are of one column
 constexpr int kStagedRows = kQRows, kStagedColumns = 16;  // of a warp
+// Where accumulator i is, from the thread's first row and column.
 __device__ constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
-// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
-// then read() for each eight accumulators, and term() and hides() for each of them.
+// What is added to scores, or hides them, before the softmax: a Score for a tile of a head, then read() for each eight accumulators, then term() for each accumulator, then hides() for each accumulator.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
-// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
-// of them has been read. A warp stages for itself alone: no other waits for it.
+// rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
+// alone: no other waits for it.
 //
 // Without a branch: products are in flight around loads.
 __device__ __forceinline__ uint32_t load(const float* at, bool there) {
@@ -419,40 +403,14 @@ template <int kBytes> struct Staged {
     }
   }
 
-  // Elements of 16 bits of accumulators i to i + 7, by twos.
-  __device__ __forceinline__ uint4 read_eight(int i) const {
-    uint4 x;
-    const int lane = threadIdx.x % 32;
-    const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
-    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
-    else  // columns 0 and 8 of 8 rows, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
-    return x;
-  }
 
   // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
   __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
     const int lane = threadIdx.x % 32;
-    if constexpr (kColumnPairs) {  // of 16 columns of both rows
-      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
-        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
-        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
-        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
-      }
-    } else {
-      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
-      CUTE_UNROLL
-      for (int j = 0; j < 8; ++j)
-        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
-    }
+    const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+    CUTE_UNROLL
+    for (int j = 0; j < 8; ++j)
+      x[j] = kScores > i + j ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
   }
 };
 struct Staging {
@@ -499,7 +457,6 @@ struct Score {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
   }
-  __device__ __forceinline__ static void finish() { __syncwarp(); }
 
   // What is read for accumulators i to i + 7; 0 where the sequence ends.
   __device__ __forceinline__ Eight read(int i) const {
@@ -517,9 +474,7 @@ struct Score {
     return fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), bias);
   }
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
-    return eight.shown[i % 8] == 0;
-  }
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
 };
 
 // ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
@@ -568,13 +523,11 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int place = offset / heads, all_head = section * p.section + offset - place * heads;
   const int tile = p.leftward ? p.kv_tiles - 1 - place : place;
   const KvPlace at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
-  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
-  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
-  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
-  return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  const int end = at.sequence.rows(p);
+  constexpr int begin = 0;
+  // A CTA has nothing to do where no row attends to its tile.
+  const bool any = begin < end;
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // The index of the block's work: a cluster takes one ticket when it begins. Its first block does, and tells the
@@ -613,12 +566,11 @@ __device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n
 // How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
   const Sequence& sequence = work.sequence;
-  const int own = work.column / kKvTile, diagonal = sequence.diagonal(p), columns = sequence.columns(p);
+  const int own = work.column / kKvTile, columns = sequence.columns(p);
   if (p.leftward) {  // from the last column that one of the tile's rows attends to
-    const int rows = min(row + kQTile, sequence.rows(p));
-    return ((kBoundsRight ? min(columns, rows + diagonal + right(p)) : columns) - 1) / kKvTile - own;
+    return (columns - 1) / kKvTile - own;
   }
-  return own - (kBoundsLeft ? max(0, row + diagonal - left(p)) : 0) / kKvTile;  // from the row's first column
+  return own;
 }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
@@ -636,14 +588,13 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column + work.part * kKvRows;
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -651,19 +602,17 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
-      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
       position.advance();
-      parity ^= 1;
     }
   }
 }
@@ -698,12 +647,12 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+// Issues the MMA over a CTA's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer % kQuerySplits * kQueryN * 128 / 16;
   k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -736,27 +685,23 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
-__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+// Whether columns [column, column + 64) reach beyond the sequence.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int column) {
+  return column + kWgmmaM > sequence.columns(p);
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence,
                                      int column) {
-  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -792,10 +737,10 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[0][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds;
   }
 };
 
@@ -834,11 +779,9 @@ __device__ __forceinline__ float below(float lse, float score) {
 // p = exp(s - lse) over what these sum to; lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
-  c.scaling.cap(scores);
-  const int row = step.row + c.row;
-  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
+  if (partial(c.p, c.work.sequence, c.column)) mask(scores, c.p, c.work.sequence, c.column);
   const Score score = score_of(c, step);
-  Score::Eight eight;
+  Score::Eight eight{};
   Score::await();
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
@@ -855,8 +798,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       const float low = fast_exp2(fmaf(below(lse.x, low_score), c.scaling.exponent, -correction.x));
       const float high = fast_exp2(fmaf(below(lse.y, high_score), c.scaling.exponent, -correction.y));
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = low;
+      y = high;
     }
   }
 }
@@ -897,7 +840,7 @@ __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kCons
 // The gradients of scores leave as ds lies in shared memory, when all have written it: one thread of the warpgroup
 // that has a box stores it, and waits until it is read before anybody writes there again.
 __device__ __forceinline__ bool stores_ds(const Consumer& c) {
-  return threadIdx.x % 128 == 0 && (kKvRows == kKvTile ? c.part : c.consumer) == 0;
+  return threadIdx.x % 128 == 0 && c.consumer == 0;
 }
 __device__ __forceinline__ void store_ds(const Consumer& c, Step step) {
   if (!stores_ds(c)) return;
@@ -971,9 +914,6 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
   if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
 
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
-
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
 // read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
@@ -1006,7 +946,7 @@ __device__ __forceinline__ void pass_turn(int* turns) {
 __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
@@ -1033,21 +973,20 @@ struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
+                                       Position at) {
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k, c.staged_q(at) + half);
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+    c.shared.do_full[at.stage].wait(at.phase);
+    multiply_scores(dp, c.v, c.staged_do(at) + half);
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
-    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
+    multiply_gradient(dv, staged_p(c, step), c.staged_do(at) + c.columns<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
@@ -1064,7 +1003,7 @@ struct Steps {
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[at.stage]);
     await_stored_ds(c);
     release_ds(c);
     accumulate(c, dq, step);
@@ -1098,7 +1037,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -1107,8 +1046,8 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 // the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  const int own = 16 * c.columns<kKvRows>(c.consumer);
+  meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
@@ -1123,9 +1062,9 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const int part = __shfl_sync(~0u, work.part, 0);  // the shuffle makes it warp-uniform
+  const int box = part, row = consumer * kQRows;
+  constexpr int own = 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
@@ -1141,24 +1080,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
-    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
-    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing + rank());
+    const int count = (work.end - work.begin) * p.sharing;
+    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing);
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
-    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
-    int head = work.head * p.sharing + rank();
+    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
+    int head = work.head * p.sharing;
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
       Step step{m * kQTile, tile + m, i % 2u, head};
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += kCluster * p.q_tiles;
-        head += kCluster;
+        tile += p.q_tiles;
+        head += 1;
       }
       step.next_row = i + 1 < count ? walk(p, work, n) * kQTile : -1;
       step.next_head = head;
-      steps.next(c, dk, dv, step, position, i + 1 < count);
+      steps.next(c, dk, dv, step, position);
       position.advance();
     }
     steps.end(c, count);
@@ -1265,10 +1204,8 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
     }
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int r = i / 2, column = first + pair + i % 2, diagonal = row[r] + sequence.diagonal(p);
-      if (column >= columns || (kBoundsRight && column > diagonal + right(p)) ||
-          (kBoundsLeft && column < diagonal - left(p)))
-        continue;
+      const int r = i / 2, column = first + pair + i % 2;
+      if (column >= columns) continue;
       if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
       const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
       const float term = fmaf(slope, fabsf(float(row[r] + columns - rows - column)), bias);

@@ -67,10 +67,9 @@ constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 96, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
-// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+// CTAs that divide the query heads of a KV head among them: one has rank, rank + kCluster, ...
 constexpr int kCluster = 2;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 96;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
@@ -155,8 +154,6 @@ static_assert(OFFSET(Parameters, kv_tiles) == 980 && OFFSET(Parameters, q_tiles)
 static_assert(OFFSET(Parameters, section) == 988 && OFFSET(Parameters, all_kv_heads) == 992);
 static_assert(OFFSET(Parameters, sharing) == 996 && OFFSET(Parameters, dim) == 1000);
 static_assert(OFFSET(Parameters, right) == 1004 && OFFSET(Parameters, scale) == 1008);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
@@ -245,7 +242,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -326,22 +322,14 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The stage of do that a step uses, whose number is odd or not, beside this one of q.
-__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
-  return kDoStages == kStages ? at : Position{0, parity};
-}
-
 // The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
@@ -380,13 +368,11 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
   const KvPlace at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
-  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
-  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
-  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
-  return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  const int end = at.sequence.rows(p);
+  const int begin = max(0, min(end, at.column - p.right));
+  // A CTA has nothing to do where no row attends to its tile, or its rank leaves it no query head.
+  const bool any = begin < end && rank() < p.sharing;
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // The index of the block's work.
@@ -407,12 +393,11 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column;
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -422,19 +407,17 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
       position.advance();
-      parity ^= 1;
     }
   }
 }
@@ -469,17 +452,16 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
-template <bool kMore = false>
+// Issues the MMA over the rows of k.
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer % kQuerySplits * kQueryN * 128 / 16;
   k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
-                    dq, kMore || step > 0);
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -509,25 +491,23 @@ __device__ __forceinline__ float fast_exp2(float x) {
 
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+  return column + kWgmmaM > sequence.columns(p) || column + kWgmmaM - 1 > row + p.right;
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
                                      int column) {
-  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
+  row += threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    const int begin = column - p.right - row;
+    const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -561,17 +541,16 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[step.parity][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds + step.parity * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 };
 
 // p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
-  c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
@@ -582,8 +561,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = low;
+      y = high;
     }
   }
 }
@@ -635,8 +614,6 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
@@ -721,21 +698,20 @@ struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
+                                       Position at) {
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    held.multiply(c, dp, c.staged_do(of_do));
+    c.shared.do_full[at.stage].wait(at.phase);
+    held.multiply(c, dp, c.staged_do(at));
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
     write(c, c.own_ds(step), ds);
@@ -745,14 +721,12 @@ struct Steps {
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[at.stage]);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
     fence(dk);
     release(c.shared.q_empty[at.stage]);
   }
-
-  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
 // The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
@@ -763,8 +737,7 @@ struct Steps {
 constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
 constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
 constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
-constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
-static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
+static_assert(kFragments % kCluster == 0 && 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes);
 static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
 static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
 
@@ -831,26 +804,21 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
       p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
   Element* const dv_tile =
       p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
-  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
+  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + kGradientBytes;
   meet();  // all have multiplied with k, v, q and do
   lay(of_dv, dv, warp);
-  if (kTogether) lay(of_dk, dk, warp);
+  lay(of_dk, dk, warp);
   sync_cluster();  // the blocks' fragments are there
   store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
-  if (!kTogether) {
-    sync_cluster();  // every reader is done with them
-    lay(of_dk, dk, warp);
-    sync_cluster();
-  }
   store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
   sync_cluster();  // shared memory must outlive the blocks that read it
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  constexpr int part = 0;
+  const int box = consumer, own = box * kWgmmaM * kSpan / 16;
+  constexpr int row = 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
@@ -873,14 +841,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
       }
     }
-    steps.end(c, count);
   }
   store_gradients(c, dk, dv);
 }

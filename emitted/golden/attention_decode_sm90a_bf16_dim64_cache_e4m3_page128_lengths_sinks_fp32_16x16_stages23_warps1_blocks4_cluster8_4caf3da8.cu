@@ -56,7 +56,6 @@ constexpr int kStages = 23;
 constexpr int kCluster = 8;  // blocks that share each item's keys
 constexpr int kGroup = 8;  // fours of columns side by side that one of them adds up
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr bool kBoundsLeft = false;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -146,65 +145,42 @@ struct Sequence {
     return p.row_tiles;
   }
 
-  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
-  __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
+  // What is divided among clusters: tiles of rows.
   __device__ __forceinline__ int work(const Parameters& p) const { return row_tiles(p) * p.kv_heads; }
 };
 
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
+// The items are divided in equal ranges among the clusters; the first `more` of these have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
-  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
-  __device__ __forceinline__ int owner(int tile) const {
-    const int longer = more * (each + 1);
-    return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
-  }
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
 };
 
-// A tile of rows of one sequence and kv head, and which of its tiles of keys are the block's: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys.
-struct Item {
-  Sequence sequence;
-  int batch, head, row_tile;
-  int begin, end, first, weight;
-
-  __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
-  __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
-  __device__ __forceinline__ int number(const Parameters& p) const {
-    return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
-  }
-};
-
-// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
-struct Walk {
-  Division division;
-  int at, stop;       // what is left of the block's range
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
+// sequences up to its own have.
+struct SequenceScan {
   int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
-
-  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
-    int total = 0;
-    CUTE_NO_UNROLL
-    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
-      through = load(p);
-      total += through;
-      if (base == 0) break;
-    }
-    total = __reduce_add_sync(~0u, total);
-    division = Division(total, gridDim.x / kCluster);
-    at = division.begin(blockIdx.x / kCluster);
-    stop = division.begin(blockIdx.x / kCluster + 1);
-    add_up(0);
-  }
 
   __device__ __forceinline__ int load(const Parameters& p) {
     own = Sequence::at(p, min(base + lane(), p.batch - 1));
     return base + lane() < p.batch ? own.work(p) : 0;
+  }
+
+  // The tiles of all sequences. The first 32 sequences are loaded last, and stay.
+  __device__ __forceinline__ int total(const Parameters& p) {
+    int sum = 0;
+    CUTE_NO_UNROLL
+    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {
+      through = load(p);
+      sum += through;
+      if (base == 0) break;
+    }
+    return __reduce_add_sync(~0u, sum);
   }
 
   // From the tiles of each lane's sequence to those up to it, `before` the first.
@@ -217,10 +193,10 @@ struct Walk {
     through += before;
   }
 
-  // The lane that has the sequence of tile `at`.
-  __device__ __forceinline__ int find(const Parameters& p) {
+  // The lane that has the sequence of a tile, which is not before those that were looked for.
+  __device__ __forceinline__ int find(const Parameters& p, int tile) {
     for (;;) {
-      const int found = __popc(__ballot_sync(~0u, through <= at));
+      const int found = __popc(__ballot_sync(~0u, through <= tile));
       if (found < 32) return found;
       const int before = __shfl_sync(~0u, through, 31);
       base += 32;
@@ -228,10 +204,34 @@ struct Walk {
       add_up(before);
     }
   }
+};
 
-  // The item of tile `at`, and where it starts.
-  __device__ __forceinline__ int locate(const Parameters& p, Item& item) {
-    const int from = find(p);
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
+// `weight`, the first of which is tile `first` of the sequence's keys.
+struct Item {
+  Sequence sequence;
+  int batch, head, row_tile;
+  int begin, end, first, weight;
+
+  __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
+  __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
+};
+
+// Goes through a cluster's range of items: its CTAs divide the keys of each.
+struct TileScheduler : SequenceScan {
+  int at, stop;  // what is left of the range
+
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) {
+    const Division division(total(p), gridDim.x / kCluster);
+    at = division.begin(blockIdx.x / kCluster);
+    stop = division.begin(blockIdx.x / kCluster + 1);
+    add_up(0);
+  }
+
+  // An item is the cluster's, and each of its CTAs has an equal share of the keys, which may be none.
+  __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
+    if (at >= stop) return false;
+    const int from = find(p, at);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
     const Sequence::Tiles tiles = item.sequence.tiles(p);
@@ -242,13 +242,6 @@ struct Walk {
     item.head = index;
     if (row_tiles > 1) item.head = quotient(index, row_tiles);
     item.row_tile = index - item.head * row_tiles;
-    return start + index;
-  }
-
-  // An item is the cluster's, and each of its blocks has an equal share of the keys, which may be none.
-  __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
-    if (at >= stop) return false;
-    locate(p, item);
     const int rank = blockIdx.x % kCluster;
     item.begin = item.weight * rank / kCluster;
     item.end = item.weight * (rank + 1) / kCluster;
@@ -357,9 +350,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; walk.next(p, item);) {
+  for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
     Pages pages(p, item.batch, begin * kKeys, max(1, end_key));
@@ -374,7 +367,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     }
     __syncwarp();
     cute::cluster_wait();  // as those who multiply do
-    if (walk.at < walk.stop) cute::cluster_arrive();
+    if (scheduler.at < scheduler.stop) cute::cluster_arrive();
   }
 }
 
@@ -564,11 +557,11 @@ struct Rows {
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
+    const int end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -848,14 +841,14 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
   const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
   uint32_t phase = 0;
-  bool more = walk.next(p, item);
+  bool more = scheduler.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
@@ -890,7 +883,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     const Item done = item;
-    more = walk.next(p, item);
+    more = scheduler.next(p, item);
     if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp, phase);
     phase ^= 1;
@@ -920,8 +913,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   cute::cluster_arrive();  // nothing is sent to a block whose barriers do not exist
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Walk walk(p);
+  TileScheduler scheduler(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, walk);
-  else consume(p, shared, walk, warp);
+  if (warp == kWarps) produce(p, shared, scheduler);
+  else consume(p, shared, scheduler, warp);
 }

@@ -53,7 +53,6 @@ constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of oth
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 16;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr bool kBoundsLeft = true;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -164,7 +163,7 @@ struct Sequence {
     return p.row_tiles;
   }
 
-  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
+  // What is divided among CTAs: tiles of keys of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
@@ -172,61 +171,40 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
+// The tiles of all items, one item after the other, are divided in equal ranges among the CTAs; the first `more` of these have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
-  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
+  // The range that a tile is in.
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
     return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, what comes of them is a
-// part of `parts`.
-struct Item {
-  Sequence sequence;
-  int batch, head, row_tile;
-  int begin, end, first, weight;
-  int parts, part_place;  // the place of the part of this block
-  int first_place;        // that of the item's first part; others are in every second place, but for the first
-
-  __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
-  __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
-  __device__ __forceinline__ int number(const Parameters& p) const {
-    return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
-  }
-  __device__ __forceinline__ int place_of(int part) const { return first_place + 2 * part + (part == 0); }
-};
-
-// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
-struct Walk {
-  Division division;
-  int at, stop;       // what is left of the block's range
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
+// sequences up to its own have.
+struct SequenceScan {
   int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
-
-  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
-    int total = 0;
-    CUTE_NO_UNROLL
-    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
-      through = load(p);
-      total += through;
-      if (base == 0) break;
-    }
-    total = __reduce_add_sync(~0u, total);
-    division = Division(total, gridDim.x);
-    at = division.begin(blockIdx.x);
-    stop = division.begin(blockIdx.x + 1);
-    add_up(0);
-  }
 
   __device__ __forceinline__ int load(const Parameters& p) {
     own = Sequence::at(p, min(base + lane(), p.batch - 1));
     return base + lane() < p.batch ? own.work(p) : 0;
+  }
+
+  // The tiles of all sequences. The first 32 sequences are loaded last, and stay.
+  __device__ __forceinline__ int total(const Parameters& p) {
+    int sum = 0;
+    CUTE_NO_UNROLL
+    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {
+      through = load(p);
+      sum += through;
+      if (base == 0) break;
+    }
+    return __reduce_add_sync(~0u, sum);
   }
 
   // From the tiles of each lane's sequence to those up to it, `before` the first.
@@ -239,10 +217,10 @@ struct Walk {
     through += before;
   }
 
-  // The lane that has the sequence of tile `at`.
-  __device__ __forceinline__ int find(const Parameters& p) {
+  // The lane that has the sequence of a tile, which is not before those that were looked for.
+  __device__ __forceinline__ int find(const Parameters& p, int tile) {
     for (;;) {
-      const int found = __popc(__ballot_sync(~0u, through <= at));
+      const int found = __popc(__ballot_sync(~0u, through <= tile));
       if (found < 32) return found;
       const int before = __shfl_sync(~0u, through, 31);
       base += 32;
@@ -250,10 +228,44 @@ struct Walk {
       add_up(before);
     }
   }
+};
+
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
+// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, their result is one of
+// `parts` partial results.
+//
+// An example: three items of 8 tiles on five CTAs. These have 5, 5, 5, 5 and 4 of the 24 tiles: item 0 is in parts of 5
+// (CTA 0) and 3 (CTA 1), item 1 of 2 (CTA 1), 5 (CTA 2) and 1 (CTA 3), item 2 of 4 (CTA 3) and 4 (CTA 4).
+struct Item {
+  Sequence sequence;
+  int batch, head, row_tile;
+  int begin, end, first, weight;
+  int parts, part_place;  // how many CTAs have some of it; where this CTA's partial result is
+  int first_place;        // where that of its first part is
+
+  __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
+  __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
+  __device__ __forceinline__ int number(const Parameters& p) const {
+    return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
+  }
+  // Where partial results are: a CTA has the last part of one item at 2 b, and the first of another at 2 b + 1.
+  __device__ __forceinline__ int place_of(int part) const { return first_place + 2 * part + (part == 0); }
+};
+
+// Goes through a CTA's range of tiles, which may begin and end within items.
+struct TileScheduler : SequenceScan {
+  Division division;
+  int at, stop;  // what is left of the range
+
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) : division(total(p), gridDim.x) {
+    at = division.begin(blockIdx.x);
+    stop = division.begin(blockIdx.x + 1);
+    add_up(0);
+  }
 
   // The item of tile `at`, and where it starts.
   __device__ __forceinline__ int locate(const Parameters& p, Item& item) {
-    const int from = find(p);
+    const int from = find(p, at);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
     const Sequence::Tiles tiles = item.sequence.tiles(p);
@@ -277,12 +289,12 @@ struct Walk {
     return true;
   }
 
-  // What other blocks have of the item that was the last: who has its keys, and which place the block's own part has.
+  // What other CTAs have of the last item: how many they are, and where the partial results go.
   __device__ __forceinline__ void share(Item& item) const {
     const bool whole = item.begin == 0 && item.end == item.weight;
     const int start = at - item.end, first = division.owner(start);
     item.parts = whole ? 1 : division.owner(start + item.weight - 1) - first + 1;
-    item.first_place = 2 * first;  // a block has the last part of one item, and the first of another
+    item.first_place = 2 * first;
     item.part_place = 2 * blockIdx.x + (item.begin == 0 ? 1 : 0);
   }
 };
@@ -395,9 +407,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; walk.next(p, item);) {
+  for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
@@ -613,11 +625,11 @@ struct Rows {
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
+    const int begin = rows.begin[r] - key, end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end || place < begin) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -923,17 +935,17 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
   const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
-  bool more = walk.next(p, item);
+  bool more = scheduler.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
-    walk.share(item);  // while q is on its way
+    scheduler.share(item);  // while q is on its way
     Rows rows;
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -964,7 +976,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     const Item done = item;
-    more = walk.next(p, item);
+    more = scheduler.next(p, item);
     if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp);
   }
@@ -988,8 +1000,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   }
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Walk walk(p);
+  TileScheduler scheduler(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, walk);
-  else consume(p, shared, walk, warp);
+  if (warp == kWarps) produce(p, shared, scheduler);
+  else consume(p, shared, scheduler, warp);
 }

@@ -52,7 +52,6 @@ constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of oth
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 2;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr bool kBoundsLeft = false;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -143,7 +142,7 @@ struct Sequence {
     return p.row_tiles;
   }
 
-  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
+  // What is divided among CTAs: tiles of keys of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
@@ -151,25 +150,72 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
+// The tiles of all items, one item after the other, are divided in equal ranges among the CTAs; the first `more` of these have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
-  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
+  // The range that a tile is in.
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
     return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: chunks, up to tile `end` of
-// those that some row sees. What comes of each is a part, where there are several.
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
+// sequences up to its own have.
+struct SequenceScan {
+  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
+  Sequence own;
+
+  __device__ __forceinline__ int load(const Parameters& p) {
+    own = Sequence::at(p, min(base + lane(), p.batch - 1));
+    return base + lane() < p.batch ? own.work(p) : 0;
+  }
+
+  // The tiles of all sequences. The first 32 sequences are loaded last, and stay.
+  __device__ __forceinline__ int total(const Parameters& p) {
+    int sum = 0;
+    CUTE_NO_UNROLL
+    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {
+      through = load(p);
+      sum += through;
+      if (base == 0) break;
+    }
+    return __reduce_add_sync(~0u, sum);
+  }
+
+  // From the tiles of each lane's sequence to those up to it, `before` the first.
+  __device__ __forceinline__ void add_up(int before) {
+    CUTE_UNROLL
+    for (int by = 1; by < 32; by *= 2) {
+      const int less = __shfl_up_sync(~0u, through, by);
+      if (lane() >= by) through += less;
+    }
+    through += before;
+  }
+
+  // The lane that has the sequence of a tile, which is not before those that were looked for.
+  __device__ __forceinline__ int find(const Parameters& p, int tile) {
+    for (;;) {
+      const int found = __popc(__ballot_sync(~0u, through <= tile));
+      if (found < 32) return found;
+      const int before = __shfl_sync(~0u, through, 31);
+      base += 32;
+      through = load(p);
+      add_up(before);
+    }
+  }
+};
+
+// An item is a tile of rows of one sequence and KV head, and this CTA's chunks of its keys, up to tile `end` of those
+// that some row sees. The result of each chunk is a partial one, where there are several.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
   int end;
-  int chunk, here;  // the number of the next one of its chunks, each of which is a part; how many the block has done
+  int chunk, here;  // the number of the next chunk; how many the CTA has done
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
@@ -185,8 +231,9 @@ struct Item {
     return max(max(kLeast, min(kLong, (weight + kFew - 1) / kFew)), (weight + kMost - 1) / kMost);
   }
   __device__ __forceinline__ int parts(const Parameters& p) const { return quotient(sequence.weight(p) + each(p) - 1, each(p)); }
-  // Whether the block has done all chunks before the next one; whether that is its last; and whether it has all then.
+  // Whether the CTA has done all chunks before the next one.
   __device__ __forceinline__ bool from_first() const { return chunk == here; }
+  // Whether the next chunk is the CTA's last; and whether the CTA has the whole item then.
   __device__ __forceinline__ bool last(const Parameters& p) const { return (chunk + 1) * each(p) >= end; }
   __device__ __forceinline__ bool whole(const Parameters& p) const {
     return from_first() && (chunk + 1) * each(p) >= sequence.weight(p);
@@ -194,7 +241,7 @@ struct Item {
   __device__ __forceinline__ int first(const Parameters& p) const { return sequence.tiles(p).first; }
   __device__ __forceinline__ int chunk_begin(const Parameters& p) const { return chunk * each(p); }
   __device__ __forceinline__ int chunk_end(const Parameters& p) const { return min((chunk + 1) * each(p), end); }
-  // Whether the block has another chunk of the item, to which this goes.
+  // Whether the CTA has another chunk of the item, to which this goes.
   __device__ __forceinline__ bool to_next_chunk(const Parameters& p) {
     ++here, ++chunk;
     return chunk_begin(p) < end;
@@ -208,7 +255,7 @@ __device__ __forceinline__ int as_new(int x) {
   return x;
 }
 
-// How many chunks an item is of, that begins at tile `start`; and how many of these the block does that has the first, and
+// How many chunks an item is of, that begins at tile `start`; and how many of these the CTA does that has the first, and
 // has added up where all are left.
 struct Sharing {
   int parts, added;
@@ -221,63 +268,23 @@ struct Sharing {
   }
 };
 
-// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
-struct Walk {
+// Goes through a CTA's range of tiles: it has the chunks that begin there.
+struct TileScheduler : SequenceScan {
   Division division;
-  int at, stop;       // what is left of the block's range
-  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
-  Sequence own;
+  int at, stop;  // what is left of the range
 
-  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
-    int total = 0;
-    CUTE_NO_UNROLL
-    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
-      through = load(p);
-      total += through;
-      if (base == 0) break;
-    }
-    total = __reduce_add_sync(~0u, total);
-    division = Division(total, gridDim.x);
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) : division(total(p), gridDim.x) {
     at = division.begin(blockIdx.x);
     stop = division.begin(blockIdx.x + 1);
     add_up(0);
   }
 
-  __device__ __forceinline__ int load(const Parameters& p) {
-    own = Sequence::at(p, min(base + lane(), p.batch - 1));
-    return base + lane() < p.batch ? own.work(p) : 0;
-  }
-
-  // From the tiles of each lane's sequence to those up to it, `before` the first.
-  __device__ __forceinline__ void add_up(int before) {
-    CUTE_UNROLL
-    for (int by = 1; by < 32; by *= 2) {
-      const int less = __shfl_up_sync(~0u, through, by);
-      if (lane() >= by) through += less;
-    }
-    through += before;
-  }
-
-  // The lane that has the sequence of tile `at`.
-  __device__ __forceinline__ int find(const Parameters& p) {
-    for (;;) {
-      const int found = __popc(__ballot_sync(~0u, through <= at));
-      if (found < 32) return found;
-      const int before = __shfl_sync(~0u, through, 31);
-      base += 32;
-      through = load(p);
-      add_up(before);
-    }
-  }
-
   // The item of tile `at`, and where it starts.
   __device__ __forceinline__ int locate(const Parameters& p, Item& item) {
-    const int from = find(p);
+    const int from = find(p, at);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
-    const Sequence::Tiles tiles = item.sequence.tiles(p);
-    const int weight = max(1, tiles.count);
-    const int row_tiles = item.sequence.row_tiles(p);
+    const int weight = item.sequence.weight(p), row_tiles = item.sequence.row_tiles(p);
     const int start = __shfl_sync(~0u, through, from) - weight * row_tiles * p.kv_heads;
     const int index = quotient(at - start, weight);
     item.head = index;
@@ -286,7 +293,7 @@ struct Walk {
     return start + index * weight;
   }
 
-  // All chunks of an item that begin in the block's range.
+  // All chunks of an item that begin in the CTA's range.
   __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
     while (at < stop) {
       const int start = locate(p, item), weight = item.sequence.weight(p), each = item.each(p);
@@ -370,9 +377,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; walk.next(p, item);) {
+  for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first(p) + item.chunk_begin(p), end = min(item.first(p) + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
@@ -569,11 +576,11 @@ struct Rows {
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
+    const int end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -971,13 +978,13 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
   const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
-  bool more = walk.next(p, item);
+  bool more = scheduler.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
@@ -1011,12 +1018,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     const Item done = item;
-    const int start = walk.at - done.end;
+    const int start = scheduler.at - done.end;
     if (!item.to_next_chunk(p)) {
-      more = walk.next(p, item);
+      more = scheduler.next(p, item);
       if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     }
-    Merge{p, shared, done, scaling.unit, walk.division, start}.store(outputs, rows, scaling.exponent, warp);
+    Merge{p, shared, done, scaling.unit, scheduler.division, start}.store(outputs, rows, scaling.exponent, warp);
   }
 }
 
@@ -1038,8 +1045,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Walk walk(p);
+  TileScheduler scheduler(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, walk);
-  else consume(p, shared, walk, warp);
+  if (warp == kWarps) produce(p, shared, scheduler);
+  else consume(p, shared, scheduler, warp);
 }

@@ -51,9 +51,6 @@ constexpr int kValueSpan = 32;  // of a row of v's boxes
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 96;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = true, kBoundsRight = true;
-// The output is rescaled where a maximum of the warp's rows grew; else in every step.
-constexpr bool kRescalesIfNeeded = true;
 // Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
 constexpr float kOffset = 4;
 constexpr float kSlack = 4;  // by so much exponents of 2 may grow before
@@ -113,8 +110,6 @@ static_assert(OFFSET(Parameters, q_tiles) == 516 && OFFSET(Parameters, section) 
 static_assert(OFFSET(Parameters, all_heads) == 524 && OFFSET(Parameters, sharing) == 528);
 static_assert(OFFSET(Parameters, left) == 532 && OFFSET(Parameters, right) == 536);
 static_assert(OFFSET(Parameters, scale) == 540);
-__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
@@ -179,7 +174,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -203,7 +197,7 @@ struct Place {
 // Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
 __device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
   const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+  return { {batch}, all_head - batch * p.heads, (p.q_tiles - 1 - tile) * kQTile };
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -273,9 +267,8 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 struct Tiles {
   int round = 0;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
+    const int whole = p.section * p.q_tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
     for (;;) {
       const int section = round / rounds, turn = round - section * rounds, first = section * whole;
       if (first >= p.tiles) return false;
@@ -297,7 +290,7 @@ struct Turns {
   }
   __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void pass() const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
+    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
   // The last pass opened a turn that nobody takes: it must not be left pending.
   __device__ __forceinline__ void finish() const {
@@ -309,8 +302,6 @@ struct Turns {
 struct Scaling {
   float exponent;  // the factor of a product in the argument of exp2
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
-  }
   // For the rows `row` and 8 below of a sequence and head.
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = p.scale * kLog2E;
@@ -319,16 +310,11 @@ struct Scaling {
                          p.k_descale[batch * p.k_descale_batch + kv_head * p.k_descale_head];
     exponent = above_zero(factor);
   }
-  // Reads the scale of the columns of tile n.
-  __device__ __forceinline__ void read(const Parameters&, int) {
-  }
   // A masked score, -inf, must not become NaN where a scale is 0.
   __device__ __forceinline__ static float above_zero(float factor) { return factor == 0 ? 0x1p-126f : factor; }
   // Of a score of the thread's row r in the argument of exp2.
   __device__ __forceinline__ float factor(int) const {
     return exponent;
-  }
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {
   }
 };
 
@@ -362,18 +348,17 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
-// 2 (l % 4) and the next of every 8.
+// Hides the columns of a KV tile that rows do not attend to, of `columns` in the sequence. Bounds are relative to
+// `row`. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
-    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
+    const int end = min(columns, row + 8 * r + p.right + 1) - column;
+    const int begin = row + 8 * r - p.left - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -410,14 +395,16 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
+// What a warpgroup is to do next, from the producer: KV tiles [begin, end), of which those in
 // [full_begin, full_end) need no mask.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
-  int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
+  int begin, end;
+  int full_end;
+  int full_begin;
+  int skipped;  // tiles that the CTA loads before these, for rows further down
 };
 
 struct SharedStorage {
@@ -437,28 +424,26 @@ static_assert(sizeof(SharedStorage) <= 164864);
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const int tile = offset / heads, all_head = section * p.section + offset % heads;
   const auto [sequence, head, row] = place(p, tile, all_head);
-  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
-  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
-  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  const int columns = sequence.columns(p);
+  const int end = max(0, min(columns, min(row + kQTile, sequence.rows(p)) + p.right));
+  const int begin = max(0, min(end, row - p.left));
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile};
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
-  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
-  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
+  const int columns = work.sequence.columns(p);
+  const int full_end = max(0, min(columns, row + p.right + 1));
   work.full_end = max(work.begin, full_end / kKvTile);
+  const int full_begin = max(0, row + kWgmmaM - 1 - p.left);
   work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kBoundsRight) {  // the last tiles may be for rows further down alone
-    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
-    work.end -= work.skipped;
-  }
+  // The last tiles may be for rows further down alone.
+  const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + p.right);
+  work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+  work.end -= work.skipped;
   return work;
 }
 
@@ -477,7 +462,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
+  Tiles tiles;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
@@ -579,7 +564,8 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  // Only where the maximum of one of the warp's rows grew.
+  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -599,7 +585,8 @@ struct Consumer {
   Position position;
   int begin;         // the last kv tile: they are walked from the right to the left
   int columns;       // of the sequence
-  int row, column;   // the thread's first; the row counts from where bounds are relative to
+  int row;           // the thread's first, counted from where bounds are relative to
+  int column;        // the thread's first in a tile
 
   // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
@@ -609,15 +596,14 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  // Passes over a tile that the CTA loads for rows further down: takes its turn, and releases k and v.
   __device__ __forceinline__ void skip() {
     turns.begin();
     turns.pass();
@@ -635,7 +621,6 @@ struct Steps {
   // Scores that are there become weights.
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
-    c.scaling.cap(scores);
     if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
     softmax(scores, rows, c.scaling);
     pack(weights, scores);
@@ -644,10 +629,9 @@ struct Steps {
 
   // The scores of the first tile.
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], int n) {
-    c.scaling.read(c.p, n);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n);
+    c.release_operands();
   }
 
   // Tile n's weights and their product with v, and the scores of the tile before it, which is the next one.
@@ -659,7 +643,6 @@ struct Steps {
     c.position.advance();
     c.shared.v_full[at.stage].wait(at.phase);
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.scaling.read(c.p, n - 1);
     c.turns.begin();
     multiply_output(output, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
@@ -669,7 +652,7 @@ struct Steps {
     release(c.shared.v_empty[at.stage]);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n - 1);
+    c.release_operands();
   }
 
   static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights) {
@@ -735,6 +718,7 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
+
 // Gives back the last v of a piece of work, once the output's products with it are there.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
@@ -745,8 +729,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(), Turns(consumer)};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
   skip(c, work);
@@ -754,7 +738,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   while (work.more) {
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
-    c.row = work.row + work.sequence.diagonal(p) + thread_row();
+    c.row = work.row + thread_row();
     c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
@@ -769,19 +753,19 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_NO_UNROLL
       for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (; n > work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       Steps::weigh(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
       const int stage = c.position.stage;
       Steps::last(c, output, weights);
-      if (kQStages > 1) c.release_q();
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
+      if (next.skipped == 0) {
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
         release_last_v(c, output, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
+      } else {  // what is skipped may be loaded to the stage of this tile's v, which must be released first
         cute::warpgroup_wait<0>();
         release_last_v(c, output, stage);
         skip(c, next);

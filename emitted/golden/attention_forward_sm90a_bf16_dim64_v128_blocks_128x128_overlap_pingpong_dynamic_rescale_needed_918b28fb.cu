@@ -53,12 +53,7 @@ constexpr int kDimV = 128, kValueSpan = 128;  // of v and o; of a row of v's box
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
-// The output is rescaled where a maximum of the warp's rows grew; else in every step.
-constexpr bool kRescalesIfNeeded = true;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
-// The output is rescaled under the product of scores; else after its own.
-constexpr bool kRescalesBetween = false;
 constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -109,8 +104,6 @@ static_assert(OFFSET(Parameters, section) == 480 && OFFSET(Parameters, all_heads
 static_assert(OFFSET(Parameters, sharing) == 488 && OFFSET(Parameters, list_tiles) == 492);
 static_assert(OFFSET(Parameters, list_batch) == 496 && OFFSET(Parameters, list_head) == 500);
 static_assert(OFFSET(Parameters, scale) == 504);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -171,7 +164,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -186,17 +178,6 @@ struct Sequence {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
-
-struct Place {
-  Sequence sequence;
-  int head, row;
-};
-
-// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
-  const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
-}
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
 // bytes per sequence row.
@@ -259,7 +240,6 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
     index = gridDim.x + taken;
     if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);
@@ -277,7 +257,7 @@ struct Turns {
   }
   __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void pass() const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
+    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
   // The last pass opened a turn that nobody takes: it must not be left pending.
   __device__ __forceinline__ void finish() const {
@@ -290,7 +270,6 @@ struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
 // The softmax by rows, in base 2.
@@ -352,16 +331,15 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
-// [full_begin, full_end) need no mask.
+// What a warpgroup is to do next, from the producer: the KV tiles in places [begin, end) of its list, walked from the
+// end of the list; those from `full_end` on have masks.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
-  int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
-  // With listed blocks `begin` to `full_end` are places in a list, 0 its end; tiles from `full_end` on have masks.
-  int list, masks;  // its number; that of its first mask
+  int begin, end;
+  int full_end;
+  int list, masks;  // the list's number; that of its first mask
 };
 
 struct SharedStorage {
@@ -415,7 +393,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
+  Tiles tiles;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Ring<kQStages> q{0, 1};
   Listed next;
@@ -433,7 +411,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int row = now.header.w * kQTile + consumer * kWgmmaM;
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
-      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, 0, now.header.y, 0, now.list, now.header.z};
+      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, now.header.y, now.list, now.header.z};
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
@@ -462,7 +440,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   CUTE_NO_UNROLL
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
     shared.q_empty[q.stage][consumer].wait(q.phase);
-    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.work[q.stage][consumer].more = 0;
     shared.q_full[q.stage][consumer].arrive();
   }
 }
@@ -507,7 +485,8 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  // Only where the maximum of one of the warp's rows grew.
+  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -543,24 +522,13 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
-  __device__ __forceinline__ void skip() {
-    turns.begin();
-    turns.pass();
-    shared.k_full[position.stage].wait(position.phase);
-    release(shared.k_empty[position.stage]);
-    shared.v_full[position.stage].wait(position.phase);
-    release(shared.v_empty[position.stage]);
-    position.advance();
-  }
 };
 
 // Which of a thread's scores its rows attend to, from the mask of a tile: a bit for every row and column. It is
@@ -600,13 +568,12 @@ struct Shown {
 // Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
 // before, and the softmax of the one runs under the other's products.
 struct Steps {
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
-                                               Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], Weights& weights,
+                                               Rows& rows, int n, bool masked) {
     const Shown shown(c, n, masked);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    c.release_operands();
     if (masked) shown.hide(scores);
     softmax<true, true>(scores, rows, c.scaling.exponent);
     c.position.advance();
@@ -620,30 +587,24 @@ struct Steps {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();
     multiply_scores(scores, c.q, c.staged_k());
-    if (kRescalesBetween) rescale(output, rows);
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
     c.turns.pass();
     const Shown shown(c, n, kMasked);
     cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
     fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    c.release_operands();
     if (kMasked) shown.hide(scores);
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     c.position.advance();
-    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
-    // softmax runs under the output's products, which only long ones gain from.
-    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
     cute::warpgroup_wait<0>();
     fence(output);
     release(c.shared.v_empty[before.stage]);
     pack(weights, scores);
-    if (!kRescalesBetween) rescale(output, rows);
+    rescale(output, rows);
   }
 
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
-    if (kRescalesBetween) rescale(output, rows);
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights) {
     const Position before = c.before();
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
@@ -698,11 +659,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   if (any) c.turns.pass();
 }
 
-// Passes over all such tiles at the beginning of a piece of work.
-__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
-  CUTE_NO_UNROLL
-  for (int i = 0; i < work.skipped; ++i) c.skip();
-}
 
 // Gives back the last v of a piece of work, once the output's products with it are there.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
@@ -714,11 +670,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer)};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
-  skip(c, work);
   begin(c, scores, work);
   while (work.more) {
     c.begin = work.begin;
@@ -732,35 +687,25 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     if (work.end > work.begin) {
       Weights weights;
       int n = work.end - 1;
-      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      Steps::first(c, scores, weights, rows, n, n >= work.full_end);
       CUTE_NO_UNROLL
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
-      CUTE_NO_UNROLL
-      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (; n >= work.begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       const int stage = c.before().stage;
-      Steps::last(c, output, weights, rows);
-      if (kQStages > 1) c.release_q();
+      Steps::last(c, output, weights);
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
-        // The next tile's first scores are multiplied while this tile's output is stored.
-        begin(c, scores, next);
-        cute::warpgroup_wait<1>();
-        release_last_v(c, output, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
-        cute::warpgroup_wait<0>();
-        release_last_v(c, output, stage);
-        skip(c, next);
-        begin(c, scores, next);
-      }
+      // The next tile's first scores are multiplied while this tile's output is stored.
+      begin(c, scores, next);
+      cute::warpgroup_wait<1>();
+      release_last_v(c, output, stage);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      skip(c, next);
       begin(c, scores, next);
     }
     store(c, work, output, rows);

@@ -370,10 +370,11 @@ struct Mean {
   float values[kValues];
 
   __device__ __forceinline__ Mean(const Parameters& p, int64_t group, int lane) {
+    const bool has_values = lane < kParts;
     const float4* from = reinterpret_cast<const float4*>(p.k_mean + group * kDim + lane * kValues);
     CUTE_UNROLL
     for (int i = 0; i < kValues / 4; ++i) {
-      const float4 four = lane < kParts ? __ldcg(from + i) : make_float4(0.f, 0.f, 0.f, 0.f);
+      const float4 four = has_values ? __ldcg(from + i) : make_float4(0.f, 0.f, 0.f, 0.f);
       values[4 * i] = four.x, values[4 * i + 1] = four.y, values[4 * i + 2] = four.z, values[4 * i + 3] = four.w;
     }
   }

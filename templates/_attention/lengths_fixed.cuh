@@ -12,7 +12,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -27,8 +26,10 @@ struct Sequence {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
+{% if places %}
 
 struct Place {
   Sequence sequence;
   int head, row;
 };
+{% endif %}

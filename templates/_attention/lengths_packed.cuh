@@ -22,9 +22,12 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
   __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
+{% if diagonal %}
+  // What bounds are relative to, beside a row.
   __device__ __forceinline__ int diagonal(const Parameters& p) const {
-    return bottom_right(p) ? column_count - row_count : 0;
+    return p.bottom_right ? column_count - row_count : 0;
   }
+{% endif %}
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {

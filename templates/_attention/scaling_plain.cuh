@@ -12,5 +12,4 @@ struct Scaling {
 {% endif %}
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : {{ "exponent(p.scale * kLog2E)" if operation.bias == "none" else "factor(p.scale)" }} {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };

@@ -1,10 +1,12 @@
-// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
-// then read() for each eight accumulators, and {{ "term" if operation.bias != "none" else "add" }}() and hides() for each of them.
+// What is added to scores, or hides them, before the softmax: a Score for a tile of a head
+{%- if reads %}, then read() for each eight accumulators{% endif %}
+{{- ", then term() for each accumulator" if operation.bias != "none" else ", then add() for each accumulator" if adds }}
+{{- ", then hides() for each accumulator" if operation.masked }}.
 {% if staged %}
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
-// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
-// of them has been read. A warp stages for itself alone: no other waits for it.
+// rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
+// alone: no other waits for it.
 {% endif %}
 {% if operation.bias == "fp32" %}
 //
@@ -46,41 +48,48 @@ template <int kBytes> struct Staged {
     }
   }
 
+{% if operation.bias in ("fp16", "bf16") %}
   // Elements of 16 bits of accumulators i to i + 7, by twos.
   __device__ __forceinline__ uint4 read_eight(int i) const {
     uint4 x;
     const int lane = threadIdx.x % 32;
     const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
-    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
-    else  // columns 0 and 8 of 8 rows, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
+{% if column_pairs %}
+    // Rows 0 and 8 of 8 columns, then of the next 8.
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+{% else %}
+    // Columns 0 and 8 of 8 rows, then of the next 8.
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
+{% endif %}
     return x;
   }
+{% endif %}
+{% if operation.masked %}
 
   // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
   __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
     const int lane = threadIdx.x % 32;
-    if constexpr (kColumnPairs) {  // of 16 columns of both rows
-      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
-        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
-        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
-        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
-      }
-    } else {
-      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
-      CUTE_UNROLL
-      for (int j = 0; j < 8; ++j)
-        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+{% if column_pairs %}
+    const uint32_t pair = lane % 4 * 0x22 + 0x10;  // of the bytes of 8 columns, the thread's two
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+      const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+      x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+      x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
     }
+{% else %}
+    const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+    CUTE_UNROLL
+    for (int j = 0; j < 8; ++j)
+      x[j] = kScores > i + j ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+{% endif %}
   }
+{% endif %}
 };
 struct Staging {
 {% if operation.bias in ("fp16", "bf16") %}
@@ -102,9 +111,11 @@ struct Score {
 {% if staged %}
   const Staging& staging;
 {% endif %}
+{% if reads %}
   struct Eight {
-    uint32_t bias[8], shown[8];
+    uint32_t {{ "bias[8]" if operation.bias != "none" }}{{ ", " if operation.bias != "none" and operation.masked }}{{ "shown[8]" if operation.masked }};
   };
+{% endif %}
 
 {% if operation.bias != "none" %}
   // `row` and `column` are the thread's first in the sequence, of `head`.
@@ -151,8 +162,8 @@ struct Score {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
   }
-  __device__ __forceinline__ static void finish() { __syncwarp(); }
 {% endif %}
+{% if reads %}
 
   // What is read for accumulators i to i + 7; 0 where the sequence ends.
   __device__ __forceinline__ Eight read(int i) const {
@@ -172,8 +183,9 @@ struct Score {
 {% endif %}
     return eight;
   }
-
+{% endif %}
 {% if leans %}
+
   // Whether the diagonal leaves all of a warp's tile on one side: then add<true> leaves out what a row's scores have
   // in common, which is offset(). `place` is from the tile's first column to where the warp's first row stands.
   __device__ __forceinline__ bool leans(int place) {
@@ -182,9 +194,10 @@ struct Score {
   }
   __device__ __forceinline__ float offset(int i) const { return slope * (distance + row_of(i)); }
 
-  template <bool kLeans = false>
+  template <bool kLeans>
 {% endif %}
 {% if operation.bias != "none" %}
+
   // What is added to the score of accumulator i.
   __device__ __forceinline__ float term(int i, const Eight& eight) const {
 {% if operation.bias == "fp32" %}
@@ -195,22 +208,16 @@ struct Score {
 {% endif %}
     return {{ added("bias") }};
   }
-{% else %}
-  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
-{% if leans %}
-    x = fmaf(kLeans ? -slope : slope, kLeans ? column_of(i) : fabsf(distance + (row_of(i) - column_of(i))), x);
-{% elif added("x") != "x" %}
-    x = {{ added("x") }};
-{% endif %}
-    return x;
+{% elif leans %}
+  __device__ __forceinline__ float add(int i, float x) const {
+    return fmaf(kLeans ? -slope : slope, kLeans ? column_of(i) : fabsf(distance + (row_of(i) - column_of(i))), x);
   }
-{% endif %}
+{% elif adds %}
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
-{% if operation.masked %}
-    return eight.shown[i % 8] == 0;
-{% else %}
-    return false;
+  __device__ __forceinline__ float add(int i, float x) const { return {{ added("x") }}; }
 {% endif %}
-  }
+{% if operation.masked %}
+
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
+{% endif %}
 };

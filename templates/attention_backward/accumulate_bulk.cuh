@@ -36,7 +36,7 @@ __device__ __forceinline__ void pass_turn(int* turns) {
 __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = {{ rank }}; i < p.sharing; {{ next_head }}) {
 {% if operation.blocks %}
     const List list(p, work, i);
     CUTE_NO_UNROLL

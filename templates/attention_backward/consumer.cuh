@@ -32,27 +32,43 @@ __device__ __forceinline__ float fast_exp2(float x) {
 }
 
 {% if not operation.blocks %}
+{% if bounds_right %}
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
+{% else %}
+// Whether columns [column, column + 64) reach beyond the sequence.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int column) {
+{% endif %}
+{% if diagonal %}
   row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+{% endif %}
+  return column + kWgmmaM > sequence.columns(p)
+{%- if bounds_right %} || column + kWgmmaM - 1 > row + p.right{% endif %}
+{%- if bounds_left %} ||
+         column < row + kQRows - 1 - p.left{% endif %};
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
+{% if bounds_right %}
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
                                      int column) {
-  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
+  row += {{ "sequence.diagonal(p) + " if diagonal }}threadIdx.x % 4 * 2;
+{% else %}
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence,
+                                     int column) {
+{% endif %}
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+{% if bounds_right %}
+    const int begin = column - p.right - row;
+{% endif %}
+    const int end = column >= sequence.columns(p) ? 0 : {{ "column + p.left + 1 - row" if bounds_left else "kQRows" }};
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end{% if bounds_right %} || place < begin{% endif %}) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -116,10 +132,10 @@ struct Consumer {
   }
 {% endif %}
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[{{ "step.parity" if layout.ds_stages == 2 else "0" }}][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds{{ " + step.parity * (kKvTile / kWgmmaM * kDsBoxBytes / 16)" if layout.ds_stages == 2 }};
   }
 {% if operation.dropout %}
 
@@ -209,18 +225,26 @@ __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores]
 {% endif %}
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at{{ ", Words& words" if operation.dropout }}{{ ", float (&dp)[kScores]" if fused }}) {
+{% if capped %}
   c.scaling.cap(scores);
+{% endif %}
 {% if operation.blocks %}
   if (step.mask >= 0) hide(c, scores, step.mask);
 {% else %}
+{% if bounds_right %}
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
+{% else %}
+  if (partial(c.p, c.work.sequence, c.column)) mask(scores, c.p, c.work.sequence, c.column);
+{% endif %}
 {% endif %}
 {% if mask_alone %}
   if (c.hides) hide(c, scores, step);
 {% elif scored %}
   const Score score = score_of(c, step);
-  Score::Eight eight;
+{% if reads %}
+  Score::Eight eight{};
+{% endif %}
 {% endif %}
 {% if staged and not mask_alone %}
   Score::await();
@@ -234,18 +258,20 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% if operation.bias != "none" %}
     const float2 correction = statistics(c.shared.statistics[at.stage].rows[2] + c.row, i);
 {% endif %}
-{% if scored and not mask_alone %}
+{% if reads and not mask_alone %}
     if (i % 2 == 0) eight = score.read(4 * i);
 {% endif %}
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
 {% if scored and not mask_alone %}
+{% if operation.masked %}
       if (score.hides(4 * i + j, eight)) x = __uint_as_float(kHidden);
       if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
+{% endif %}
 {% if operation.bias == "none" %}
-      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
-      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, eight, -lse.y)));
+      const float low = fast_exp2(fmaf(x, c.scaling.exponent, {{ "score.add(4 * i + j, -lse.x)" if adds else "-lse.x" }}));
+      const float high = fast_exp2(fmaf(y, c.scaling.exponent, {{ "score.add(4 * i + j + 1, -lse.y)" if adds else "-lse.y" }}));
 {% else %}
       const float low_score = biased(c, x, score.term(4 * i + j, eight));
       const float high_score = biased(c, y, score.term(4 * i + j + 1, eight));
@@ -261,8 +287,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% else %}
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
 {% endif %}
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = {{ "steepen(low, x)" if capped else "low" }};
+      y = {{ "steepen(high, y)" if capped else "high" }};
 {% if fused %}
       const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
       dp[4 * i + j] = fmaf(drops_low ? 0 : x, dp[4 * i + j], -x * delta.x);
@@ -322,8 +348,8 @@ __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kCons
 
 {% include "attention_backward/accumulate_" ~ schedule.accumulate ~ ".cuh" %}
 
-{% if steps_part == "serial" %}
-{% include "attention_backward/held_" ~ held_part ~ ".cuh" %}
+{% if held %}
+{% include "attention_backward/held_some.cuh" %}
 
 {% endif %}
 {% include "attention_backward/steps_" ~ steps_part ~ ".cuh" %}
@@ -331,9 +357,18 @@ __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kCons
 {% include "attention_backward/gradients_" ~ gradients_part ~ ".cuh" %}
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work{{ "" if operation.dropout else "&" }} work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+{% if layout.parts > 1 %}
+  const int part = __shfl_sync(~0u, work.part, 0);  // the shuffle makes it warp-uniform
+{% else %}
+  constexpr int part = 0;
+{% endif %}
+{% if shares_rows %}
+  const int box = part, row = consumer * kQRows;
+  constexpr int own = 0;
+{% else %}
+  const int box = consumer, own = box * kWgmmaM * kSpan / 16;
+  constexpr int row = 0;
+{% endif %}
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
   const uint64_t v = matrix(shared.v, {{ value_tile }}<kKvRows>::kBoxBytes, 8 * {{ value_span }}, {{ layout.v_layout_type }});
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
@@ -364,23 +399,23 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% if operation.blocks %}
     const int count = work.end;
 {% else %}
-    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    const int count = (work.end - work.begin) * {{ "((p.sharing - rank() + kCluster - 1) / kCluster)" if schedule.cluster > 1 else "p.sharing" }};
 {% endif %}
 {% if staged %}
-    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing + rank());
+    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing{{ plus_rank }});
 {% endif %}
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
 {% if operation.blocks %}
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      steps.next(c, dk, dv, {0, 0, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}}, position, i + 1 < count);
+      steps.next(c, dk, dv, {0, 0, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}}, position{{ ", i + 1 < count" if schedule.overlap }});
       position.advance();
     }
 {% else %}
-    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+    int n = work.begin, tile = work.first_tile{{ " + rank() * p.q_tiles" if schedule.cluster > 1 }};  // of the head's first q tile
 {% if scored %}
-    int head = work.head * p.sharing + rank();
+    int head = work.head * p.sharing{{ plus_rank }};
 {% endif %}
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
@@ -388,25 +423,27 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% if staged %}
       Step step{m * kQTile, tile + m, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}, head};
 {% else %}
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}{{ ", head" if scored }}}, position, i + 1 < count);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}{{ ", head" if scored }}}, position{{ ", i + 1 < count" if schedule.overlap }});
       position.advance();
 {% endif %}
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += kCluster * p.q_tiles;
+        tile += {{ "kCluster * " if schedule.cluster > 1 }}p.q_tiles;
 {% if scored %}
-        head += kCluster;
+        head += {{ "kCluster" if schedule.cluster > 1 else "1" }};
 {% endif %}
       }
 {% if staged %}
       step.next_row = i + 1 < count ? walk(p, work, n) * kQTile : -1;
       step.next_head = head;
-      steps.next(c, dk, dv, step, position, i + 1 < count);
+      steps.next(c, dk, dv, step, position{{ ", i + 1 < count" if schedule.overlap }});
       position.advance();
 {% endif %}
     }
 {% endif %}
-    steps.end(c, count);
+{% if ends %}
+    steps.end(c{{ ", count" if shares_rows }});
+{% endif %}
   }
   store_gradients(c, dk, dv);
 }

@@ -35,10 +35,13 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
     }
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int r = i / 2, column = first + pair + i % 2, diagonal = row[r] + sequence.diagonal(p);
-      if (column >= columns || (kBoundsRight && column > diagonal + right(p)) ||
-          (kBoundsLeft && column < diagonal - left(p)))
-        continue;
+      const int r = i / 2, column = first + pair + i % 2;
+{% if bounds_right %}
+      const int diagonal = row[r]{{ " + sequence.diagonal(p)" if diagonal }};
+{% endif %}
+      if (column >= columns
+{%- if bounds_right %} || column > diagonal + p.right{% endif %}
+{%- if bounds_left %} || column < diagonal - p.left{% endif %}) continue;
 {% if operation.masked %}
       if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
 {% endif %}

@@ -7,7 +7,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
   int turn = threadIdx.x / 32 - kFirstMaker;
   Ring<kWordStages> at{0, 1};
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = {{ rank }}; i < p.sharing; {{ next_head }}) {
     const uint32_t head = work.sequence.{{ "number" if operation.lengths == "packed" else "batch" }} * ({{ heads }}) + work.head * p.sharing + i;
 {% if operation.blocks %}
     const List list(p, work, i);
@@ -21,8 +21,8 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
 {% endif %}
       shared.words_empty[at.stage].wait(at.phase);
       make_words(shared.words[at.stage], dropout, head, turn, [&](int i) {
-        const int consumer = i / (kPatches * 4), box = kKvRows == kKvTile ? consumer : work.part;
-        const int first = m * (kQTile / 16) + (kQRows == kQTile ? 0 : consumer * kPatches);
+        const int consumer = i / (kPatches * 4), box = {{ "work.part" if shares_rows else "consumer" }};
+        const int first = m * (kQTile / 16){{ " + consumer * kPatches" if shares_rows }};
         return make_uint2(first + i % kPatches, column + box * (kWgmmaM / 16) + i / kPatches % 4);
       });
       release(shared.words_full[at.stage]);

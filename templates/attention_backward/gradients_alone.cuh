@@ -19,7 +19,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, {{ "c.consumer" if shares_rows else "c.part" }} * kColumns + box * kBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void stage_dv(uint8_t* rows, const float (&gradient)[
 __device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kValueBoxes / kParts; ++box)
-    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, gradient_part(c) * kValueColumns + box * kValueBoxColumns, corner,
+    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, {{ "c.consumer" if shares_rows else "c.part" }} * kValueColumns + box * kValueBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -56,11 +56,18 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
                                                 const float (&dv)[{{ value_gradients }}]) {
 {# With trimming a pair's threads have no register to keep it in till here. #}
 {% set own_consumer = "(int(threadIdx.x) / 128 - 1)" if operation.trims and schedule.cluster_split == "rows" else "c.consumer" %}
-  const int own = kKvRows == kKvTile ? {{ own_consumer }} * kWgmmaM * kSpan : 16 * c.columns<kKvRows>({{ own_consumer }});
+{% if shares_rows %}
+  const int own = 16 * c.columns<kKvRows>({{ own_consumer }});
 {% if operation.dim_v %}
-  const int own_v = kKvRows == kKvTile ? {{ own_consumer }} * kWgmmaM * kValueSpan : 16 * c.value_columns<kKvRows>({{ own_consumer }});
+  const int own_v = 16 * c.value_columns<kKvRows>({{ own_consumer }});
 {% endif %}
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  meet();  // the other warpgroup reads the same rows of v
+{% else %}
+  const int own = {{ own_consumer }} * kWgmmaM * kSpan;
+{% if operation.dim_v %}
+  const int own_v = {{ own_consumer }} * kWgmmaM * kValueSpan;
+{% endif %}
+{% endif %}
   {{ stage_dv }}(c.shared.v + {{ own_v }}, dv, {{ "1 / c.p.keep" if divides_gradients else "1" }});
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either

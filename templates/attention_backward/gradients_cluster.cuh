@@ -6,8 +6,7 @@
 constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
 constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
 constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
-constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
-static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
+static_assert(kFragments % kCluster == 0 && {{ "2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes" if together else "kGradientBytes <= 2 * kKvBytes" }});
 static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
 static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
 
@@ -74,17 +73,19 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
       p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
   Element* const dv_tile =
       p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
-  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
+  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv{{ " + kGradientBytes" if together }};
   meet();  // all have multiplied with k, v, q and do
   lay(of_dv, dv, warp);
-  if (kTogether) lay(of_dk, dk, warp);
+{% if together %}
+  lay(of_dk, dk, warp);
+{% endif %}
   sync_cluster();  // the blocks' fragments are there
   store_sums(c, of_dv, dv_tile, p.dv_seq, {{ "1 / p.keep" if divides_gradients else "1" }}, warp);
-  if (!kTogether) {
-    sync_cluster();  // every reader is done with them
-    lay(of_dk, dk, warp);
-    sync_cluster();
-  }
+{% if not together %}
+  sync_cluster();  // every reader is done with dv, where dk goes
+  lay(of_dk, dk, warp);
+  sync_cluster();
+{% endif %}
   store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale{{ " / p.keep" if divides_gradients }}, warp);
   sync_cluster();  // shared memory must outlive the blocks that read it
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it

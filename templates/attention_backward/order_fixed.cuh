@@ -11,19 +11,27 @@ __device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
   const Sequence& sequence = work.sequence;
 {% if operation.trims %}
-  const int own = work.column / kKvTile, diagonal = sequence.diagonal(p);
-  const int columns = min(work.keys_end, sequence.columns(p));
+  const int own = work.column / kKvTile, columns = min(work.keys_end, sequence.columns(p));
 {% else %}
-  const int own = work.column / kKvTile, diagonal = sequence.diagonal(p), columns = sequence.columns(p);
+  const int own = work.column / kKvTile, columns = sequence.columns(p);
+{% endif %}
+{% if diagonal %}
+  const int diagonal = sequence.diagonal(p);
 {% endif %}
   if (p.leftward) {  // from the last column that one of the tile's rows attends to
+{% if bounds_right %}
     const int rows = min(row + kQTile, sequence.rows(p));
-    return ((kBoundsRight ? min(columns, rows + diagonal + right(p)) : columns) - 1) / kKvTile - own;
+    return (min(columns, rows{{ diagonal }} + p.right) - 1) / kKvTile - own;
+{% else %}
+    return (columns - 1) / kKvTile - own;
+{% endif %}
   }
 {% if operation.trims %}
-  const int first = kBoundsLeft ? max(work.keys_begin, row + diagonal - left(p)) : work.keys_begin;
+  const int first = {{ "max(work.keys_begin, row%s - p.left)" | format(diagonal) if bounds_left else "work.keys_begin" }};
   return own - first / kKvTile;  // from the row's first column
+{% elif bounds_left %}
+  return own - max(0, row{{ diagonal }} - p.left) / kKvTile;  // from the row's first column
 {% else %}
-  return own - (kBoundsLeft ? max(0, row + diagonal - left(p)) : 0) / kKvTile;  // from the row's first column
+  return own;
 {% endif %}
 }

@@ -3,17 +3,19 @@
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column{{ " + work.part * kKvRows" if shares_rows }};
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+{% if single_do %}
   uint32_t parity = 1;
+{% endif %}
 {% if operation.blocks %}
   bool first = true;
 {% endif %}
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = {{ rank }}; i < p.sharing; {{ next_head }}) {
     const int head = work.head * p.sharing + i;
 {% if operation.blocks %}
     const List list(p, work, i);
@@ -33,8 +35,10 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
 {% endif %}
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+{% if single_do %}
+      const Position of_do{0, parity};  // q has more stages
+{% endif %}
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[{{ "of_do" if single_do else "position" }}.stage];
       shared.q_empty[position.stage].wait(position.phase);
 {% if operation.blocks %}
       shared.mask[position.stage] = listed.y;  // released with what comes next
@@ -50,20 +54,22 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       if (first) load_values(p, shared, work, columns);
       first = false;
 {% else %}
-      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
+      if (i == {{ rank }} && n == work.begin) load_values(p, shared, work, columns);
 {% endif %}
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      shared.do_empty[{{ "of_do" if single_do else "position" }}.stage].wait({{ "of_do" if single_do else "position" }}.phase);
       do_full.arrive_and_expect_tx({{ do_bytes }});
 {% if branches %}
       if (non_finite)  // by a branch: there is no register for the address of a map
-        {{ value_tile }}<kQTile>::load(p.dq_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+        {{ value_tile }}<kQTile>::load(p.dq_map, do_full, kEvictLast, shared.d_o[{{ "of_do" if single_do else "position" }}.stage], rows, head);
       else
-        {{ value_tile }}<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+        {{ value_tile }}<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[{{ "of_do" if single_do else "position" }}.stage], rows, head);
 {% else %}
-      {{ value_tile }}<kQTile>::load({{ "do_map" if operation.masks_rows else "p.do_map" }}, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      {{ value_tile }}<kQTile>::load({{ "do_map" if operation.masks_rows else "p.do_map" }}, do_full, kEvictLast, shared.d_o[{{ "of_do" if single_do else "position" }}.stage], rows, head);
 {% endif %}
       position.advance();
+{% if single_do %}
       parity ^= 1;
+{% endif %}
     }
   }
 }

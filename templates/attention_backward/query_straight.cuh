@@ -1,15 +1,19 @@
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+{% if shares_rows %}
+// Issues the MMA over a CTA's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
+{% else %}
+// Issues the MMA over the rows of k.
+{% endif %}
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+  {% if shares_rows %}if (!kMore) {% endif %}fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
-                    dq, kMore || step > 0);
+                    dq, {% if shares_rows %}kMore || {% endif %}step > 0);
   cute::warpgroup_commit_batch();
 }
 

@@ -1,7 +1,7 @@
 // The gradients of scores leave as ds lies in shared memory, when all have written it: one thread of the warpgroup
 // that has a box stores it, and waits until it is read before anybody writes there again.
 __device__ __forceinline__ bool stores_ds(const Consumer& c) {
-  return threadIdx.x % 128 == 0 && (kKvRows == kKvTile ? c.part : c.consumer) == 0;
+  return threadIdx.x % 128 == 0 && {{ "c.consumer" if shares_rows else "c.part" }} == 0;
 }
 __device__ __forceinline__ void store_ds(const Consumer& c, Step step) {
   if (!stores_ds(c)) return;

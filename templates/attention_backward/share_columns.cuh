@@ -31,5 +31,3 @@ __device__ __forceinline__ void await_ds(const Consumer& c, Step step) { c.share
 __device__ __forceinline__ void release_ds(const Consumer& c) { release(c.shared.ds_empty); }
 
 {% endif %}
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }

@@ -71,6 +71,3 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
-
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }

@@ -12,32 +12,34 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
                                        Position at, bool more) {
-    const Position of_do = beside(at, step.parity);
+{% if single_do %}
+    const Position of_do{0, step.parity};  // q has more stages
+{% endif %}
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
 {% if operation.blocks %}
     c.read(step, at);
 {% endif %}
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    c.shared.do_full[{{ of_do }}.stage].wait({{ of_do }}.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
 {% if operation.dim_v %}
-    multiply_values(dp, c.own_v(), c.staged_do(of_do));
+    multiply_values(dp, c.own_v(), c.staged_do({{ of_do }}));
 {% else %}
-    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    multiply_scores(dp, c.v + c.own, c.staged_do({{ of_do }}));
 {% endif %}
 {% if operation.dropout %}
     Words words;
 {% endif %}
     weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
-    {{ multiply_dv }}(dv, weights, c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.part));
+    {{ multiply_dv }}(dv, weights, c.staged_do({{ of_do }}) + c.{{ value_offset }}<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
     await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
     cute::warpgroup_wait<0>();
     fence(dv);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[{{ of_do }}.stage]);
     pack(weights, dp);
     write(c, c.own_ds(step), weights);
     multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
@@ -66,7 +68,7 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  __device__ __forceinline__ void end(const Consumer&, int) {
+  __device__ __forceinline__ void end(const Consumer&) {
     cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
   }

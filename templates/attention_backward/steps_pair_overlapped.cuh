@@ -12,20 +12,22 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
                                        Position at, bool more) {
-    const Position of_do = beside(at, step.parity);
+{% if single_do %}
+    const Position of_do{0, step.parity};  // q has more stages
+{% endif %}
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
 {% if operation.blocks and not reads_late %}
     c.read(step, at);
 {% endif %}
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    c.shared.do_full[{{ of_do }}.stage].wait({{ of_do }}.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
 {% if operation.dim_v %}
-    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);
+    multiply_values(dp, c.v, c.staged_do({{ of_do }}) + c.row * kValueSpan / 16);
 {% else %}
-    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+    multiply_scores(dp, c.v, c.staged_do({{ of_do }}) + half);
 {% endif %}
 {% if reads_late %}
     c.read(step, at);
@@ -36,7 +38,7 @@ struct Steps {
     weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
     write(c, own_p(c, step), weights);
     meet();
-    {{ multiply_dv }}(dv, staged_p(c, step), c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.consumer));
+    {{ multiply_dv }}(dv, staged_p(c, step), c.staged_do({{ of_do }}) + c.{{ value_offset }}<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
@@ -55,7 +57,7 @@ struct Steps {
     multiply_own_query(c, dq, step);
     cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
     fence(dv);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[{{ of_do }}.stage]);
     multiply_peer_query(c, dq, step);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
     Position ahead = at;

@@ -5,8 +5,10 @@ struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
+                                       Position at) {
+{% if single_do %}
+    const Position of_do{0, step.parity};  // q has more stages
+{% endif %}
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
@@ -15,11 +17,11 @@ struct Steps {
 {% if operation.blocks and not reads_late %}
     c.read(step, at);
 {% endif %}
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    c.shared.do_full[{{ of_do }}.stage].wait({{ of_do }}.phase);
 {% if operation.dim_v %}
-    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);
+    multiply_values(dp, c.v, c.staged_do({{ of_do }}) + c.row * kValueSpan / 16);
 {% else %}
-    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+    multiply_scores(dp, c.v, c.staged_do({{ of_do }}) + half);
 {% endif %}
 {% if reads_late %}
     c.read(step, at);
@@ -32,7 +34,7 @@ struct Steps {
     weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
     write(c, own_p(c, step), weights);
     meet();
-    {{ multiply_dv }}(dv, staged_p(c, step), c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.consumer));
+    {{ multiply_dv }}(dv, staged_p(c, step), c.staged_do({{ of_do }}) + c.{{ value_offset }}<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
@@ -53,7 +55,7 @@ struct Steps {
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[{{ of_do }}.stage]);
 {% if operation.bias_gradient %}
     await_stored_ds(c);
 {% endif %}

@@ -2,13 +2,19 @@
 // use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
 // dq leaves.
 struct Steps {
+{% if held %}
   Held held;
 
   __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
+{% else %}
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
+{% endif %}
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[{{ value_gradients }}], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
+                                       Position at) {
+{% if single_do %}
+    const Position of_do{0, step.parity};  // q has more stages
+{% endif %}
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
@@ -16,8 +22,14 @@ struct Steps {
 {% if operation.blocks and not reads_late %}
     c.read(step, at);
 {% endif %}
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    held.multiply(c, dp, c.staged_do(of_do));
+    c.shared.do_full[{{ of_do }}.stage].wait({{ of_do }}.phase);
+{% if held %}
+    held.multiply(c, dp, c.staged_do({{ of_do }}));
+{% elif operation.dim_v %}
+    multiply_values(dp, c.own_v(), c.staged_do({{ of_do }}));
+{% else %}
+    multiply_scores(dp, c.v + c.own, c.staged_do({{ of_do }}));
+{% endif %}
 {% if reads_late %}
     c.read(step, at);
 {% endif %}
@@ -39,7 +51,7 @@ struct Steps {
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
 {% endif %}
-    {{ multiply_dv }}(dv, weights, c.staged_do(of_do) + c.{{ value_offset }}<kQTile>(c.part));
+    {{ multiply_dv }}(dv, weights, c.staged_do({{ of_do }}) + c.{{ value_offset }}<kQTile>(c.part));
     pack(ds, dp);
 {% if layout.ds_stages == 1 %}
     await_ds(c, step);
@@ -62,7 +74,7 @@ struct Steps {
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[{{ of_do }}.stage]);
 {% if layout.ds_stages == 1 %}
 {% if operation.bias_gradient %}
     await_stored_ds(c);
@@ -74,10 +86,8 @@ struct Steps {
     fence(dk);
     release(c.shared.q_empty[at.stage]);
   }
-
 {% if operation.bias_gradient %}
-  __device__ __forceinline__ void end(const Consumer& c, int) { await_stored_ds(c); }
-{% else %}
-  __device__ __forceinline__ void end(const Consumer&, int) {}
+
+  __device__ __forceinline__ void end(const Consumer& c) { await_stored_ds(c); }
 {% endif %}
 };

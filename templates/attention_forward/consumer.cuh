@@ -30,7 +30,10 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 
 {% if not operation.promoted %}
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+{% if schedule.rescale == "needed" %}
+  // Only where the maximum of one of the warp's rows grew.
+  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+{% endif %}
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -46,7 +49,9 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
+{% if schedule.pingpong %}
   Turns turns;
+{% endif %}
   Ring<kQStages> at_q;
   Position position;
   int begin;         // the last kv tile: they are walked from the right to the left
@@ -55,7 +60,10 @@ struct Consumer {
   int row, column;   // the thread's first, in a tile
   int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
 {% else %}
-  int row, column;   // the thread's first; the row counts from where bounds are relative to
+{% if bounds_right %}
+  int row;           // the thread's first, counted from where bounds are relative to
+{% endif %}
+  int column;        // the thread's first in a tile
 {% endif %}
 {% if scored %}
   Sequence sequence;
@@ -83,10 +91,17 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
+{% if layout.q_stages == 1 %}
+  // The scores of tile n are there: k's stage is released, and after the last tile q's only stage.
   __device__ __forceinline__ void release_operands(int n) const {
+{% else %}
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
+{% endif %}
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
+{% if layout.q_stages == 1 %}
+    if (n == begin) release_q();
+{% endif %}
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * ({{ "Values::kBytes" if values_apart else "kStageBytes" }} / 16); }
@@ -141,17 +156,15 @@ struct Consumer {
 {% endif %}
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 8) {
+{% if reads %}
       const Score::Eight eight = score.read(i);
+{% endif %}
       CUTE_UNROLL
       for (int j = i; j < i + 8; ++j)
-{% if operation.bias != "none" %}
-        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
-{% else %}
-        scores[j] = score.hides(j, eight) ? minus_infinity() : score.add{{ "<kLeans>" if leans }}(j, eight, scores[j]);
-{% endif %}
+        scores[j] = {{ changed }};
     }
 {% if staged %}
-    Score::finish();
+    __syncwarp();  // all lanes have read what is staged, before one copies the next tile's there
 {% if not mask_alone %}
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
 {% endif %}
@@ -159,10 +172,13 @@ struct Consumer {
   }
 
 {% endif %}
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+{% if skips %}
+  // Passes over a tile that the CTA loads for rows further down: takes its turn, and releases k and v.
   __device__ __forceinline__ void skip() {
+{% if schedule.pingpong %}
     turns.begin();
     turns.pass();
+{% endif %}
     shared.k_full[position.stage].wait(position.phase);
     release(shared.k_empty[position.stage]);
     shared.v_full[position.stage].wait(position.phase);
@@ -174,6 +190,7 @@ struct Consumer {
     at_words.advance();
 {% endif %}
   }
+{% endif %}
 {% if operation.dropout %}
 
   // Reads which weights of the next tile are dropped.
@@ -272,17 +289,24 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
 {% endif %}
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
+{% if schedule.pingpong %}
     c.turns.begin();
+{% endif %}
   }
   multiply_scores(scores, c.q, c.staged_k());
+{% if schedule.pingpong %}
   if (any) c.turns.pass();
+{% endif %}
 }
 
+{% if skips %}
 // Passes over all such tiles at the beginning of a piece of work.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
+
+{% endif %}
 
 // Gives back the last v of a piece of work, once the output's products with it are there.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
@@ -298,11 +322,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% else %}
   const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
 {% endif %}
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, {{ "Scaling(p)" if capped or not operation.eight else "Scaling()" }}{{ ", Turns(consumer)" if schedule.pingpong }}};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs]{{ ", product[kOutputs]" if operation.promoted }};
   Work work = c.await_work();
+{% if skips %}
   skip(c, work);
+{% endif %}
   begin(c, scores, work);
   while (work.more) {
     c.begin = work.begin;
@@ -311,7 +337,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     c.row = consumer * kWgmmaM + thread_row();
     c.masks = work.masks - work.full_end;
 {% else %}
-    c.row = work.row + work.sequence.diagonal(p) + thread_row();
+{% if bounds_right %}
+    c.row = work.row + {{ "work.sequence.diagonal(p) + " if diagonal }}thread_row();
+{% endif %}
 {% endif %}
 {% if scored %}
     c.sequence = work.sequence;
@@ -333,42 +361,57 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_NO_UNROLL
       for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, {{ outputs }}, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, {{ outputs }}, weights, rows, n);
+      for (; n > work.begin{% if bounds_left %} && n >= work.full_begin{% endif %}; --n) Steps::next<false>(c, scores, {{ outputs }}, weights, rows, n);
+{% if bounds_left %}
       CUTE_NO_UNROLL
-      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, {{ outputs }}, weights, rows, n);
-      Steps::weigh(c, scores, {{ product }}, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      for (; n > work.begin; --n) Steps::next<true>(c, scores, {{ outputs }}, weights, rows, n);
+{% endif %}
+      Steps::weigh(c, scores, {{ product }}, weights, rows, n, n >= work.full_end{% if bounds_left %} || n < work.full_begin{% endif %});
       const int stage = c.position.stage;
       Steps::last(c, {{ product }}, weights);
 {% else %}
-      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      Steps::first(c, scores, {{ "output, " if not schedule.overlap }}weights, rows, n, n >= work.full_end{% if bounds_left %} || n < work.full_begin{% endif %});
       CUTE_NO_UNROLL
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
 {% if mask_alone %}
-      for (; work.shown_begin >= work.shown_end && n >= work.full_begin; --n)  // without branches, which take time
+      for (; work.shown_begin >= work.shown_end && n >= work.{{ "full_begin" if bounds_left else "begin" }}; --n)  // without branches, which take time
         Steps::next<false, true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
 {% endif %}
-      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      for (; n >= work.{{ "full_begin" if bounds_left else "begin" }}; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+{% if bounds_left %}
       CUTE_NO_UNROLL
-      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
-      const int stage = c.before().stage;
-      Steps::last(c, output, weights, rows);
+      for (; n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
 {% endif %}
-      if (kQStages > 1) c.release_q();
+      const int stage = c.before().stage;
+{% if schedule.overlap %}
+      Steps::last(c, output, weights{{ ", rows" if rescales_between }});
+{% endif %}
+{% endif %}
+{% if layout.q_stages > 1 %}
+      c.release_q();
+{% endif %}
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
+{% if skips %}
+      if (next.skipped == 0) {
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
         release_last_v(c, {{ product }}, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
+      } else {  // what is skipped may be loaded to the stage of this tile's v, which must be released first
         cute::warpgroup_wait<0>();
         release_last_v(c, {{ product }}, stage);
         skip(c, next);
         begin(c, scores, next);
       }
+{% else %}
+      // The next tile's first scores are multiplied while this tile's output is stored.
+      begin(c, scores, next);
+      cute::warpgroup_wait<1>();
+      release_last_v(c, {{ product }}, stage);
+{% endif %}
 {% if operation.promoted %}
       add(output, product, rows);
 {% endif %}
@@ -377,12 +420,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       c.release_q();
       c.at_q.advance();
       next = c.await_work();
+{% if skips %}
       skip(c, next);
+{% endif %}
       begin(c, scores, next);
     }
     store(c, work, output, rows);
     work = next;
   }
   cute::warpgroup_wait<0>();
+{% if schedule.pingpong %}
   c.turns.finish();
+{% endif %}
 }

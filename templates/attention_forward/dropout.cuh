@@ -8,7 +8,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
   for (Ring<kQStages> q{0, 0};; q.advance()) {
     shared.q_full[q.stage][0].wait(q.phase);
     const Work& work = shared.work[q.stage][0];
-    const int more = work.more, begin = work.begin, end = work.end + work.skipped;
+    const int more = work.more, begin = work.begin, end = work.end{{ " + work.skipped" if skips }};
     const uint32_t head = work.sequence.{{ "number" if operation.lengths == "packed" else "batch" }} * {{ heads }} + work.head, rows = work.row / 16;
 {% if operation.blocks %}
     const int* const listed = p.listed + int64_t(work.list) * p.list_tiles;

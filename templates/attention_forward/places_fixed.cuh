@@ -5,9 +5,9 @@ __device__ __forceinline__ Place place(const Parameters& p, int tile, int all_he
   const bool shared = p.bias_batch == 0;
   const int inner = shared ? p.all_heads / p.heads : p.heads, outer = all_head / inner, rest = all_head - outer * inner;
   const int batch = shared ? rest : outer, head = shared ? outer : rest;
-  return { {batch}, head, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile};
+  return { {batch}, head, {{ "(p.q_tiles - 1 - tile)" if bounds_right else "tile" }} * kQTile};
 {% else %}
   const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+  return { {batch}, all_head - batch * p.heads, {{ "(p.q_tiles - 1 - tile)" if bounds_right else "tile" }} * kQTile };
 {% endif %}
 }

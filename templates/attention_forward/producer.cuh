@@ -6,52 +6,74 @@
 {% endif %}
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
+{% if bounds_right %}
   const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const int tile = offset / heads, all_head = section * p.section + offset % heads;
+{% else %}
+  const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
+{% endif %}
   const auto [sequence, head, row] = place(p, tile, all_head);
 {% if operation.trims %}
   // Where the mask is of pairs any key may be shown, and any hidden.
   const int all_columns = sequence.columns(p);
   const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head) : make_int4(0, all_columns, 0, 0);
-  const int rows = sequence.rows(p), columns = min(all_columns, keys.y), diagonal = sequence.diagonal(p);
+  const int columns = min(all_columns, keys.y);
 {% else %}
-  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
+  const int columns = sequence.columns(p);
 {% endif %}
-  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
+{% if diagonal %}
+  const int diagonal = sequence.diagonal(p);
+{% endif %}
+{% if bounds_right %}
+  const int end = max(0, min(columns, min(row + kQTile, sequence.rows(p)){{ diagonal }} + p.right));
+{% else %}
+  const int end = columns;
+{% endif %}
 {% if operation.trims %}
-  const int begin = max(0, min(end, max(kBoundsLeft ? row + diagonal - left(p) : 0, keys.x)));
+  const int begin = max(0, min(end, {{ "max(row%s - p.left, keys.x)" | format(diagonal) if bounds_left else "max(0, keys.x)" }}));
 {% if mask_alone %}
   // Beyond the sequence's end columns are hidden whatever the mask says.
   const int shown_end = (keys.w >= all_columns ? all_columns + kKvTile - 1 : keys.w) / kKvTile;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0,
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile,
           (keys.z + kKvTile - 1) / kKvTile, shown_end};
 {% else %}
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile};
 {% endif %}
+{% elif bounds_left %}
+  const int begin = max(0, min(end, row{{ diagonal }} - p.left));
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile};
 {% else %}
-  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  return {1, row, head, sequence, 0, (end + kKvTile - 1) / kKvTile};
 {% endif %}
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
-  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
-  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
-  work.full_end = max(work.begin, full_end / kKvTile);
-  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kBoundsRight) {  // the last tiles may be for rows further down alone
-    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-{% if operation.trims %}
-    work.skipped = max(0, work.end - max(work.begin, (end + kKvTile - 1) / kKvTile));
-{% else %}
-    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+  const int columns = work.sequence.columns(p);
+{% if diagonal %}
+  const int diagonal = work.sequence.diagonal(p);
 {% endif %}
-    work.end -= work.skipped;
-  }
+{% if bounds_right %}
+  const int full_end = max(0, min(columns, row{{ diagonal }} + p.right + 1));
+  work.full_end = max(work.begin, full_end / kKvTile);
+{% else %}
+  work.full_end = max(work.begin, columns / kKvTile);
+{% endif %}
+{% if bounds_left %}
+  const int full_begin = max(0, row + kWgmmaM - 1{{ diagonal }} - p.left);
+  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
+{% endif %}
+{% if bounds_right %}
+  // The last tiles may be for rows further down alone.
+  const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)){{ diagonal }} + p.right);
+{% if operation.trims %}
+  work.skipped = max(0, work.end - max(work.begin, (end + kKvTile - 1) / kKvTile));
+{% else %}
+  work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+{% endif %}
+  work.end -= work.skipped;
+{% endif %}
   return work;
 }
 
@@ -72,7 +94,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 
 {% endif %}
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
+  Tiles tiles;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
@@ -113,7 +135,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   CUTE_NO_UNROLL
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
     shared.q_empty[q.stage][consumer].wait(q.phase);
-    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.work[q.stage][consumer].more = {{ "shared.work[q.stage][consumer].skipped = " if skips }}0;
     shared.q_full[q.stage][consumer].arrive();
   }
 }

@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 {% endif %}
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
+  Tiles tiles;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   Ring<kQStages> q{0, 1};
   Listed next;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int row = now.header.w * kQTile + consumer * kWgmmaM;
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
-      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, 0, now.header.y, 0, now.list, now.header.z};
+      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, now.header.y, now.list, now.header.z};
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   CUTE_NO_UNROLL
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
     shared.q_empty[q.stage][consumer].wait(q.phase);
-    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.work[q.stage][consumer].more = 0;
     shared.q_full[q.stage][consumer].arrive();
   }
 }

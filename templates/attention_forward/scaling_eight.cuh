@@ -12,11 +12,9 @@ struct Scaling {
   float exponent;  // the factor of {{ "a tanh" if capped else "a product" }} in the argument of exp2
 {% endif %}
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
 {% if capped %}
-    exponent = p.softcap * kLog2E;
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) { exponent = p.softcap * kLog2E; }
 {% endif %}
-  }
   // For the rows `row` and 8 below of a sequence and head.
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = {{ "__fdividef(p.scale, p.softcap)" if capped else "p.scale * kLog2E" }};
@@ -35,12 +33,12 @@ struct Scaling {
     {{ "argument = factor" if capped else "exponent = above_zero(factor)" }};
 {% endif %}
   }
-  // Reads the scale of the columns of tile n.
-  __device__ __forceinline__ void read({{ "const Parameters& p, int n" if blocks else "const Parameters&, int" }}) {
 {% if blocks %}
+  // Reads the scale of the columns of tile n.
+  __device__ __forceinline__ void read(const Parameters& p, int n) {
     of_tile = of_tiles[n * kKvTile / {{ keys_of_a_scale }} * p.k_descale_block];
-{% endif %}
   }
+{% endif %}
 {% if not capped %}
   // A masked score, -inf, must not become NaN where a scale is 0.
   __device__ __forceinline__ static float above_zero(float factor) { return factor == 0 ? 0x1p-126f : factor; }
@@ -49,7 +47,8 @@ struct Scaling {
   __device__ __forceinline__ float factor({{ "int r" if blocks and not capped else "int" }}) const {
     return {{ "above_zero(of_row[r] * of_tile)" if blocks and not capped else "exponent" }};
   }
-  __device__ __forceinline__ void cap(float (&{{ "scores" if capped or operation.scores == "int8" }})[kScores]) const {
+{% if capped or operation.scores == "int8" %}
+  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
 {% if operation.scores == "int8" %}
     CUTE_UNROLL
     for (int i = 0; i < kScores; ++i) scores[i] = float(__float_as_int(scores[i]));
@@ -60,4 +59,5 @@ struct Scaling {
       asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * {{ "(of_row[i / 2 % 2] * of_tile)" if blocks else "argument" }}));
 {% endif %}
   }
+{% endif %}
 };

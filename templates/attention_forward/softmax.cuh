@@ -32,18 +32,30 @@ struct Rows {
 };
 
 {% if not operation.blocks %}
-// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
-// 2 (l % 4) and the next of every 8.
+{% if bounds_right %}
+// Hides the columns of a KV tile that rows do not attend to, of `columns` in the sequence. Bounds are relative to
+// `row`. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
-    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
+{% else %}
+// Hides what is beyond the `columns` of the sequence. wgmma gives a lane columns 2 (l % 4) and the next of every 8.
+__device__ __forceinline__ void mask(float (&scores)[kScores], int columns, int column) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+{% endif %}
+{% if bounds_right %}
+    const int end = min(columns, row + 8 * r + p.right + 1) - column;
+{% else %}
+    const int end = columns - column;
+{% endif %}
+{% if bounds_left %}
+    const int begin = row + 8 * r - p.left - column;
+{% endif %}
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end{% if bounds_left %} || place < begin{% endif %}) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }

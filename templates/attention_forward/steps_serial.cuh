@@ -13,8 +13,10 @@ struct Steps {
 {% if operation.blocks %}
     const Shown shown(c, n, masked);
 {% endif %}
-    c.release_operands(n);
+    c.release_operands({{ "n" if layout.q_stages == 1 }});
+{% if capped %}
     c.scaling.cap(scores);
+{% endif %}
 {% if scored %}
     c.change{{ "<kEvery>" if mask_alone }}(scores, {{ "rows, " if leans }}n);
 {% endif %}
@@ -52,16 +54,17 @@ struct Steps {
                                               Weights& weights, Rows& rows, int n) {
     const int before = c.before().stage;
     c.shared.k_full[c.position.stage].wait(c.position.phase);
+{% if schedule.pingpong %}
     c.turns.begin();
+{% endif %}
     multiply_scores(scores, c.q, c.staged_k());
+{% if schedule.pingpong %}
     c.turns.pass();
+{% endif %}
     cute::warpgroup_wait<0>();
     fence(scores);
     fence(output);
     release(c.shared.v_empty[before]);
     weigh<false, kMasked{{ ", kEvery" if mask_alone }}>(c, scores, output, weights, rows, n, kMasked);
   }
-
-  // The last products are issued already.
-  static __device__ __forceinline__ void last(Consumer&, float (&)[kOutputs], Weights&, Rows&) {}
 };

@@ -4,7 +4,6 @@
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
     index = gridDim.x + taken;
     if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);

@@ -2,7 +2,6 @@
 struct Tiles {
   int tile = blockIdx.x;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
     index = tile;
     tile = p.tiles;

@@ -4,9 +4,8 @@
 struct Tiles {
   int round = 0;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
+    const int whole = {{ "p.section * p.q_tiles" if bounds_right else "p.tiles" }}, rounds = (whole + gridDim.x - 1) / gridDim.x;
     for (;;) {
       const int section = round / rounds, turn = round - section * rounds, first = section * whole;
       if (first >= p.tiles) return false;

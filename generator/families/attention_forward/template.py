@@ -10,7 +10,7 @@ from warploom.generator.families.attention_forward.header import described
 from warploom.generator.families.attention_forward.launch import KEYS_THREADS
 from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
-from warploom.generator.families.attention_forward.schedule import AttentionSpec
+from warploom.generator.families.attention_forward.schedule import AttentionOperation, AttentionSpec
 from warploom.generator.wgmma import TemplateText, wgmma
 
 MAKERS = 3  # warps that make the words of dropout
@@ -25,6 +25,7 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
     layout = attention_layout(spec.architecture, operation, schedule)
     kind = element(operation.element)
     multiplied, values = operation.element_of("k"), operation.element_of("v")
+    bounded = operation.mask != "none"
     offset = OFFSET_IF_NEEDED if schedule.rescale == "needed" else OFFSET
     # Before scores are there; what changes them leaves no registers for words.
     takes_early = (
@@ -65,6 +66,9 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         ),
         "scored": operation.scored,
         "hides": operation.hides,
+        "reads": operation.masked or operation.bias != "none",
+        "placed": operation.bias == "fp32" or operation.alibi,
+        "changed": _changed(operation),
         "staged": operation.staged,
         # Where a mask of keys hides nothing of a tile, scores are as they are without it.
         "mask_alone": operation.mask_alone,
@@ -82,16 +86,36 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         and operation.mask == "none"
         and schedule.kv_tile <= MOST_BETWEEN,
         "bounds_left": operation.mask == "window",
-        "bounds_right": operation.mask != "none",
+        "bounds_right": bounded,
+        # Whether a CTA may load KV tiles that only some of its warpgroups need.
+        "skips": bounded and not operation.blocks,
+        # What bounds are relative to, beside a row.
+        "diagonal": " + diagonal" if bounded and operation.lengths == "packed" else "",
+        "places": not operation.blocks,
+        "column_pairs": True,  # two accumulators are of one row
         # The output of a wide head takes long to rescale: it is done under the product of scores.
         "rescales_between": schedule.overlap and operation.value_dim > 128,
         "hide": "shown.hide(scores)"
         if operation.blocks
-        else "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)",
-        "turns_part": "pingpong" if schedule.pingpong else "free",
+        else TemplateText(
+            "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)"
+            if bounded
+            else "mask(scores, c.columns, n * kKvTile + c.column)"
+        ),
         "steps_part": "eight"
         if operation.eight
         else "overlapped"
         if schedule.overlap
         else "serial",
     }
+
+
+def _changed(operation: AttentionOperation) -> TemplateText:
+    """Return C++ of the score of accumulator j, with what is added to it, or -inf."""
+    score = "scores[j]"
+    if operation.bias != "none":
+        score = "fmaf(scores[j], scaling.factor, score.term(j, eight))"
+    elif any(modifier.adds for modifier in operation.modifiers):
+        score = f"score.add{'<kLeans>' * operation.leans}(j, scores[j])"
+    hidden = "score.hides(j, eight) ? minus_infinity() : " * operation.masked
+    return TemplateText(hidden + score)

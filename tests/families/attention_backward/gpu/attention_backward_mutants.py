@@ -45,8 +45,8 @@ class Mutant(attention_mutants.Mutant):
             assert all(map(torch.equal, found, first))
 
 
-AWAIT_DO = "    c.shared.do_full[of_do.stage].wait(of_do.phase);\n"
-DP = "    held.multiply(c, dp, c.staged_do(of_do));\n"
+AWAIT_DO = "    c.shared.do_full[at.stage].wait(at.phase);\n"
+DP = "    held.multiply(c, dp, c.staged_do(at));\n"
 LOAD_DO = "      do_full.arrive_and_expect_tx(kQBytes);\n"
 WRITE = "    write(c, c.own_ds(step), ds);\n"
 DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));\n"
@@ -97,7 +97,7 @@ MUTANTS = {
         pauses=((PLACE, PAUSE + PLACE),),
     ),
     "a row attends to the column right of the diagonal": Mutant(
-        wrong=(("? column - right(p) - row : 0", "? column - right(p) - 1 - row : 0"),),
+        wrong=(("begin = column - p.right - row;", "begin = column - p.right - 1 - row;"),),
         shape=Shape(2, 3, 3, 257, 257),
     ),
     "a cluster's blocks sum dk and dv that others have not laid down": Mutant(
@@ -196,7 +196,7 @@ MUTANTS = {
 UNLIKE = chosen(192, mask="causal", further={"dim_v": 128})
 SERIAL_UNLIKE = SIMPLE_UNLIKE["serial"]
 LOAD_UNLIKE_DO = "      do_full.arrive_and_expect_tx(kDoBytes);\n"
-UNLIKE_DP = "    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);\n"
+UNLIKE_DP = "    multiply_values(dp, c.v, c.staged_do(at) + c.row * kValueSpan / 16);\n"
 MUTANTS |= {
     "dp is multiplied before its do of another dimension is there": Mutant(
         wrong=((AWAIT_DO + UNLIKE_DP, UNLIKE_DP + AWAIT_DO),),
@@ -215,7 +215,7 @@ MUTANTS |= {
         kernel=UNLIKE,
     ),
     "a warpgroup has the columns of dv that the other has": Mutant(
-        wrong=(("gradient_part(c) * kValueColumns", "(1 - gradient_part(c)) * kValueColumns"),),
+        wrong=(("c.part * kValueColumns", "(1 - c.part) * kValueColumns"),),
         shape=LONG,
         kernel=UNLIKE,
     ),
