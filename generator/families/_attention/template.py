@@ -44,4 +44,4 @@ def context(modifiers: Sequence[Modifier]) -> dict[str, Any]:
 
 
 def _file(modifier: Modifier) -> str:
-    return f"_attention/modifiers/{modifier.name}.cuh"
+    return f"_attention/modifiers/{modifier.name}.cuh.jinja"
