@@ -69,7 +69,16 @@ RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
 AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
 WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
 READ_MASK = "    step.mask = shared.mask[at.stage];\n"
-PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
+# The preprocess goes on when main has begun, however late the host launches it: a pause of some time
+# was over by then where 36 processes shared a GPU. It ends after a second, where main cannot begin.
+MAIN = 'extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)\n'
+STATISTICS = "  float* statistics = p.statistics + "  # in the preprocess alone
+SUMS = "  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum"  # in the postprocess alone
+BEGUN = "  if (threadIdx.x == 0) *(volatile int*)&main_begun = 1;\n"
+UNTIL_BEGUN = (
+    "  for (const auto since = clock64(); *(volatile int*)&main_begun == 0 && "
+    "clock64() - since < 2000000000;) {}\n"
+)
 HIDE = "if (score.hides(j, eight)) scores[j] = "
 HEAD = "    const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;\n"
 AWAIT_WORDS = "      shared.words_empty[at.stage].wait(at.phase);\n"
@@ -92,9 +101,14 @@ MUTANTS = {
         pauses=((DK, PAUSE + DK),),
     ),
     "the main kernel does not wait for the preprocess": Mutant(
-        wrong=((BEFORE_WAIT + WAIT, BEFORE_WAIT + WAIT.replace("griddepcontrol.wait;\\n", "")),),
+        wrong=((BEGUN + WAIT, BEGUN + WAIT.replace("griddepcontrol.wait;\\n", "")),),
         shape=ONE_WAVE,
-        pauses=((PLACE, PAUSE + PLACE),),
+        pauses=(
+            (MAIN, "__device__ int main_begun;\n" + MAIN),
+            (BEFORE_WAIT, BEFORE_WAIT + BEGUN),
+            (STATISTICS, UNTIL_BEGUN + PAUSE + STATISTICS),
+            (SUMS, "  main_begun = 0;\n" + SUMS),
+        ),
     ),
     "a row attends to the column right of the diagonal": Mutant(
         wrong=(("begin = column - p.right - row;", "begin = column - p.right - 1 - row;"),),
