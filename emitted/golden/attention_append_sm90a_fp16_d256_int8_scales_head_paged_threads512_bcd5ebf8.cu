@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.x % p.blocks * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const bool query = row >= 2 * p.kv_heads, value = !query && row >= p.kv_heads;
   const int head = row - (query ? 2 * p.kv_heads : value ? p.kv_heads : 0);
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const int sequence = token / p.steps, index = token % p.steps;
   const bool inside = index < p.seq;

@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 128, mask causal, packed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, half of v held in registers, dq added direct
+//   q tile 64, KV tile 128, 2 consumers, 2 stages, half of v held in registers, dq added direct
 // Digest 3350b733070bde710f018210b06a432553b6ef76ca462adcead89c3bbb4abaa7; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:
@@ -61,7 +61,7 @@ constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
@@ -285,7 +285,7 @@ template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offset
 // What follows the last sequence counts as one more: of rows without columns where q is concerned, else of columns
 // without rows. So its gradients come out as 0, and nothing of it is computed with.
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query head's first q
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query head's first q
 // tile, in the storage of statistics and sums.
 struct KvPlace { Sequence sequence; int head, column, first_tile; };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
@@ -344,7 +344,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -359,7 +359,7 @@ struct Scaling {
 
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -403,10 +403,10 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work.
+// The index of the CTA's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Which of two blocks adds to a q tile's dq first is left to chance.
+// Which of two CTAs adds to a q tile's dq first is left to chance.
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
@@ -425,7 +425,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
@@ -451,7 +451,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -658,7 +658,7 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
                  : "memory");
 }
 
-// The warpgroup's 64 rows of v, of the first columns or all, in registers: the products of every step would
+// The warpgroup's 64 rows of v, of the first columns or all, in registers: the MMAs of every step would
 // read them from shared memory again.
 struct Held {
   static constexpr int kSteps = 4;  // of 16 columns
@@ -695,9 +695,9 @@ struct Held {
   }
 };
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
+// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
+// ds is written, and dk's while dq leaves.
 struct Steps {
   Held held;
 
@@ -711,7 +711,7 @@ struct Steps {
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.shared.do_full[at.stage].wait(at.phase);
     held.multiply(c, dp, c.staged_do(at));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; dp's MMAs run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
@@ -724,7 +724,7 @@ struct Steps {
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's MMAs run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[at.stage]);
@@ -735,7 +735,7 @@ struct Steps {
   }
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -820,7 +820,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim128_causal_packed_sinks_fp32_64x128_held_half_direct_3350b733(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
@@ -839,7 +839,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
@@ -854,8 +854,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 16;
 
 struct alignas(16) Eight {
@@ -887,7 +887,7 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
 // The gradient of a sink: the sum over its head's rows of -exp(sink - lse) delta. Tiles are added in an order that
 // does not change.
 
-// The sum of what all threads of the block have, in its first thread.
+// The sum of what all threads of the CTA have, in its first thread.
 __device__ __forceinline__ float sum_of_block(float x) {
   __shared__ float warps[kRowThreads / 32];
   CUTE_UNROLL
@@ -905,7 +905,7 @@ __device__ __forceinline__ bool is_of_a_sequence(const Parameters& p, const Plac
   return at.sequence.first_row + row < offset(p.cu_seqlens_q, p.batch, p.total_q);
 }
 
-// Adds up what the tiles of a head have: the block with the head's number does.
+// Adds up what the tiles of a head have: the CTA with the head's number does.
 __device__ __forceinline__ void sum_sinks(const Parameters& p) {
   const int heads = p.all_kv_heads * p.sharing;
   const int head = blockIdx.x;
@@ -978,7 +978,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 }
 
 // dq in 16 bits, by rows: scale times the sums.
-// One block for each head sums the gradient of its sink.
+// One CTA for each head sums the gradient of its sink.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim128_causal_packed_sinks_fp32_64x128_held_half_direct_3350b733_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");

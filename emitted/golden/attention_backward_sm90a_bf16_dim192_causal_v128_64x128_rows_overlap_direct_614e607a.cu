@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 192, of v 128, mask causal, fixed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, overlap, dq added direct, rows shared
+//   q tile 64, KV tile 128, 2 consumers, 2 stages, overlap, dq added direct, rows shared
 // Digest 614e607a80c9a63842e0cea5f3e54a32a4ebb8707775dba5aaca28a38f26209e; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:
@@ -68,7 +68,7 @@ constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 32;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
@@ -252,7 +252,7 @@ struct Place {
   int head, row;
 };
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
@@ -322,7 +322,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -337,7 +337,7 @@ struct Scaling {
 
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -357,8 +357,8 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kDoBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the CTA's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this CTA adds
   struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
@@ -384,16 +384,16 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work.
+// The index of the CTA's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Which of two blocks adds to a q tile's dq first is left to chance.
+// Which of two CTAs adds to a q tile's dq first is left to chance.
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
+// Starts the load of v, and of the peer's rows of k for dq: of the columns that the CTA adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
   shared.v_full.arrive_and_expect_tx(kVBytes + kKvBytes / kParts);
@@ -411,7 +411,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
@@ -437,7 +437,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -630,11 +630,11 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// The two CTAs of a pair exchange ds. A CTA writes its 64 columns to its own box of ds, when the copy
 // before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
 // written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
-// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
-// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
+// `peer_full`. Both CTAs go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one CTA's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
 // Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
@@ -656,12 +656,12 @@ __device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], 
   cute::warpgroup_commit_batch();
 }
 
-// The block's own box of ds.
+// The CTA's own box of ds.
 __device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
   return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
 }
 
-// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// Waits until the peer has the box of the step before, and has done with it. The CTA's own warpgroups have
 // as well: they have come to meet() since, with p.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   c.shared.peer_empty.wait(step.parity ^ 1);
@@ -674,7 +674,7 @@ __device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
   return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
 }
 
-// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
+// Sends the peer the CTA's box of ds, when all have written it, and expects the peer's.
 __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
   if (threadIdx.x != 128) return;  // the consumers' first
   c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
@@ -686,7 +686,7 @@ __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
                : "memory");
 }
 
-// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
+// Issues dq's MMAs over the CTA's own rows of k, then adds those over the peer's, when its ds is there.
 __device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
   multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
 }
@@ -715,8 +715,9 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 }
 
 // The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
-// leaves, dp while p is computed, dv while ds is, dk and the block's own half of dq while the peer's ds is on
-// its way. steps_overlapped.cuh says what the compiler must find.
+// leaves, dp while p is computed, dv while ds is, dk and the CTA's own half of dq while the peer's ds is on
+// its way. No wait may leave MMAs of the step before in flight: ptxas does not see around the loop, and would wait for
+// all of them.
 struct Steps {
   float scores[kScores];  // of the next step
 
@@ -739,7 +740,7 @@ struct Steps {
     write(c, own_p(c, step), weights);
     meet();
     multiply_dv(dv, staged_p(c, step), c.staged_do(at) + c.value_columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    cute::warpgroup_wait<1>();  // dp is there; dv's MMAs run on
     fence(dp);
     differentiate(c, dp, scores, at);
     pack(weights, dp);
@@ -749,7 +750,7 @@ struct Steps {
     exchange(c, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     multiply_own_query(c, dq, step);
-    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
+    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's MMAs run on
     fence(dv);
     release(c.shared.do_empty[at.stage]);
     multiply_peer_query(c, dq, step);
@@ -758,7 +759,7 @@ struct Steps {
     ahead.advance();
     if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
     multiply_scores(scores, c.k, c.staged_q(ahead) + half);
-    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' MMAs run on
     fence(dk);
     fence(dq);
     release(c.shared.q_empty[at.stage]);
@@ -766,7 +767,7 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the CTA's memory.
   __device__ __forceinline__ void end(const Consumer& c, int count) {
     cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
@@ -774,7 +775,7 @@ struct Steps {
   }
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -888,7 +889,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim192_causal_v128_64x128_rows_overlap_direct_614e607a(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
@@ -910,7 +911,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
   cute::cluster_arrive_relaxed();
   cute::cluster_wait();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
@@ -923,8 +924,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {

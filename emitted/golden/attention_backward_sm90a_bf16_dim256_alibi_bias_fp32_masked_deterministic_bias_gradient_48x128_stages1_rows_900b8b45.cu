@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask none, fixed lengths
-//   q tile 48, kv tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
+//   q tile 48, KV tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
 // Digest 900b8b45618c21ceb67bb08d86e8a653836bcaa5e7eb8fb16a9b9221cf949d5e; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:
@@ -75,7 +75,7 @@ constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 48, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 1, kDoStages = 1, kDsStages = 1;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 24;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
@@ -274,7 +274,7 @@ struct Place {
   int head, row;
 };
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
@@ -337,7 +337,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -367,7 +367,7 @@ __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 // rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
 // alone: no other waits for it.
 //
-// Without a branch: products are in flight around loads.
+// Without a branch: MMAs are in flight around loads.
 __device__ __forceinline__ uint32_t load(const float* at, bool there) {
   uint32_t x;
   asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%1];\n}"
@@ -395,7 +395,7 @@ template <int kBytes> struct Staged {
       CUTE_UNROLL
       for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
         if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
-        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
+        // By L1, in which the one row of a mask of columns stays: all CTAs ask for it.
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
                      : "memory");
@@ -477,7 +477,7 @@ struct Score {
   __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
 };
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -496,8 +496,8 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the CTA's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this CTA adds
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   Staging staging[4 * kConsumers];  // of each warp
   struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
@@ -507,7 +507,7 @@ struct SharedStorage {
   EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
   Work work;  // where registers are too few for it
   EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
-  FullBarrier ticket_full;  // the ticket that the cluster's first block has taken is here
+  FullBarrier ticket_full;  // the ticket that the cluster's first CTA has taken is here
   int ticket;
 };
 static_assert(sizeof(SharedStorage) <= 186368);
@@ -530,8 +530,8 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work: a cluster takes one ticket when it begins. Its first block does, and tells the
-// others; one thread of each asks. Where blocks share rows each is an index of its own.
+// The index of the CTA's work: a cluster takes one ticket when it begins. Its first CTA does, and tells the
+// others; one thread of each asks. Where CTAs share rows each is an index of its own.
 __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared) {
   constexpr int kBlocks = 2;
   const int block = blockIdx.x % kBlocks;
@@ -554,16 +554,16 @@ __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared
   return ticket * kBlocks + block;
 }
 
-// To the dq of a q tile kv tiles add from left to right, the longest of a causal mask first, or leftward. Blocks wait
-// for blocks with lower numbers only, and take numbers when they begin: so none waits for one that may never begin.
+// To the dq of a q tile KV tiles add from left to right, the longest of a causal mask first, or leftward. CTAs wait
+// for CTAs with lower numbers only, and take numbers when they begin: so none waits for one that may never begin.
 
-// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well; leftward
-// from a kv tile's first on, which those further right that see it begin before.
+// The q tile in place n of [begin, end): from the last on, with which KV tiles further left begin as well; leftward
+// from a KV tile's first on, which those further right that see it begin before.
 __device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n) {
   return p.leftward ? n : work.begin + work.end - 1 - n;
 }
 
-// How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
+// How many KV tiles add to the dq of the q tile that begins with `row` before the CTA's own.
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
   const Sequence& sequence = work.sequence;
   const int own = work.column / kKvTile, columns = sequence.columns(p);
@@ -574,7 +574,7 @@ __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int r
 }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
+// Starts the load of v, and of the peer's rows of k for dq: of the columns that the CTA adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
   shared.v_full.arrive_and_expect_tx(kKvBytes + kKvBytes / kParts);
@@ -592,7 +592,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
@@ -618,7 +618,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -852,11 +852,11 @@ __device__ __forceinline__ void await_stored_ds(const Consumer& c) {
   if (stores_ds(c)) cute::tma_store_wait<0>();
 }
 
-// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// The two CTAs of a pair exchange ds. A CTA writes its 64 columns to its own box of ds, when the copy
 // before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
 // written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
-// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
-// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
+// `peer_full`. Both CTAs go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one CTA's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
 // Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
@@ -868,12 +868,12 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// The block's own box of ds.
+// The CTA's own box of ds.
 __device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
   return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
 }
 
-// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// Waits until the peer has the box of the step before, and has done with it. The CTA's own warpgroups have
 // as well: they have come to meet() since, with p.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   c.shared.peer_empty.wait(step.parity ^ 1);
@@ -886,7 +886,7 @@ __device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
   return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
 }
 
-// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
+// Sends the peer the CTA's box of ds, when all have written it, and expects the peer's.
 __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
   if (threadIdx.x != 128) return;  // the consumers' first
   c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
@@ -898,7 +898,7 @@ __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
                : "memory");
 }
 
-// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
+// Issues dq's MMAs over the CTA's own rows of k, then adds those over the peer's, when its ds is there.
 __device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
   multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
 }
@@ -915,9 +915,9 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 }
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
-// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// lay down one writer adds to the sums of its q tile, all at once, and releases the staging as soon as TMA has
 // read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
-// writer has the next step's. A block only ever waits for those with lower numbers.
+// writer has the next step's. A CTA only ever waits for those with lower numbers.
 //
 // Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
@@ -967,7 +967,7 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
 }
 
 // The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
-// only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
+// only one. Within a step dp is multiplied while p is computed, dv while ds is, the CTA's own half of dq
 // while the peer's ds is on its way, and dk while dq leaves.
 struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
@@ -981,13 +981,13 @@ struct Steps {
     multiply_scores(scores, c.k, c.staged_q(at) + half);
     c.shared.do_full[at.stage].wait(at.phase);
     multiply_scores(dp, c.v, c.staged_do(at) + half);
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; dp's MMAs run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
     multiply_gradient(dv, staged_p(c, step), c.staged_do(at) + c.columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    cute::warpgroup_wait<1>();  // dp is there; dv's MMAs run on
     fence(dp);
     differentiate(c, dp, scores, at);
     pack(weights, dp);
@@ -1000,7 +1000,7 @@ struct Steps {
     multiply_own_query(c, dq, step);
     multiply_peer_query(c, dq, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's MMAs run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[at.stage]);
@@ -1012,11 +1012,11 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the CTA's memory.
   __device__ __forceinline__ void end(const Consumer& c, int count) { await_ds(c, {0, 0, count % 2u}); }
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -1109,7 +1109,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map, &p.ds_map})
@@ -1134,7 +1134,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
   cute::cluster_arrive_relaxed();
   cute::cluster_wait();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
@@ -1151,8 +1151,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
@@ -1219,7 +1219,7 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
   }
 }
 
-// log2 of these sums for the rows of a q tile, by all threads of a block: 0 where lse is exact enough.
+// log2 of these sums for the rows of a q tile, by all threads of a CTA: 0 where lse is exact enough.
 __device__ __forceinline__ void find_corrections(const Parameters& p, const Place& at, float (&corrections)[kQTile]) {
   __shared__ float sums_of_shares[kShares][kQTile];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = at.sequence.rows(p) - at.row;

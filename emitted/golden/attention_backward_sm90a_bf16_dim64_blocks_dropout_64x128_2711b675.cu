@@ -6,7 +6,7 @@
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   where p of dv, and dp, are 0 for a weight that is dropped, and otherwise divided by p.keep
 //   bf16, head dimension 64, mask none, fixed lengths, listed blocks
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk
+//   q tile 64, KV tile 128, 2 consumers, 2 stages, dq added bulk
 // Digest 2711b67592bd0eecb8eb12ef16e0dbdab4d86a677ab0d0a751cc87c6ede5d8d5; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:
@@ -72,7 +72,7 @@ constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
@@ -248,7 +248,7 @@ struct Place {
   int head, row;
 };
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
@@ -302,7 +302,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -413,7 +413,7 @@ __device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Drop
   turn = turn == 0 ? kMakers - 1 : turn - 1;
 }
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -463,11 +463,11 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   return {at.sequence, at.head, at.column, part, 0, steps, at.first_tile, list};
 }
 
-// The index of the block's work.
+// The index of the CTA's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Of a kv tile and a query head, by the head's number among those of the kv head: what is listed of each q tile to
-// walk is its number, its mask (-1: all of it counts), and how many kv tiles further left add to its dq.
+// Of a KV tile and a query head, by the head's number among those of the KV head: what is listed of each q tile to
+// walk is its number, its mask (-1: all of it counts), and how many KV tiles further left add to its dq.
 struct List {
   const int4* entries;
   int count;
@@ -493,7 +493,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   bool first = true;
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) {
@@ -523,7 +523,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Makers of words: ahead of the consumers, for every q tile that the block walks ----------------------
+// ---- Makers of words: ahead of the consumers, for every q tile that the CTA walks ----------------------
 __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared, const Work& work) {
   constexpr int kPatches = kQRows / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
@@ -558,7 +558,7 @@ __device__ __forceinline__ bool is_dropped(const Words& words, int i) {
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -655,7 +655,7 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
-  // What the producer says of a q tile that has arrived: under products, since shared memory takes its time.
+  // What the producer says of a q tile that has arrived: under MMAs, since shared memory takes its time.
   __device__ __forceinline__ void read(Step& step, Position at) const {
     step.mask = shared.mask[at.stage];
   }
@@ -771,7 +771,7 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
 
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
-// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// lay down one writer adds to the sums of its q tile, all at once, and releases the staging as soon as TMA has
 // read it.
 //
 // Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
@@ -809,9 +809,9 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
   }
 }
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
+// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
+// ds is written, and dk's while dq leaves.
 struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
@@ -824,7 +824,7 @@ struct Steps {
     c.read(step, at);
     c.shared.do_full[at.stage].wait(at.phase);
     multiply_scores(dp, c.v + c.own, c.staged_do(at));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; dp's MMAs run on
     fence(scores);
     Words words;
     weigh(c, weights, scores, step, at, words);
@@ -838,7 +838,7 @@ struct Steps {
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's MMAs run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[at.stage]);
@@ -849,7 +849,7 @@ struct Steps {
   }
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -928,7 +928,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim64_blocks_dropout_64x128_2711b675(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
@@ -953,7 +953,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
@@ -971,8 +971,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 8;
 
 struct alignas(16) Eight {

@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   fp16, head dimension 64, mask causal, fixed lengths
-//   q tile 96, kv tile 128, 2 consumers, 2 stages, all of v held in registers, dq added bulk, clusters of 2
+//   q tile 96, KV tile 128, 2 consumers, 2 stages, all of v held in registers, dq added bulk, clusters of 2
 // Digest 5f282b7d6b0eb4761b2793b6a29f462e84b5b9db407fc7966b8c775e2dd2fe3b; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:
@@ -70,7 +70,7 @@ constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
 // CTAs that divide the query heads of a KV head among them: one has rank, rank + kCluster, ...
 constexpr int kCluster = 2;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 96;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
@@ -262,7 +262,7 @@ struct Place {
   int head, row;
 };
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
@@ -316,7 +316,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -331,7 +331,7 @@ struct Scaling {
 
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -375,10 +375,10 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work.
+// The index of the CTA's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
 
-// Which of two blocks adds to a q tile's dq first is left to chance.
+// Which of two CTAs adds to a q tile's dq first is left to chance.
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
@@ -397,7 +397,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -423,7 +423,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -616,7 +616,7 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
 
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
-// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// lay down one writer adds to the sums of its q tile, all at once, and releases the staging as soon as TMA has
 // read it.
 //
 // Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
@@ -652,7 +652,7 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
   }
 }
 
-// The warpgroup's 64 rows of v, of the first columns or all, in registers: the products of every step would
+// The warpgroup's 64 rows of v, of the first columns or all, in registers: the MMAs of every step would
 // read them from shared memory again.
 struct Held {
   static constexpr int kSteps = 4;  // of 16 columns
@@ -689,9 +689,9 @@ struct Held {
   }
 };
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
+// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
+// ds is written, and dk's while dq leaves.
 struct Steps {
   Held held;
 
@@ -705,7 +705,7 @@ struct Steps {
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.shared.do_full[at.stage].wait(at.phase);
     held.multiply(c, dp, c.staged_do(at));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; dp's MMAs run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
@@ -718,7 +718,7 @@ struct Steps {
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's MMAs run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[at.stage]);
@@ -729,11 +729,11 @@ struct Steps {
   }
 };
 
-// The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
+// The gradients of a cluster's CTAs are summed through distributed shared memory: each CTA lays its own
 // down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
-// all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
+// all CTAs, always in the order of ranks. They lie where k, v and the stages of q and do were.
 //
-// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
+// Fragments of a gradient: a warp's, a CTA's; those that a CTA sums, a warp of it at most.
 constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
 constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
 constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
@@ -741,7 +741,7 @@ static_assert(kFragments % kCluster == 0 && 2 * kGradientBytes <= 2 * kKvBytes +
 static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
 static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
 
-// What the threads of any block wrote before is visible to all after. Those that have exited do not count.
+// What the threads of any CTA wrote before is visible to all after. Those that have exited do not count.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -754,7 +754,7 @@ __device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[
     own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
 }
 
-// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
+// Loads from `address` in the shared memory of the CTA with that rank. Volatile keeps it after the barrier
 // before and ahead of the next.
 __device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
   float4 four;
@@ -765,7 +765,7 @@ __device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
   return four;
 }
 
-// Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
+// Writes scale * the sums of the CTA's own fragments; `tile` is the gradient's at the tile's first row. Of
 // a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
 __device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
                                            int64_t row_stride, float scale, int warp) {
@@ -808,10 +808,10 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   meet();  // all have multiplied with k, v, q and do
   lay(of_dv, dv, warp);
   lay(of_dk, dk, warp);
-  sync_cluster();  // the blocks' fragments are there
+  sync_cluster();  // the CTAs' fragments are there
   store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
   store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
-  sync_cluster();  // shared memory must outlive the blocks that read it
+  sync_cluster();  // shared memory must outlive the CTAs that read it
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
 }
 
@@ -856,7 +856,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map})
@@ -877,7 +877,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
@@ -892,8 +892,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 8;
 
 struct alignas(16) Eight {

@@ -3,7 +3,7 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q bf16 fixed, k and v e4m3 in pages of 128, head dimension 64
 //   mask none, lengths, sinks
-//   16 rows of q by 16 keys, 1 warps of 16 rows, 23 stages, 4 to a multiprocessor
+//   16 rows of q by 16 keys, 1 warps of 16 rows, 23 stages, 4 to a SM
 // Digest 4caf3da8578db43b4312ca91d6332050470edb2bcf937e9f71d63065416129a2; `warploom show` prints this file.
 //
 // Launch: 64 threads, 4 CTAs per SM; grid: as many CTAs as all SMs hold
@@ -53,7 +53,7 @@ constexpr int kWarps = 1, kThreads = 64;  // that multiply; the last warp loads
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 23;
-constexpr int kCluster = 8;  // blocks that share each item's keys
+constexpr int kCluster = 8;  // CTAs that share each item's keys
 constexpr int kGroup = 8;  // fours of columns side by side that one of them adds up
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
@@ -298,7 +298,7 @@ struct SharedStorage {
   alignas(1024) uint8_t v[kStages][Tile::kBytes];
   alignas(16) float merged[kWarps][16][kMerged];  // o of each warp, some columns at a time
   float2 sums[kWarps][16];                        // maximum and sum of its rows
-  alignas(16) float4 parts[kCluster][kRows * kDim / 4 / kCluster];  // what each block has of this one's share of an item
+  alignas(16) float4 parts[kCluster][kRows * kDim / 4 / kCluster];  // what each CTA has of this one's share of an item
   float2 part_sums[kCluster][kRows * kDim / 4 / kCluster];          // maxima and sums of their rows
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
@@ -351,7 +351,7 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
@@ -371,7 +371,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Scores, softmax and products ---------------------------------------------------------------
+// ---- Scores, softmax and MMAs ---------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   uint32_t d;
@@ -534,7 +534,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
+// From products of q and k to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -703,12 +703,12 @@ __device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, 
   return total;
 }
 
-// Where block `rank` of the cluster has what this one has at `own`.
+// Where CTA `rank` of the cluster has what this one has at `own`.
 __device__ __forceinline__ uint32_t of_rank(const void* own, int rank) {
   return cute::set_block_rank(cute::cast_smem_ptr_to_uint(own), rank);
 }
 
-// Puts an item's values, or maximum and sum, where block `rank` has `own`, whose barrier counts the bytes.
+// Puts an item's values, or maximum and sum, where CTA `rank` has `own`, whose barrier counts the bytes.
 __device__ __forceinline__ void send(float4& own, const float4& values, FullBarrier& full, int rank) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4}, [%5];" ::"r"(
                    of_rank(&own, rank)),
@@ -722,7 +722,7 @@ __device__ __forceinline__ void send(float2& own, const float2& sums, FullBarrie
                : "memory");
 }
 
-// Warps that have other keys of the same rows add up what they have, and then blocks of the cluster do, each a share of
+// Warps that have other keys of the same rows add up what they have, and then CTAs of the cluster do, each a share of
 // the columns that the others send it: always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowFours = kDim / 4;  // of a row: of those left at a time, and of all
@@ -738,7 +738,7 @@ struct Merge {
     const int groups = there * (kRowFours / kGroup), own = (groups - rank + kCluster - 1) / kCluster * kGroup;
     __syncwarp();
     cute::cluster_wait();  // until all have read what was sent of the item before
-    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this block may not yet
+    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this CTA may not yet
     // have read the sums of the item before, nor have seen the phase of the barrier that its parts completed.
     if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
     leave_sums(shared, rows, exponent, warp);
@@ -896,7 +896,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages23_warps1_blocks4_cluster8_4caf3da8(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -910,8 +910,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     cutlass::arch::fence_barrier_init();
   }
   __syncwarp();
-  cute::cluster_arrive();  // nothing is sent to a block whose barriers do not exist
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  cute::cluster_arrive();  // nothing is sent to a CTA whose barriers do not exist
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   TileScheduler scheduler(p);
   __syncthreads();

@@ -3,7 +3,7 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap), of few rows of q by long k and v
 //   q fp16 fixed, k and v int8 in pages of 32, scales of each token, head dimension 64
 //   mask window, lengths
-//   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages, 3 to a multiprocessor
+//   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages, 3 to a SM
 // Digest 515ea04c9ba096a9435d37063e37e2f1fe22d0160831b8d8696f3d5e5227fe77; `warploom show` prints this file.
 //
 // Launch: 96 threads, 3 CTAs per SM; grid: as many CTAs as all SMs hold
@@ -408,7 +408,7 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
@@ -439,7 +439,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Scores, softmax and products ---------------------------------------------------------------
+// ---- Scores, softmax and MMAs ---------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 __device__ __forceinline__ uint32_t add_fp16(uint32_t a, uint32_t b) {
   uint32_t d;
@@ -592,7 +592,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
+// From products of q and k to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -783,7 +783,7 @@ __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
   return before;
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
+// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item each:
 // always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
@@ -793,8 +793,8 @@ struct Merge {
   float unit;
   int there = rows_there(p, item);
 
-  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
+  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
     synchronise_warps();  // what was left of the item before has been read
     leave_sums(shared, rows, exponent, warp);
@@ -835,7 +835,7 @@ struct Merge {
     return before + 1 == item.parts;
   }
 
-  // Adds up all parts of the warp's rows. From L2, where other blocks left them.
+  // Adds up all parts of the warp's rows. From L2, where other CTAs left them.
   __device__ __forceinline__ void combine() const {
     constexpr int kAtOnce = 8;  // that are on their way together
     CUTE_NO_UNROLL
@@ -986,7 +986,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     attention_decode_sm90a_fp16_dim64_cache_int8_scales_token_page32_lengths_window_softcap_16x32_stages16_warps2_blocks3_515ea04c(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -998,7 +998,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     }
     cutlass::arch::fence_barrier_init();
   }
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   TileScheduler scheduler(p);
   __syncthreads();

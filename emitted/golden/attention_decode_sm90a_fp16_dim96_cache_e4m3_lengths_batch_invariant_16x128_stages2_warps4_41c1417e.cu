@@ -3,7 +3,7 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q fp16 fixed, k and v e4m3 fixed, head dimension 96
 //   mask none, lengths, batch invariant
-//   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a multiprocessor
+//   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a SM
 // Digest 41c1417e1943d2a427a12869da1e8382683e9e7b84435aee01f2936ada9ef89e; `warploom show` prints this file.
 //
 // Launch: 160 threads, 1 CTA per SM; grid: as many CTAs as all SMs hold
@@ -378,7 +378,7 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first(p) + item.chunk_begin(p), end = min(item.first(p) + item.end, (end_key + kKeys - 1) / kKeys);
@@ -395,7 +395,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Scores, softmax and products ---------------------------------------------------------------
+// ---- Scores, softmax and MMAs ---------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 // Two e4m3, those of one half of `bytes`, as fp16.
 __device__ __forceinline__ uint32_t fp16_of_e4m3(uint32_t bytes, int half) {
@@ -413,7 +413,7 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t cho
   return d;
 }
 
-// e4m3 as fp16: exact; the multiprocessor converts two at a time.
+// e4m3 as fp16: exact; the SM converts two at a time.
 constexpr float kUnit = 1;  // that a code of 1 becomes is 1 / kUnit
 
 // Two bytes of a word.
@@ -553,7 +553,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
+// From products of q and k to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -761,7 +761,7 @@ template <int kLanes> __device__ __forceinline__ float largest_up_to(int which, 
   return x;
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
+// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item each:
 // always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
@@ -772,12 +772,12 @@ struct Merge {
   float unit;
   const Division& division;
   int start;                                       // the item's first tile, of those of all items
-  bool adds = item.from_first() && item.here > 0;  // this chunk to those before it, where all are the block's
-  int here = item.here + 1;  // chunks of the item that the block has done, with this one
+  bool adds = item.from_first() && item.here > 0;  // this chunk to those before it, where all are the CTA's
+  int here = item.here + 1;  // chunks of the item that the CTA has done, with this one
   int there = rows_there(p, item);
 
-  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
+  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
     synchronise_warps();  // what was left of the item before has been read
     leave_sums(shared, rows, exponent, warp);
@@ -802,7 +802,7 @@ struct Merge {
     CUTE_NO_UNROLL
     for (int first = warp * kRowsAtOnce + lane() / kFours; first < there; first += kSteps * kNext) {
       Total totals[kSteps];
-      Total before[kSteps];  // of the chunks before, which the block left
+      Total before[kSteps];  // of the chunks before, which the CTA left
       if (adds) {
         CUTE_UNROLL
         for (int i = 0; i < kSteps; ++i) before[i] = left_before(min(first + i * kNext, there - 1), column);
@@ -854,7 +854,7 @@ struct Merge {
     return before + here == parts;
   }
 
-  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those that one block
+  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those that one CTA
   // did from the first on have been, and lie where the first one does. From L2, where they were left; much of it is on its
   // way together: eight chunks of these rows, whose maxima and sums the lanes have, each that of one row and chunk.
   template <int kSteps> __device__ __forceinline__ void combine(const Sharing& sharing) const {
@@ -1031,7 +1031,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_decode_sm90a_fp16_dim96_cache_e4m3_lengths_batch_invariant_16x128_stages2_warps4_41c1417e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -1043,7 +1043,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   TileScheduler scheduler(p);
   __syncthreads();

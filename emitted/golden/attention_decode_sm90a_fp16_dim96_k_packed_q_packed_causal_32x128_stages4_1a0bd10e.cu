@@ -3,7 +3,7 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q fp16 packed, k and v fp16 packed, head dimension 96
 //   mask causal
-//   32 rows of q by 128 keys, 8 warps of 16 rows, 4 stages, 1 to a multiprocessor
+//   32 rows of q by 128 keys, 8 warps of 16 rows, 4 stages, 1 to a SM
 // Digest 1a0bd10e3afb27cce7ff511e712487b36ad5c8192a3d9aa262f423c63657fdfe; `warploom show` prints this file.
 //
 // Launch: 288 threads, 1 CTA per SM; grid: as many CTAs as all SMs hold
@@ -356,7 +356,7 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
@@ -373,7 +373,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Scores, softmax and products ---------------------------------------------------------------
+// ---- Scores, softmax and MMAs ---------------------------------------------------------------
 // Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
 // columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
 // and columns 2 (l % 4) and the next.
@@ -411,7 +411,7 @@ using Hidden = uint32_t[2];            // masks of values: of keys as b has them
 
 constexpr float kUnit = 1;
 
-// Rows of q as the products take them: two of a lane, null for rows that there are not.
+// Rows of q as the MMAs take them: two of a lane, null for rows that there are not.
 struct Queries {
   uint32_t a[kSteps][4];
 
@@ -497,7 +497,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
+// From products of q and k to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -667,7 +667,7 @@ __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
   return before;
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
+// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item each:
 // always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
@@ -677,8 +677,8 @@ struct Merge {
   float unit;
   int there = rows_there(p, item);
 
-  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
+  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
     synchronise_warps();  // what was left of the item before has been read
     leave_sums(shared, rows, exponent, warp);
@@ -719,7 +719,7 @@ struct Merge {
     return before + 1 == item.parts;
   }
 
-  // Adds up all parts of the warp's rows. From L2, where other blocks left them.
+  // Adds up all parts of the warp's rows. From L2, where other CTAs left them.
   __device__ __forceinline__ void combine() const {
     constexpr int kAtOnce = 8;  // that are on their way together
     CUTE_NO_UNROLL
@@ -863,7 +863,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_decode_sm90a_fp16_dim96_k_packed_q_packed_causal_32x128_stages4_1a0bd10e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -875,7 +875,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   TileScheduler scheduler(p);
   __syncthreads();

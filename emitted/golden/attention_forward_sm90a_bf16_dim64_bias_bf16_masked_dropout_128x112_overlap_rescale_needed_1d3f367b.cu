@@ -2,7 +2,7 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, head dimension 64, mask none, fixed lengths
-//   q tile 128, kv tile 112, 2 consumers, 2 stages, overlap, scheduler static
+//   q tile 128, KV tile 112, 2 consumers, 2 stages, overlap, scheduler static
 // Weights are dropped behind the softmax, the others divided by p.keep.
 // Digest 1d3f367b1bc138452f730d5428d940cfcb42fc785d50f1e111b91d66f4165580; `warploom show` prints this file.
 //
@@ -237,7 +237,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -245,7 +245,7 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 
 // Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
 // next. Where tiles differ in length each section is dealt by itself, and every second one from the other
-// end: a round that ran on into the next section would give the same blocks the long ones again.
+// end: a round that ran on into the next section would give the same CTAs the long ones again.
 struct Tiles {
   int round = 0;
 
@@ -370,7 +370,7 @@ template <int kBytes> struct Staged {
       CUTE_UNROLL
       for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
         if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
-        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
+        // By L1, in which the one row of a mask of columns stays: all CTAs ask for it.
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
                      : "memory");
@@ -489,7 +489,7 @@ struct Keys {
     }
   }
 
-  // Adds the warp's parts to the block's, which nobody reads before all have.
+  // Adds the warp's parts to the CTA's, which nobody reads before all have.
   __device__ __forceinline__ void join(Keys& block) const {
     const int first = __reduce_min_sync(~0u, begin), last = __reduce_max_sync(~0u, end);
     const int all = __reduce_add_sync(~0u, count);
@@ -500,7 +500,7 @@ struct Keys {
   }
 };
 
-// Finds what a row of the mask shows, by all threads of a block, for the next kernel to read: nothing outside of columns
+// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel to read: nothing outside of columns
 // [x, y), and all of [z, w).
 __device__ __forceinline__ void find_keys(const Parameters& p, int row) {
   __shared__ Keys keys;
@@ -676,13 +676,13 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -716,7 +716,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Makers of words: ahead of the consumers, for every kv tile that the block walks ---------------------
+// ---- Makers of words: ahead of the consumers, for every KV tile that the CTA walks ---------------------
 __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared) {
   constexpr int kPatches = kKvTile / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
@@ -757,7 +757,7 @@ __device__ __forceinline__ void keep(Weights& weights, const Weights& packed, co
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -814,7 +814,7 @@ struct Consumer {
   Scaling scaling;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
   int column;        // the thread's first in a tile
   Sequence sequence;
@@ -875,8 +875,9 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
-// before, and the softmax of the one runs under the other's products.
+// The mainloop over KV tiles n, from the last to the first. S = q k^T and O += P v of two tiles are in flight together:
+//   tensor core   S(n)  O += P(n + 1) v  S(n - 1)  O += P(n) v
+//   this warp           softmax of S(n)            softmax of S(n - 1)
 struct Steps {
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], Weights& weights,
                                                Rows& rows, int n, bool masked) {
@@ -903,7 +904,7 @@ struct Steps {
     multiply_scores(scores, c.q, c.staged_k());
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
-    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; the output's MMAs run on
     fence(scores);
     c.release_operands();
     c.change(scores, n);
@@ -929,8 +930,8 @@ struct Steps {
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -965,8 +966,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
@@ -977,7 +978,7 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
 }
 
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -1032,7 +1033,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   cute::warpgroup_wait<0>();
 }
 
-// Before the main kernel: a block for each row of a mask of keys.
+// Before the main kernel: a CTA for each row of a mask of keys.
 extern "C" __global__ void __launch_bounds__(256)
     attention_forward_sm90a_bf16_dim64_bias_bf16_masked_dropout_128x112_overlap_rescale_needed_1d3f367b_keys(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
@@ -1043,7 +1044,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_bf16_dim64_bias_bf16_masked_dropout_128x112_overlap_rescale_needed_1d3f367b(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -1066,7 +1067,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<56>();

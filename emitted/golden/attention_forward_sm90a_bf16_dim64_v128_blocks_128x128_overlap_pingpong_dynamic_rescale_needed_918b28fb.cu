@@ -2,7 +2,7 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, head dimension 64, of v 128, mask none, fixed lengths, listed blocks
-//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
+//   q tile 128, KV tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
 // Digest 918b28fbadc32bd53a7d58fd468e8c1b6bc144da42fc75eaade4a65a36d077ce; `warploom show` prints this file.
 //
 // Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, each of which takes the next tile of q from a counter
@@ -228,13 +228,13 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
+// A CTA takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
 // nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
 // 0 for the next launch.
 struct Tiles {
@@ -247,8 +247,8 @@ struct Tiles {
   }
 };
 
-// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
-// products. Named barrier 4 + w opens the turn of warpgroup w.
+// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
+// OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
 struct Turns {
   int consumer;
 
@@ -259,7 +259,7 @@ struct Turns {
   __device__ __forceinline__ void pass() const {
     cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opened a turn that nobody takes: it must not be left pending.
+  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
   __device__ __forceinline__ void finish() const {
     if (consumer == 0) begin();
   }
@@ -394,7 +394,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   Listed next;
   bool more = next.take(p, tiles), ahead = false;  // whether the first k is on its way already
@@ -403,7 +403,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads, head = q_head / p.sharing;
     const int count = now.header.x;
     const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (count > 0 && !ahead)
       load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, now.first, batch, head);
     CUTE_NO_UNROLL
@@ -446,7 +446,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -504,7 +504,7 @@ struct Consumer {
   Turns turns;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
   int row, column;   // the thread's first, in a tile
   int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
@@ -565,8 +565,9 @@ struct Shown {
   }
 };
 
-// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
-// before, and the softmax of the one runs under the other's products.
+// The mainloop over KV tiles n, from the last to the first. S = q k^T and O += P v of two tiles are in flight together:
+//   tensor core   S(n)  O += P(n + 1) v  S(n - 1)  O += P(n) v
+//   this warp           softmax of S(n)            softmax of S(n - 1)
 struct Steps {
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], Weights& weights,
                                                Rows& rows, int n, bool masked) {
@@ -591,7 +592,7 @@ struct Steps {
     multiply_output(output, weights, c.staged_v(before.stage));
     c.turns.pass();
     const Shown shown(c, n, kMasked);
-    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; the output's MMAs run on
     fence(scores);
     c.release_operands();
     if (kMasked) shown.hide(scores);
@@ -611,8 +612,8 @@ struct Steps {
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -647,8 +648,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
@@ -660,7 +661,7 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
 }
 
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -719,7 +720,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_bf16_dim64_v128_blocks_128x128_overlap_pingpong_dynamic_rescale_needed_918b28fb(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -738,7 +739,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();

@@ -2,7 +2,7 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap)
 //   fp16, q and k e4m3, v e4m3, head dimension 64, mask causal, packed lengths
-//   q tile 192, kv tile 64, 3 consumers, 2 stages, pingpong, scheduler static
+//   q tile 192, KV tile 64, 3 consumers, 2 stages, pingpong, scheduler static
 // Digest 9ad49a220b477090fead14e1f4672ea3ee917206c70bb9f111a3e32a29df4cce; `warploom show` prints this file.
 //
 // Launch: 512 threads, 1 CTA per SM; grid: one CTA per SM, to which tiles of q are dealt in advance
@@ -254,7 +254,7 @@ template <int kRows> struct Tile {
 
 // A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
 // head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they lie then. Places past the last key are zeros.
+// as they are laid out then. Places past the last key are zeros.
 struct Values {
   static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
 
@@ -290,7 +290,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -298,7 +298,7 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 
 // Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
 // next. Where tiles differ in length each section is dealt by itself, and every second one from the other
-// end: a round that ran on into the next section would give the same blocks the long ones again.
+// end: a round that ran on into the next section would give the same CTAs the long ones again.
 struct Tiles {
   int round = 0;
 
@@ -315,8 +315,8 @@ struct Tiles {
   }
 };
 
-// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
-// products. Named barrier 4 + w opens the turn of warpgroup w.
+// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
+// OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
 struct Turns {
   int consumer;
 
@@ -327,7 +327,7 @@ struct Turns {
   __device__ __forceinline__ void pass() const {
     cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opened a turn that nobody takes: it must not be left pending.
+  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
   __device__ __forceinline__ void finish() const {
     if (consumer == 0) begin();
   }
@@ -499,13 +499,13 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -540,7 +540,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -580,11 +580,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 }
 
 // output = output * rescale + product. The tensor core's own sums of 8-bit products drop what is 2^13 below the
-// largest; these are of one kv tile, and fp32 has all others.
+// largest; these are of one KV tile, and fp32 has all others.
 __device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs], const Rows& rows) {
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] = fmaf(output[i], rows.rescale[i / 2 % 2], product[i]);
-  fence(output);  // else they sink below the next products, and the registers of both are needed
+  fence(output);  // else they sink below the next MMAs, and the registers of both are needed
 }
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
@@ -597,7 +597,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output = weights v: the products of one kv tile.
+// Issues output = weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   anything(output);
   cute::warpgroup_arrive();
@@ -621,7 +621,7 @@ struct Consumer {
   Turns turns;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
   int row;           // the thread's first, counted from where bounds are relative to
   int column;        // the thread's first in a tile
@@ -653,8 +653,8 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
-// next one, under which the product is added. Another warpgroup's products run under the softmax.
+// Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
+// next one, under which the product is added. Another warpgroup's MMAs run under the softmax.
 struct Steps {
   // Scores that are there become weights.
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
@@ -702,8 +702,8 @@ struct Steps {
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -744,8 +744,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
@@ -763,7 +763,7 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
 }
 
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -833,7 +833,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_fp16_dim64_causal_softcap_packed_sinks_fp32_scores_e4m3_weights_e4m3_192x64_pingpong_9ad49a22(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -852,7 +852,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<32>();

@@ -2,7 +2,7 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap)
 //   fp16, q and k int8, v e4m3, head dimension 96, mask none, fixed lengths
-//   q tile 128, kv tile 64, 2 consumers, 3 stages, scheduler single
+//   q tile 128, KV tile 64, 2 consumers, 3 stages, scheduler single
 // Digest 0ddfd8a439143f7b10aec4f627494068c14f04721811e90f41bebdd12fb9033b; `warploom show` prints this file.
 //
 // Launch: 384 threads, 1 CTA per SM; grid: one CTA per tile of q
@@ -215,7 +215,7 @@ template <int kRows> struct Tile {
 
 // A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
 // head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they lie then. Places past the last key are zeros.
+// as they are laid out then. Places past the last key are zeros.
 struct Values {
   static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
 
@@ -249,13 +249,13 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// A block has one tile: the hardware hands them out in the order of the blocks.
+// A CTA has one tile: the hardware hands them out in the order of the CTAs.
 struct Tiles {
   int tile = blockIdx.x;
 
@@ -432,13 +432,13 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -473,7 +473,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -517,11 +517,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 }
 
 // output = output * rescale + product. The tensor core's own sums of 8-bit products drop what is 2^13 below the
-// largest; these are of one kv tile, and fp32 has all others.
+// largest; these are of one KV tile, and fp32 has all others.
 __device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs], const Rows& rows) {
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] = fmaf(output[i], rows.rescale[i / 2 % 2], product[i]);
-  fence(output);  // else they sink below the next products, and the registers of both are needed
+  fence(output);  // else they sink below the next MMAs, and the registers of both are needed
 }
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
@@ -534,7 +534,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output = weights v: the products of one kv tile.
+// Issues output = weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   anything(output);
   cute::warpgroup_arrive();
@@ -557,7 +557,7 @@ struct Consumer {
   Scaling scaling;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
   int column;        // the thread's first in a tile
 
@@ -578,8 +578,8 @@ struct Consumer {
 
 };
 
-// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
-// next one, under which the product is added. Another warpgroup's products run under the softmax.
+// Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
+// next one, under which the product is added. Another warpgroup's MMAs run under the softmax.
 struct Steps {
   // Scores that are there become weights.
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
@@ -627,8 +627,8 @@ struct Steps {
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -664,8 +664,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
@@ -675,7 +675,7 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
 }
 
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -734,7 +734,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_fp16_dim96_softcap_scores_int8_weights_e4m3_scales_blocks_128x64_stages3_single_0ddfd8a4(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -753,7 +753,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.x * (kThreads / kLanes) + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int above = row / p.extent2;
   const Place place{above / p.extent1, above % p.extent1, row % p.extent2};
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (row >= p.rows) return;
   const float* lse_a = p.lse_a + place.of(p.lse_a_step0, p.lse_a_step1, p.lse_a_step2);

@@ -235,7 +235,7 @@ union Eight {
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_quantize_sm90a_bf16_d256_scores_int8_smooth_threads512_64397d0b_statistics(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const TileCoord coord(blockIdx.x, p.kv_heads, p.chunks);
   const int64_t group = coord.group(p.kv_heads);
@@ -450,7 +450,7 @@ __device__ __forceinline__ void quantize_queries(const Parameters& p, const Tile
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_quantize_sm90a_bf16_d256_scores_int8_smooth_threads512_64397d0b(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (int(blockIdx.x) >= p.key_tiles) {
     quantize_queries(p, TileCoord(blockIdx.x - p.key_tiles, p.heads, p.tiles_q));

@@ -60,7 +60,7 @@ SCORES = "    multiply_scores(scores, c.q, c.staged_k());\n"
 AWAIT_V = "    c.shared.v_full[before.stage].wait(before.phase);\n"
 OUTPUT = "    multiply_output(output, weights, c.staged_v(before.stage));\n"
 SCORES_THERE = (
-    "    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on\n"
+    "    cute::warpgroup_wait<1>();  // the scores are there; the output's MMAs run on\n"
     "    fence(scores);\n"
 )
 RELEASE_K = "    c.release_operands(n);\n"
