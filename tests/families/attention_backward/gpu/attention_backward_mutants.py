@@ -69,8 +69,8 @@ RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
 AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
 WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
 READ_MASK = "    step.mask = shared.mask[at.stage];\n"
-# The preprocess goes on when main has begun, however late the host launches it: a pause of some time
-# was over by then where 36 processes shared a GPU. It ends after a second, where main cannot begin.
+# The preprocess goes on when main has begun, however late the host launches it: where 36 processes
+# shared a GPU, a pause of some time was over by then. It ends after a second in any case.
 MAIN = 'extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)\n'
 STATISTICS = "  float* statistics = p.statistics + "  # in the preprocess alone
 SUMS = "  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum"  # in the postprocess alone
