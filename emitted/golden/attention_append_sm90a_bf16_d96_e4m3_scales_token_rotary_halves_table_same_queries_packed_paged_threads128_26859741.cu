@@ -3,8 +3,11 @@
 // New rows of k and v, bf16, 96 numbers each, written into caches of e4m3 in pages.
 //   Rows of k and q are turned by their positions, halves
 //   What is cached is divided by a scale of its row, which is written beside it
-//   8 threads of a warp share a row; a block has rows of one token
 // Digest 26859741907d3abb0222f3d7efb33b11db37f2090187b2d0423e59f351f6e418; `warploom show` prints this file.
+//
+// Launch: 128 threads; grid: CTAs of 16 rows of one token, heads of k, of v, then of q
+// 8 threads of a warp share a row, and each has 8 numbers from each half of it.
+// Registers as the compiler allots them; neither shared memory nor barriers.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -190,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.x % p.blocks * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const bool query = row >= 2 * p.kv_heads, value = !query && row >= p.kv_heads;
   const int head = row - (query ? 2 * p.kv_heads : value ? p.kv_heads : 0);
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const int64_t k_at = head * p.k_head + token * p.k_token, v_at = head * p.v_head + token * p.v_token;
   const int64_t q_at = head * p.q_head + token * p.q_token, out_at = head * p.out_head + token * p.out_token;

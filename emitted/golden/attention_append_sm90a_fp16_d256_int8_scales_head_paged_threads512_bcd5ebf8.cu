@@ -2,8 +2,11 @@
 //
 // New rows of k and v, fp16, 256 numbers each, written into caches of int8 in pages.
 //   What is cached is divided by a scale that is given
-//   16 threads of a warp share a row; a block has rows of one token
 // Digest bcd5ebf8e66daadc83e2e3be5392aadab3d7442e9f11d2f36708db41d47e2dcf; `warploom show` prints this file.
+//
+// Launch: 512 threads; grid: CTAs of 32 rows of one token, heads of k, of v
+// 16 threads of a warp share a row, and each has 8 numbers from each half of it.
+// Registers as the compiler allots them; neither shared memory nor barriers.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -134,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.x % p.blocks * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const bool query = row >= 2 * p.kv_heads, value = !query && row >= p.kv_heads;
   const int head = row - (query ? 2 * p.kv_heads : value ? p.kv_heads : 0);
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const int sequence = token / p.steps, index = token % p.steps;
   const bool inside = index < p.seq;

@@ -5,9 +5,34 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 128, mask causal, packed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, half of v held in registers, dq added direct
-// Three kernels: preprocess, main, postprocess.
+//   q tile 64, KV tile 128, 2 consumers, 2 stages, half of v held in registers, dq added direct
 // Digest 3350b733070bde710f018210b06a432553b6ef76ca462adcead89c3bbb4abaa7; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 CTA of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+// Warpgroups 1 and 2, the consumers: scores and gradients of 64 rows of k and v each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread has 128 accumulators of dk and dv; 16 registers of v;
+//   in a step 64 of scores and dp, then 32 of dq
+// Shared memory: 165888 bytes; the launch asks for 165888 of 232448
+//   k               128 rows = 32768
+//   v               128 rows = 32768
+//   q               2 stages * 16384 = 32768
+//   d_o             2 stages * 16384 = 32768
+//   ds              2 stages * 16384 = 32768
+//   statistics      2 stages * 512 = 1024
+//   work, barriers  at most = 1024
+// Barriers        waited for by  guards                        a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded 1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there           8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there          8 arrivals: consumer warps
+// named 1         the same       ds until it is written        256 threads of consumers
+// named 2, 3      the same       dk until it is staged         128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -36,11 +61,7 @@ constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
-// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
-__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
@@ -124,9 +145,6 @@ static_assert(OFFSET(Parameters, q_tiles) == 1216 && OFFSET(Parameters, section)
 static_assert(OFFSET(Parameters, all_kv_heads) == 1224 && OFFSET(Parameters, sharing) == 1228);
 static_assert(OFFSET(Parameters, dim) == 1232 && OFFSET(Parameters, right) == 1236);
 static_assert(OFFSET(Parameters, bottom_right) == 1240 && OFFSET(Parameters, scale) == 1244);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
-__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -220,8 +238,9 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
   __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
+  // What bounds are relative to, beside a row.
   __device__ __forceinline__ int diagonal(const Parameters& p) const {
-    return bottom_right(p) ? column_count - row_count : 0;
+    return p.bottom_right ? column_count - row_count : 0;
   }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
@@ -266,7 +285,7 @@ template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offset
 // What follows the last sequence counts as one more: of rows without columns where q is concerned, else of columns
 // without rows. So its gradients come out as 0, and nothing of it is computed with.
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query head's first q
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query head's first q
 // tile, in the storage of statistics and sums.
 struct KvPlace { Sequence sequence; int head, column, first_tile; };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
@@ -325,15 +344,10 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
-}
-
-// The stage of do that a step uses, whose number is odd or not, beside this one of q.
-__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
-  return kDoStages == kStages ? at : Position{0, parity};
 }
 
 // The softmax is of scale q k^T.
@@ -341,14 +355,11 @@ struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -370,7 +381,6 @@ struct SharedStorage {
   struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
 };
 static_assert(sizeof(SharedStorage) <= 165888);
@@ -385,19 +395,18 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
   const KvPlace at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
-  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
-  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
-  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
-  return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  const int diagonal = at.sequence.diagonal(p);
+  const int end = at.sequence.rows(p);
+  const int begin = max(0, min(end, at.column - diagonal - p.right));
+  // A CTA has nothing to do where no row attends to its tile.
+  const bool any = begin < end;
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+// The index of the CTA's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Which of two blocks adds to a q tile's dq first is left to chance.
+// Which of two CTAs adds to a q tile's dq first is left to chance.
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
@@ -412,14 +421,13 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column;
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -427,25 +435,23 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
-      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
       position.advance();
-      parity ^= 1;
     }
   }
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -474,17 +480,16 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
-template <bool kMore = false>
+// Issues the MMA over the rows of k.
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
-                    dq, kMore || step > 0);
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -517,8 +522,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
   row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+  return column + kWgmmaM > sequence.columns(p) || column + kWgmmaM - 1 > row + p.right;
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
@@ -529,12 +533,12 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    const int begin = column - p.right - row;
+    const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -568,17 +572,16 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[step.parity][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds + step.parity * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 };
 
 // p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
-  c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
@@ -589,8 +592,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = low;
+      y = high;
     }
   }
 }
@@ -642,26 +645,6 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
-// it two steps ago, and have come to meet() since, after their dq was there.
-__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
-}
-
-// Lets go of the only stage of ds, which dq has been multiplied with.
-__device__ __forceinline__ void release_ds(const Consumer& c) {
-  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
-}
-
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.ds_empty.init(4 * kConsumers);
-}
-
-// Barriers are there for all who arrive at them.
-__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
@@ -675,7 +658,7 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
                  : "memory");
 }
 
-// The warpgroup's 64 rows of v, of the first columns or all, in registers: the products of every step would
+// The warpgroup's 64 rows of v, of the first columns or all, in registers: the MMAs of every step would
 // read them from shared memory again.
 struct Held {
   static constexpr int kSteps = 4;  // of 16 columns
@@ -712,51 +695,47 @@ struct Held {
   }
 };
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
+// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
+// ds is written, and dk's while dq leaves.
 struct Steps {
   Held held;
 
   __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
+                                       Position at) {
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    held.multiply(c, dp, c.staged_do(of_do));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    c.shared.do_full[at.stage].wait(at.phase);
+    held.multiply(c, dp, c.staged_do(at));
+    cute::warpgroup_wait<1>();  // the scores are there; dp's MMAs run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     pack(ds, dp);
-    await_ds(c, step);
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's MMAs run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
-    release_ds(c);
+    release(c.shared.do_empty[at.stage]);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
     fence(dk);
     release(c.shared.q_empty[at.stage]);
   }
-
-  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -777,7 +756,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.part * kColumns + box * kBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -786,8 +765,7 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 // the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  const int own = c.consumer * kWgmmaM * kSpan;
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
@@ -802,9 +780,9 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  constexpr int part = 0;
+  const int box = consumer, own = box * kWgmmaM * kSpan / 16;
+  constexpr int row = 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
@@ -820,21 +798,20 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
-    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    const int count = (work.end - work.begin) * p.sharing;
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
-    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += kCluster * p.q_tiles;
+        tile += p.q_tiles;
       }
     }
-    steps.end(c, count);
   }
   store_gradients(c, dk, dv);
 }
@@ -843,7 +820,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim128_causal_packed_sinks_fp32_64x128_held_half_direct_3350b733(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
@@ -858,11 +835,11 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  __syncthreads();
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
@@ -877,8 +854,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 16;
 
 struct alignas(16) Eight {
@@ -910,7 +887,7 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
 // The gradient of a sink: the sum over its head's rows of -exp(sink - lse) delta. Tiles are added in an order that
 // does not change.
 
-// The sum of what all threads of the block have, in its first thread.
+// The sum of what all threads of the CTA have, in its first thread.
 __device__ __forceinline__ float sum_of_block(float x) {
   __shared__ float warps[kRowThreads / 32];
   CUTE_UNROLL
@@ -928,7 +905,7 @@ __device__ __forceinline__ bool is_of_a_sequence(const Parameters& p, const Plac
   return at.sequence.first_row + row < offset(p.cu_seqlens_q, p.batch, p.total_q);
 }
 
-// Adds up what the tiles of a head have: the block with the head's number does.
+// Adds up what the tiles of a head have: the CTA with the head's number does.
 __device__ __forceinline__ void sum_sinks(const Parameters& p) {
   const int heads = p.all_kv_heads * p.sharing;
   const int head = blockIdx.x;
@@ -1001,7 +978,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 }
 
 // dq in 16 bits, by rows: scale times the sums.
-// One block for each head sums the gradient of its sink.
+// One CTA for each head sums the gradient of its sink.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim128_causal_packed_sinks_fp32_64x128_held_half_direct_3350b733_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");

@@ -5,9 +5,39 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 192, of v 128, mask causal, fixed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, overlap, dq added direct, rows shared
-// Three kernels: preprocess, main, postprocess.
+//   q tile 64, KV tile 128, 2 consumers, 2 stages, overlap, dq added direct, rows shared
 // Digest 614e607a80c9a63842e0cea5f3e54a32a4ebb8707775dba5aaca28a38f26209e; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 cluster of 2 CTAs of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+// Warpgroups 1 and 2, the consumers: scores of 32 rows of q, half of the columns of dk and dv each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread has 80 accumulators of dk and dv;
+//   in a step 32 of scores and dp, then 24 of dq
+// Shared memory: 169984 bytes; the launch asks for 169984 of 232448
+//   k               64 rows = 24576
+//   v               64 rows = 16384
+//   q               2 stages * 24576 = 49152
+//   d_o             2 stages * 16384 = 32768
+//   ds              1 stage * 16384 = 16384
+//   p               2 stages * 8192 = 16384
+//   peer_k          half of the columns = 12288
+//   statistics      2 stages * 512 = 1024
+//   work, barriers  at most = 1024
+// Barriers        waited for by  guards                           a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded    1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled       1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there              8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there             8 arrivals: consumer warps
+// peer_full       consumers      ds of the peer CTA               1 arrival and a box of ds
+// peer_empty      consumers      ds in the peer until dq is there 8 arrivals of the peer: consumer warps
+// named 1         the same       ds until it is written           256 threads of consumers
+// named 2, 3      the same       dk until it is staged            128 threads of a consumer
+// cluster         the same       barriers, and what peers read    all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -38,11 +68,7 @@ constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
-// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
-__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 32;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
@@ -120,8 +146,6 @@ static_assert(OFFSET(Parameters, section) == 1180 && OFFSET(Parameters, all_kv_h
 static_assert(OFFSET(Parameters, sharing) == 1188 && OFFSET(Parameters, dim) == 1192);
 static_assert(OFFSET(Parameters, dim_v) == 1196 && OFFSET(Parameters, right) == 1200);
 static_assert(OFFSET(Parameters, scale) == 1204);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
@@ -208,7 +232,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -229,7 +252,7 @@ struct Place {
   int head, row;
 };
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
@@ -299,15 +322,10 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
-}
-
-// The stage of do that a step uses, whose number is odd or not, beside this one of q.
-__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
-  return kDoStages == kStages ? at : Position{0, parity};
 }
 
 // The softmax is of scale q k^T.
@@ -315,14 +333,11 @@ struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -342,8 +357,8 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kDoBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the CTA's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this CTA adds
   struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
@@ -362,25 +377,23 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
   const KvPlace at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
-  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
-  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
-  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
-  return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  const int end = at.sequence.rows(p);
+  const int begin = max(0, min(end, at.column - p.right));
+  // A CTA has nothing to do where no row attends to its tile.
+  const bool any = begin < end;
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+// The index of the CTA's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Which of two blocks adds to a q tile's dq first is left to chance.
+// Which of two CTAs adds to a q tile's dq first is left to chance.
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
+// Starts the load of v, and of the peer's rows of k for dq: of the columns that the CTA adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
   shared.v_full.arrive_and_expect_tx(kVBytes + kKvBytes / kParts);
@@ -394,14 +407,13 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column + work.part * kKvRows;
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -409,25 +421,23 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
-      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kDoBytes);
-      ValueTile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      ValueTile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
       position.advance();
-      parity ^= 1;
     }
   }
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -466,12 +476,12 @@ __device__ __forceinline__ void multiply_values(float (&dp)[kScores], uint64_t r
 }
 
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+// Issues the MMA over a CTA's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -508,25 +518,23 @@ __device__ __forceinline__ float fast_exp2(float x) {
 
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+  return column + kWgmmaM > sequence.columns(p) || column + kWgmmaM - 1 > row + p.right;
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
                                      int column) {
-  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
+  row += threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    const int begin = column - p.right - row;
+    const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -563,17 +571,16 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kDoBytes / 16; }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[0][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds;
   }
 };
 
 // p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
-  c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
@@ -584,8 +591,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = low;
+      y = high;
     }
   }
 }
@@ -623,11 +630,11 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// The two CTAs of a pair exchange ds. A CTA writes its 64 columns to its own box of ds, when the copy
 // before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
 // written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
-// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
-// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
+// `peer_full`. Both CTAs go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one CTA's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
 // Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
@@ -649,12 +656,12 @@ __device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], 
   cute::warpgroup_commit_batch();
 }
 
-// The block's own box of ds.
+// The CTA's own box of ds.
 __device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
   return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
 }
 
-// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// Waits until the peer has the box of the step before, and has done with it. The CTA's own warpgroups have
 // as well: they have come to meet() since, with p.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   c.shared.peer_empty.wait(step.parity ^ 1);
@@ -667,7 +674,7 @@ __device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
   return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
 }
 
-// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
+// Sends the peer the CTA's box of ds, when all have written it, and expects the peer's.
 __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
   if (threadIdx.x != 128) return;  // the consumers' first
   c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
@@ -679,7 +686,7 @@ __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
                : "memory");
 }
 
-// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
+// Issues dq's MMAs over the CTA's own rows of k, then adds those over the peer's, when its ds is there.
 __device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
   multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
 }
@@ -695,20 +702,6 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
   if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
 
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.peer_full.init(1);
-  shared.peer_empty.init(4 * kConsumers);
-}
-
-// Barriers are there for all who arrive at them, the peer too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
-
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
@@ -722,8 +715,9 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 }
 
 // The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
-// leaves, dp while p is computed, dv while ds is, dk and the block's own half of dq while the peer's ds is on
-// its way. steps_overlapped.cuh says what the compiler must find.
+// leaves, dp while p is computed, dv while ds is, dk and the CTA's own half of dq while the peer's ds is on
+// its way. No wait may leave MMAs of the step before in flight: ptxas does not see around the loop, and would wait for
+// all of them.
 struct Steps {
   float scores[kScores];  // of the next step
 
@@ -735,19 +729,18 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kValueGradients], Step step,
                                        Position at, bool more) {
-    const Position of_do = beside(at, step.parity);
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    c.shared.do_full[at.stage].wait(at.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
-    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);
+    multiply_values(dp, c.v, c.staged_do(at) + c.row * kValueSpan / 16);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
-    multiply_dv(dv, staged_p(c, step), c.staged_do(of_do) + c.value_columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    multiply_dv(dv, staged_p(c, step), c.staged_do(at) + c.value_columns<kQTile>(c.consumer));
+    cute::warpgroup_wait<1>();  // dp is there; dv's MMAs run on
     fence(dp);
     differentiate(c, dp, scores, at);
     pack(weights, dp);
@@ -757,16 +750,16 @@ struct Steps {
     exchange(c, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     multiply_own_query(c, dq, step);
-    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
+    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's MMAs run on
     fence(dv);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[at.stage]);
     multiply_peer_query(c, dq, step);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
     Position ahead = at;
     ahead.advance();
     if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
     multiply_scores(scores, c.k, c.staged_q(ahead) + half);
-    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' MMAs run on
     fence(dk);
     fence(dq);
     release(c.shared.q_empty[at.stage]);
@@ -774,7 +767,7 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the CTA's memory.
   __device__ __forceinline__ void end(const Consumer& c, int count) {
     cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
@@ -782,7 +775,7 @@ struct Steps {
   }
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -803,7 +796,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -827,7 +820,7 @@ __device__ __forceinline__ void stage_dv(uint8_t* rows, const float (&gradient)[
 __device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kValueBoxes / kParts; ++box)
-    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, gradient_part(c) * kValueColumns + box * kValueBoxColumns, corner,
+    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, c.consumer * kValueColumns + box * kValueBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -836,9 +829,9 @@ __device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const u
 // the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kValueGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  const int own_v = kKvRows == kKvTile ? c.consumer * kWgmmaM * kValueSpan : 16 * c.value_columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  const int own = 16 * c.columns<kKvRows>(c.consumer);
+  const int own_v = 16 * c.value_columns<kKvRows>(c.consumer);
+  meet();  // the other warpgroup reads the same rows of v
   stage_dv(c.shared.v + own_v, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
@@ -853,9 +846,9 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const int part = __shfl_sync(~0u, work.part, 0);  // the shuffle makes it warp-uniform
+  const int box = part, row = consumer * kQRows;
+  constexpr int own = 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t v = matrix(shared.v, ValueTile<kKvRows>::kBoxBytes, 8 * kValueSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
@@ -873,10 +866,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
-    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    const int count = (work.end - work.begin) * p.sharing;
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
-    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
@@ -884,7 +877,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += kCluster * p.q_tiles;
+        tile += p.q_tiles;
       }
     }
     steps.end(c, count);
@@ -896,7 +889,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim192_causal_v128_64x128_rows_overlap_direct_614e607a(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
@@ -911,11 +904,14 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    init_share(shared);
+    shared.peer_full.init(1);
+    shared.peer_empty.init(4 * kConsumers);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
@@ -928,8 +924,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {

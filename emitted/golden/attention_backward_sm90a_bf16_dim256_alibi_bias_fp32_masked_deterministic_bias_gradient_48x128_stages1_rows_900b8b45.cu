@@ -5,9 +5,45 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask none, fixed lengths
-//   q tile 48, kv tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
-// Three kernels: preprocess, main, postprocess.
+//   q tile 48, KV tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
 // Digest 900b8b45618c21ceb67bb08d86e8a653836bcaa5e7eb8fb16a9b9221cf949d5e; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 cluster of 2 CTAs of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+//   Warps 1 and 2, the writers: add dq of every second step each, by TMA reductions
+// Warpgroups 1 and 2, the consumers: scores of 24 rows of q, half of the columns of dk and dv each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread has 128 accumulators of dk and dv;
+//   in a step 24 of scores and dp, then 24 of dq
+// Shared memory: 186368 bytes; the launch asks for 186368 of 232448
+//   k               64 rows = 32768
+//   v               64 rows = 32768
+//   q               1 stage * 24576 = 24576
+//   d_o             1 stage * 24576 = 24576
+//   ds              1 stage * 12288 = 12288
+//   p               2 stages * 6144 = 12288
+//   peer_k          half of the columns = 16384
+//   sums            dq of one step in fp32 = 24576
+//   staging         8 warps * 512 = 4096
+//   statistics      1 stage * 640 = 640
+//   work, barriers  at most = 1408
+// Barriers        waited for by  guards                           a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded    1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled       1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there              8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there             8 arrivals: consumer warps
+// peer_full       consumers      ds of the peer CTA               1 arrival and a box of ds
+// peer_empty      consumers      ds in the peer until dq is there 8 arrivals of the peer: consumer warps
+// sums_full       a writer       dq until it is in shared memory  8 arrivals: consumer warps
+// sums_empty      consumers      dq until TMA has read it         1 arrival of a writer
+// ticket_full     one thread     the cluster's ticket             1 arrival and 4 bytes
+// named 1         the same       ds until it is written           256 threads of consumers
+// named 2, 3      the same       dk until it is staged            128 threads of a consumer
+// cluster         the same       barriers, and what peers read    all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -39,11 +75,7 @@ constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 48, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 1, kDoStages = 1, kDsStages = 1;
-// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
-__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 24;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
@@ -150,8 +182,6 @@ static_assert(OFFSET(Parameters, q_tiles) == 1464 && OFFSET(Parameters, section)
 static_assert(OFFSET(Parameters, all_kv_heads) == 1472 && OFFSET(Parameters, sharing) == 1476);
 static_assert(OFFSET(Parameters, dim) == 1480 && OFFSET(Parameters, leftward) == 1484);
 static_assert(OFFSET(Parameters, scale) == 1488);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 24] += A[64 x 16] * B[16 x 24]; A and B by descriptor, D in registers.
@@ -224,7 +254,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -245,7 +274,7 @@ struct Place {
   int head, row;
 };
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
@@ -308,15 +337,10 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
-}
-
-// The stage of do that a step uses, whose number is odd or not, beside this one of q.
-__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
-  return kDoStages == kStages ? at : Position{0, parity};
 }
 
 // The softmax is of scale q k^T.
@@ -327,27 +351,23 @@ struct Scaling {
   float factor;                              // of a score before the bias is added
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : factor(p.scale) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // Where accumulator i is, from the thread's first row of q and column.
-constexpr bool kColumnPairs = false;  // two accumulators are of one column
 constexpr int kStagedRows = kQRows, kStagedColumns = 16;  // of a warp
+// Where accumulator i is, from the thread's first row and column.
 __device__ constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
-// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
-// then read() for each eight accumulators, and term() and hides() for each of them.
+// What is added to scores, or hides them, before the softmax: a Score for a tile of a head, then read() for each eight accumulators, then term() for each accumulator, then hides() for each accumulator.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
-// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
-// of them has been read. A warp stages for itself alone: no other waits for it.
+// rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
+// alone: no other waits for it.
 //
-// Without a branch: products are in flight around loads.
+// Without a branch: MMAs are in flight around loads.
 __device__ __forceinline__ uint32_t load(const float* at, bool there) {
   uint32_t x;
   asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%1];\n}"
@@ -375,7 +395,7 @@ template <int kBytes> struct Staged {
       CUTE_UNROLL
       for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
         if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
-        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
+        // By L1, in which the one row of a mask of columns stays: all CTAs ask for it.
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
                      : "memory");
@@ -383,40 +403,14 @@ template <int kBytes> struct Staged {
     }
   }
 
-  // Elements of 16 bits of accumulators i to i + 7, by twos.
-  __device__ __forceinline__ uint4 read_eight(int i) const {
-    uint4 x;
-    const int lane = threadIdx.x % 32;
-    const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
-    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
-    else  // columns 0 and 8 of 8 rows, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
-    return x;
-  }
 
   // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
   __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
     const int lane = threadIdx.x % 32;
-    if constexpr (kColumnPairs) {  // of 16 columns of both rows
-      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
-        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
-        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
-        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
-      }
-    } else {
-      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
-      CUTE_UNROLL
-      for (int j = 0; j < 8; ++j)
-        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
-    }
+    const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+    CUTE_UNROLL
+    for (int j = 0; j < 8; ++j)
+      x[j] = kScores > i + j ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
   }
 };
 struct Staging {
@@ -463,7 +457,6 @@ struct Score {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
   }
-  __device__ __forceinline__ static void finish() { __syncwarp(); }
 
   // What is read for accumulators i to i + 7; 0 where the sequence ends.
   __device__ __forceinline__ Eight read(int i) const {
@@ -481,12 +474,10 @@ struct Score {
     return fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), bias);
   }
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
-    return eight.shown[i % 8] == 0;
-  }
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
 };
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -505,8 +496,8 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the CTA's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this CTA adds
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   Staging staging[4 * kConsumers];  // of each warp
   struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
@@ -516,7 +507,7 @@ struct SharedStorage {
   EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
   Work work;  // where registers are too few for it
   EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
-  FullBarrier ticket_full;  // the ticket that the cluster's first block has taken is here
+  FullBarrier ticket_full;  // the ticket that the cluster's first CTA has taken is here
   int ticket;
 };
 static_assert(sizeof(SharedStorage) <= 186368);
@@ -532,17 +523,15 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int place = offset / heads, all_head = section * p.section + offset - place * heads;
   const int tile = p.leftward ? p.kv_tiles - 1 - place : place;
   const KvPlace at = place_kv(p, tile, all_head);
-  const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
-  const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
-  const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
-  const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
-  return {at.sequence, at.head, at.column, part, begin / kQTile,
-          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  const int end = at.sequence.rows(p);
+  constexpr int begin = 0;
+  // A CTA has nothing to do where no row attends to its tile.
+  const bool any = begin < end;
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work: a cluster takes one ticket when it begins. Its first block does, and tells the
-// others; one thread of each asks. Where blocks share rows each is an index of its own.
+// The index of the CTA's work: a cluster takes one ticket when it begins. Its first CTA does, and tells the
+// others; one thread of each asks. Where CTAs share rows each is an index of its own.
 __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared) {
   constexpr int kBlocks = 2;
   const int block = blockIdx.x % kBlocks;
@@ -565,28 +554,27 @@ __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared
   return ticket * kBlocks + block;
 }
 
-// To the dq of a q tile kv tiles add from left to right, the longest of a causal mask first, or leftward. Blocks wait
-// for blocks with lower numbers only, and take numbers when they begin: so none waits for one that may never begin.
+// To the dq of a q tile KV tiles add from left to right, the longest of a causal mask first, or leftward. CTAs wait
+// for CTAs with lower numbers only, and take numbers when they begin: so none waits for one that may never begin.
 
-// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well; leftward
-// from a kv tile's first on, which those further right that see it begin before.
+// The q tile in place n of [begin, end): from the last on, with which KV tiles further left begin as well; leftward
+// from a KV tile's first on, which those further right that see it begin before.
 __device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n) {
   return p.leftward ? n : work.begin + work.end - 1 - n;
 }
 
-// How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
+// How many KV tiles add to the dq of the q tile that begins with `row` before the CTA's own.
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
   const Sequence& sequence = work.sequence;
-  const int own = work.column / kKvTile, diagonal = sequence.diagonal(p), columns = sequence.columns(p);
+  const int own = work.column / kKvTile, columns = sequence.columns(p);
   if (p.leftward) {  // from the last column that one of the tile's rows attends to
-    const int rows = min(row + kQTile, sequence.rows(p));
-    return ((kBoundsRight ? min(columns, rows + diagonal + right(p)) : columns) - 1) / kKvTile - own;
+    return (columns - 1) / kKvTile - own;
   }
-  return own - (kBoundsLeft ? max(0, row + diagonal - left(p)) : 0) / kKvTile;  // from the row's first column
+  return own;
 }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
+// Starts the load of v, and of the peer's rows of k for dq: of the columns that the CTA adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
   shared.v_full.arrive_and_expect_tx(kKvBytes + kKvBytes / kParts);
@@ -600,14 +588,13 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column + work.part * kKvRows;
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -615,25 +602,23 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
-      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
       position.advance();
-      parity ^= 1;
     }
   }
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -662,12 +647,12 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+// Issues the MMA over a CTA's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer % kQuerySplits * kQueryN * 128 / 16;
   k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -700,27 +685,23 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
-__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+// Whether columns [column, column + 64) reach beyond the sequence.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int column) {
+  return column + kWgmmaM > sequence.columns(p);
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence,
                                      int column) {
-  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
-    const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -756,10 +737,10 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[0][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds;
   }
 };
 
@@ -798,11 +779,9 @@ __device__ __forceinline__ float below(float lse, float score) {
 // p = exp(s - lse) over what these sum to; lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
-  c.scaling.cap(scores);
-  const int row = step.row + c.row;
-  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
+  if (partial(c.p, c.work.sequence, c.column)) mask(scores, c.p, c.work.sequence, c.column);
   const Score score = score_of(c, step);
-  Score::Eight eight;
+  Score::Eight eight{};
   Score::await();
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
@@ -819,8 +798,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       const float low = fast_exp2(fmaf(below(lse.x, low_score), c.scaling.exponent, -correction.x));
       const float high = fast_exp2(fmaf(below(lse.y, high_score), c.scaling.exponent, -correction.y));
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = low;
+      y = high;
     }
   }
 }
@@ -861,7 +840,7 @@ __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kCons
 // The gradients of scores leave as ds lies in shared memory, when all have written it: one thread of the warpgroup
 // that has a box stores it, and waits until it is read before anybody writes there again.
 __device__ __forceinline__ bool stores_ds(const Consumer& c) {
-  return threadIdx.x % 128 == 0 && (kKvRows == kKvTile ? c.part : c.consumer) == 0;
+  return threadIdx.x % 128 == 0 && c.consumer == 0;
 }
 __device__ __forceinline__ void store_ds(const Consumer& c, Step step) {
   if (!stores_ds(c)) return;
@@ -873,11 +852,11 @@ __device__ __forceinline__ void await_stored_ds(const Consumer& c) {
   if (stores_ds(c)) cute::tma_store_wait<0>();
 }
 
-// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// The two CTAs of a pair exchange ds. A CTA writes its 64 columns to its own box of ds, when the copy
 // before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
 // written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
-// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
-// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
+// `peer_full`. Both CTAs go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one CTA's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
 // Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
 __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
@@ -889,12 +868,12 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// The block's own box of ds.
+// The CTA's own box of ds.
 __device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
   return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
 }
 
-// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// Waits until the peer has the box of the step before, and has done with it. The CTA's own warpgroups have
 // as well: they have come to meet() since, with p.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   c.shared.peer_empty.wait(step.parity ^ 1);
@@ -907,7 +886,7 @@ __device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
   return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
 }
 
-// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
+// Sends the peer the CTA's box of ds, when all have written it, and expects the peer's.
 __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
   if (threadIdx.x != 128) return;  // the consumers' first
   c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
@@ -919,7 +898,7 @@ __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
                : "memory");
 }
 
-// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
+// Issues dq's MMAs over the CTA's own rows of k, then adds those over the peer's, when its ds is there.
 __device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
   multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
 }
@@ -935,25 +914,10 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
   if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
 
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.peer_full.init(1);
-  shared.peer_empty.init(4 * kConsumers);
-  shared.ticket_full.init(1);
-}
-
-// Barriers are there for all who arrive at them, the peer too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
-
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
-// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// lay down one writer adds to the sums of its q tile, all at once, and releases the staging as soon as TMA has
 // read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
-// writer has the next step's. A block only ever waits for those with lower numbers.
+// writer has the next step's. A CTA only ever waits for those with lower numbers.
 //
 // Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
@@ -982,7 +946,7 @@ __device__ __forceinline__ void pass_turn(int* turns) {
 __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
@@ -1003,28 +967,27 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
 }
 
 // The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
-// only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
+// only one. Within a step dp is multiplied while p is computed, dv while ds is, the CTA's own half of dq
 // while the peer's ds is on its way, and dk while dq leaves.
 struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
+                                       Position at) {
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k, c.staged_q(at) + half);
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    c.shared.do_full[at.stage].wait(at.phase);
+    multiply_scores(dp, c.v, c.staged_do(at) + half);
+    cute::warpgroup_wait<1>();  // the scores are there; dp's MMAs run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
-    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    multiply_gradient(dv, staged_p(c, step), c.staged_do(at) + c.columns<kQTile>(c.consumer));
+    cute::warpgroup_wait<1>();  // dp is there; dv's MMAs run on
     fence(dp);
     differentiate(c, dp, scores, at);
     pack(weights, dp);
@@ -1037,10 +1000,10 @@ struct Steps {
     multiply_own_query(c, dq, step);
     multiply_peer_query(c, dq, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's MMAs run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
+    release(c.shared.do_empty[at.stage]);
     await_stored_ds(c);
     release_ds(c);
     accumulate(c, dq, step);
@@ -1049,11 +1012,11 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the CTA's memory.
   __device__ __forceinline__ void end(const Consumer& c, int count) { await_ds(c, {0, 0, count % 2u}); }
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -1074,7 +1037,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -1083,8 +1046,8 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 // the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  const int own = 16 * c.columns<kKvRows>(c.consumer);
+  meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
@@ -1099,9 +1062,9 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const int part = __shfl_sync(~0u, work.part, 0);  // the shuffle makes it warp-uniform
+  const int box = part, row = consumer * kQRows;
+  constexpr int own = 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
@@ -1117,24 +1080,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
-    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
-    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing + rank());
+    const int count = (work.end - work.begin) * p.sharing;
+    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing);
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
-    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
-    int head = work.head * p.sharing + rank();
+    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
+    int head = work.head * p.sharing;
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
       Step step{m * kQTile, tile + m, i % 2u, head};
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += kCluster * p.q_tiles;
-        head += kCluster;
+        tile += p.q_tiles;
+        head += 1;
       }
       step.next_row = i + 1 < count ? walk(p, work, n) * kQTile : -1;
       step.next_head = head;
-      steps.next(c, dk, dv, step, position, i + 1 < count);
+      steps.next(c, dk, dv, step, position);
       position.advance();
     }
     steps.end(c, count);
@@ -1146,7 +1109,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map, &p.ds_map})
@@ -1163,11 +1126,15 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     }
     for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
     shared.sums_empty.init(1);
-    init_share(shared);
+    shared.peer_full.init(1);
+    shared.peer_empty.init(4 * kConsumers);
+    shared.ticket_full.init(1);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
@@ -1184,8 +1151,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
@@ -1237,10 +1204,8 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
     }
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int r = i / 2, column = first + pair + i % 2, diagonal = row[r] + sequence.diagonal(p);
-      if (column >= columns || (kBoundsRight && column > diagonal + right(p)) ||
-          (kBoundsLeft && column < diagonal - left(p)))
-        continue;
+      const int r = i / 2, column = first + pair + i % 2;
+      if (column >= columns) continue;
       if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
       const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
       const float term = fmaf(slope, fabsf(float(row[r] + columns - rows - column)), bias);
@@ -1254,7 +1219,7 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
   }
 }
 
-// log2 of these sums for the rows of a q tile, by all threads of a block: 0 where lse is exact enough.
+// log2 of these sums for the rows of a q tile, by all threads of a CTA: 0 where lse is exact enough.
 __device__ __forceinline__ void find_corrections(const Parameters& p, const Place& at, float (&corrections)[kQTile]) {
   __shared__ float sums_of_shares[kShares][kQTile];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = at.sequence.rows(p) - at.row;

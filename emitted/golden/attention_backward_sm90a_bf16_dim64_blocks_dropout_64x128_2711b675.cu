@@ -6,9 +6,42 @@
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   where p of dv, and dp, are 0 for a weight that is dropped, and otherwise divided by p.keep
 //   bf16, head dimension 64, mask none, fixed lengths, listed blocks
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk
-// Three kernels: preprocess, main, postprocess.
+//   q tile 64, KV tile 128, 2 consumers, 2 stages, dq added bulk
 // Digest 2711b67592bd0eecb8eb12ef16e0dbdab4d86a677ab0d0a751cc87c6ede5d8d5; `warploom show` prints this file.
+//
+// Three kernels, in the order of launch:
+//   preprocess   a CTA of 256 threads per tile of q: delta, lse; zeros dq_sum
+//   main         1 CTA of 384 threads per KV tile and KV head: dk, dv; adds to dq_sum
+//   postprocess  a CTA of 256 threads per tile of q: dq from dq_sum
+// Main, 1 CTA per SM; a step is a tile of q and do:
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of k, v, q, do and statistics
+//   Warps 1 and 2, the writers: add dq of every second step each, by TMA reductions
+//   Warp 3 makes random bits for dropout
+// Warpgroups 1 and 2, the consumers: scores and gradients of 64 rows of k and v each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 56, consumers 224 (56 + 2 * 224 <= 3 * 168)
+//   A consumer thread has 64 accumulators of dk and dv;
+//   in a step 64 of scores and dp, then 16 of dq
+// Shared memory: 118784 bytes; the launch asks for 118784 of 232448
+//   k               128 rows = 16384
+//   v               128 rows = 16384
+//   q               2 stages * 8192 = 16384
+//   d_o             2 stages * 8192 = 16384
+//   ds              2 stages * 16384 = 32768
+//   sums            dq of one step in fp32 = 16384
+//   words           a bit for each weight of the tiles = 2048
+//   statistics      2 stages * 512 = 1024
+//   work, barriers  at most = 1024
+// Barriers        waited for by  guards                          a phase completes after
+// k_full, v_full  consumers      k and v until they are loaded   1 arrival and the bytes of TMA
+// q_full, do_full consumers      a stage until it is filled      1 arrival and the bytes of TMA
+// q_empty         the producer   q until dk is there             8 arrivals: consumer warps
+// do_empty        the producer   do until dv is there            8 arrivals: consumer warps
+// sums_full       a writer       dq until it is in shared memory 8 arrivals: consumer warps
+// sums_empty      consumers      dq until TMA has read it        1 arrival of a writer
+// words_full      consumers      bits of a tile                  1 arrival: warps that make bits
+// words_empty     makers         bits until they are read        8 arrivals: consumer warps
+// named 1         the same       ds until it is written          256 threads of consumers
+// named 2, 3      the same       dk until it is staged           128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -39,11 +72,7 @@ constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
-// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
-__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
-// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+// Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
@@ -129,8 +158,6 @@ static_assert(OFFSET(Parameters, sharing) == 1220 && OFFSET(Parameters, dim) == 
 static_assert(OFFSET(Parameters, list_tiles) == 1228 && OFFSET(Parameters, list_batch) == 1232);
 static_assert(OFFSET(Parameters, list_head) == 1236 && OFFSET(Parameters, scale) == 1240);
 static_assert(OFFSET(Parameters, keep) == 1244);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -201,7 +228,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -222,7 +248,7 @@ struct Place {
   int head, row;
 };
 
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
@@ -276,15 +302,10 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
-}
-
-// The stage of do that a step uses, whose number is odd or not, beside this one of q.
-__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
-  return kDoStages == kStages ? at : Position{0, parity};
 }
 
 // The softmax is of scale q k^T.
@@ -292,12 +313,9 @@ struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // ---- Dropout: which weights are dropped --------------------------------------------------------------
 // A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
@@ -395,7 +413,7 @@ __device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Drop
   turn = turn == 0 ? kMakers - 1 : turn - 1;
 }
 
-// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
+// ---- Work: a KV tile of one KV head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
@@ -422,7 +440,6 @@ struct SharedStorage {
   EmptyBarrier words_full[kWordStages], words_empty[kWordStages];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   int mask[kStages];  // of the q tile, -1: all of it counts; guarded by q's barriers
   Work work;  // where registers are too few for it
   EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
@@ -446,11 +463,11 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   return {at.sequence, at.head, at.column, part, 0, steps, at.first_tile, list};
 }
 
-// The index of the block's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+// The index of the CTA's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Of a kv tile and a query head, by the head's number among those of the kv head: what is listed of each q tile to
-// walk is its number, its mask (-1: all of it counts), and how many kv tiles further left add to its dq.
+// Of a KV tile and a query head, by the head's number among those of the KV head: what is listed of each q tile to
+// walk is its number, its mask (-1: all of it counts), and how many KV tiles further left add to its dq.
 struct List {
   const int4* entries;
   int count;
@@ -472,15 +489,14 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const int column = work.column;
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   bool first = true;
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const int head = work.head * p.sharing + i;
     const List list(p, work, i);
     CUTE_NO_UNROLL
@@ -490,8 +506,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
-      const Position of_do = beside(position, parity);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
       shared.mask[position.stage] = listed.y;  // released with what comes next
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -500,16 +515,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
                                    shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (first) load_values(p, shared, work, columns);
       first = false;
-      shared.do_empty[of_do.stage].wait(of_do.phase);
+      shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
       position.advance();
-      parity ^= 1;
     }
   }
 }
 
-// ---- Makers of words: ahead of the consumers, for every q tile that the block walks ----------------------
+// ---- Makers of words: ahead of the consumers, for every q tile that the CTA walks ----------------------
 __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared, const Work& work) {
   constexpr int kPatches = kQRows / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
@@ -517,7 +531,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
   int turn = threadIdx.x / 32 - kFirstMaker;
   Ring<kWordStages> at{0, 1};
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;
     const List list(p, work, i);
     CUTE_NO_UNROLL
@@ -525,8 +539,8 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
       const int m = list.entries[n].x;
       shared.words_empty[at.stage].wait(at.phase);
       make_words(shared.words[at.stage], dropout, head, turn, [&](int i) {
-        const int consumer = i / (kPatches * 4), box = kKvRows == kKvTile ? consumer : work.part;
-        const int first = m * (kQTile / 16) + (kQRows == kQTile ? 0 : consumer * kPatches);
+        const int consumer = i / (kPatches * 4), box = consumer;
+        const int first = m * (kQTile / 16);
         return make_uint2(first + i % kPatches, column + box * (kWgmmaM / 16) + i / kPatches % 4);
       });
       release(shared.words_full[at.stage]);
@@ -544,7 +558,7 @@ __device__ __forceinline__ bool is_dropped(const Words& words, int i) {
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -573,17 +587,16 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
-// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
-template <bool kMore = false>
+// Issues the MMA over the rows of k.
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-  if (!kMore) fence(dq);
+fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
-                    dq, kMore || step > 0);
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -642,15 +655,15 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
-  // What the producer says of a q tile that has arrived: under products, since shared memory takes its time.
+  // What the producer says of a q tile that has arrived: under MMAs, since shared memory takes its time.
   __device__ __forceinline__ void read(Step& step, Position at) const {
     step.mask = shared.mask[at.stage];
   }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
-    return shared.ds[step.parity % kDsStages][box];
+    return shared.ds[step.parity][box];
   }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+    return ds + step.parity * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 
   // Reads which weights of a q tile are dropped.
@@ -689,7 +702,6 @@ __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores]
 // p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at, Words& words) {
-  c.scaling.cap(scores);
   if (step.mask >= 0) hide(c, scores, step.mask);
   c.take(words, step);
   CUTE_UNROLL
@@ -701,8 +713,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
-      x = steepen(low, x);
-      y = steepen(high, y);
+      x = low;
+      y = high;
     }
   }
 }
@@ -757,29 +769,9 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
-// it two steps ago, and have come to meet() since, after their dq was there.
-__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
-}
-
-// Lets go of the only stage of ds, which dq has been multiplied with.
-__device__ __forceinline__ void release_ds(const Consumer& c) {
-  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
-}
-
-// The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
-
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.ds_empty.init(4 * kConsumers);
-}
-
-// Barriers are there for all who arrive at them.
-__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
-// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// lay down one writer adds to the sums of its q tile, all at once, and releases the staging as soon as TMA has
 // read it.
 //
 // Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
@@ -797,7 +789,7 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
-  for (int i = rank(); i < p.sharing; i += kCluster) {
+  for (int i = 0; i < p.sharing; ++i) {
     const List list(p, work, i);
     CUTE_NO_UNROLL
     for (int n = 0; n < list.count; ++n, parity ^= 1) {
@@ -817,63 +809,47 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
   }
 }
 
-// v stays in shared memory.
-struct Held {
-  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(0); }
-
-  // Issues dp^T = v do^T.
-  __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
-    multiply_scores(dp, c.v + c.own, d_o);
-  }
-};
-
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
+// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
+// ds is written, and dk's while dq leaves.
 struct Steps {
-  Held held;
-
-  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
+                                       Position at) {
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.read(step, at);
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    held.multiply(c, dp, c.staged_do(of_do));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    c.shared.do_full[at.stage].wait(at.phase);
+    multiply_scores(dp, c.v + c.own, c.staged_do(at));
+    cute::warpgroup_wait<1>();  // the scores are there; dp's MMAs run on
     fence(scores);
     Words words;
     weigh(c, weights, scores, step, at, words);
     cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at, words);
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     pack(ds, dp);
-    await_ds(c, step);
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's MMAs run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
-    release_ds(c);
+    release(c.shared.do_empty[at.stage]);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
     fence(dk);
     release(c.shared.q_empty[at.stage]);
   }
-
-  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// Writes scale * gradient to the warpgroup's 64 rows of a KV tile, 16 columns of a warp's 16 rows at a
 // time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
 __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -894,7 +870,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
   const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.part * kColumns + box * kBoxColumns, corner,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -903,8 +879,7 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 // the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  const int own = c.consumer * kWgmmaM * kSpan;
   stage(c.shared.v + own, dv, 1 / c.p.keep);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
@@ -919,9 +894,9 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work work, int consumer) {
-  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
-  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
-  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  constexpr int part = 0;
+  const int box = consumer, own = box * kWgmmaM * kSpan / 16;
+  constexpr int row = 0;
   const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
@@ -942,10 +917,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     steps.begin(c, position);  // waits for v, too
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      steps.next(c, dk, dv, {0, 0, i % 2u, i / 2 % 2u}, position, i + 1 < count);
+      steps.next(c, dk, dv, {0, 0, i % 2u, i / 2 % 2u}, position);
       position.advance();
     }
-    steps.end(c, count);
   }
   store_gradients(c, dk, dv);
 }
@@ -954,7 +928,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_backward_sm90a_bf16_dim64_blocks_dropout_64x128_2711b675(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
@@ -975,11 +949,11 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.words_full[i].init(kMakers);
       shared.words_empty[i].init(4 * kConsumers);
     }
-    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  sync_share();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
+  __syncthreads();
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
@@ -997,8 +971,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-// Threads of a block; those that share a row, 8 columns each.
+// ---- Preprocess and postprocess: one CTA per q tile ----------------------------------------------
+// Threads of a CTA; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 8;
 
 struct alignas(16) Eight {

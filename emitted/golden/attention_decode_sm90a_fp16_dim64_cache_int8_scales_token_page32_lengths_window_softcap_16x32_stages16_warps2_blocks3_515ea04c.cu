@@ -3,8 +3,27 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap), of few rows of q by long k and v
 //   q fp16 fixed, k and v int8 in pages of 32, scales of each token, head dimension 64
 //   mask window, lengths
-//   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages, 3 to a multiprocessor
+//   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages, 3 to a SM
 // Digest 515ea04c9ba096a9435d37063e37e2f1fe22d0160831b8d8696f3d5e5227fe77; `warploom show` prints this file.
+//
+// Launch: 96 threads, 3 CTAs per SM; grid: as many CTAs as all SMs hold
+//   CTAs divide the tiles of keys of all sequences; partial results go through global
+//   memory, and whichever CTA of a sequence and KV head comes last adds them up
+// Warps 0 and 1, the consumers: mma.sync on 16 rows of q and 1/2 of the keys of a tile each
+// Warp 2, the producer: its lanes issue the TMA loads of k and v
+// Registers per thread: at most 168, for 3 CTAs of 96 threads per SM
+//   A consumer thread needs about 110: 32 output, 16 of q, 62 scores and others
+// Shared memory: 74496 bytes; the launch asks for 75520 of 232448
+//   k, v         16 stages * 2 * 2048 = 65536
+//   scales       16 stages * 256 = 4096
+//   merged       2 warps * 16 rows * 32 columns * 4 = 4096
+//   sums         2 warps * 16 rows * 8 = 256
+//   full, empty  16 stages * 4 * 8 = 512
+// Barriers       waited for by  guards                        a phase completes after
+// k_full, v_full consumers      a stage until it is filled    33 arrivals (32 of scales) and the bytes of TMA
+// k_empty        the producer   k until the scores are there  2 arrivals: consumer warps
+// v_empty        the producer   v until the output is there   2 arrivals: consumer warps
+// named 1        the same       outputs until they are summed 64 threads of consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -34,7 +53,6 @@ constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of oth
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 16;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr bool kBoundsLeft = true;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -145,7 +163,7 @@ struct Sequence {
     return p.row_tiles;
   }
 
-  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
+  // What is divided among CTAs: tiles of keys of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
@@ -153,61 +171,40 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
+// The tiles of all items, one item after the other, are divided in equal ranges among the CTAs; the first `more` of these have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
-  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
+  // The range that a tile is in.
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
     return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, what comes of them is a
-// part of `parts`.
-struct Item {
-  Sequence sequence;
-  int batch, head, row_tile;
-  int begin, end, first, weight;
-  int parts, part_place;  // the place of the part of this block
-  int first_place;        // that of the item's first part; others are in every second place, but for the first
-
-  __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
-  __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
-  __device__ __forceinline__ int number(const Parameters& p) const {
-    return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
-  }
-  __device__ __forceinline__ int place_of(int part) const { return first_place + 2 * part + (part == 0); }
-};
-
-// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
-struct Walk {
-  Division division;
-  int at, stop;       // what is left of the block's range
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
+// sequences up to its own have.
+struct SequenceScan {
   int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
-
-  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
-    int total = 0;
-    CUTE_NO_UNROLL
-    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
-      through = load(p);
-      total += through;
-      if (base == 0) break;
-    }
-    total = __reduce_add_sync(~0u, total);
-    division = Division(total, gridDim.x);
-    at = division.begin(blockIdx.x);
-    stop = division.begin(blockIdx.x + 1);
-    add_up(0);
-  }
 
   __device__ __forceinline__ int load(const Parameters& p) {
     own = Sequence::at(p, min(base + lane(), p.batch - 1));
     return base + lane() < p.batch ? own.work(p) : 0;
+  }
+
+  // The tiles of all sequences. The first 32 sequences are loaded last, and stay.
+  __device__ __forceinline__ int total(const Parameters& p) {
+    int sum = 0;
+    CUTE_NO_UNROLL
+    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {
+      through = load(p);
+      sum += through;
+      if (base == 0) break;
+    }
+    return __reduce_add_sync(~0u, sum);
   }
 
   // From the tiles of each lane's sequence to those up to it, `before` the first.
@@ -220,10 +217,10 @@ struct Walk {
     through += before;
   }
 
-  // The lane that has the sequence of tile `at`.
-  __device__ __forceinline__ int find(const Parameters& p) {
+  // The lane that has the sequence of a tile, which is not before those that were looked for.
+  __device__ __forceinline__ int find(const Parameters& p, int tile) {
     for (;;) {
-      const int found = __popc(__ballot_sync(~0u, through <= at));
+      const int found = __popc(__ballot_sync(~0u, through <= tile));
       if (found < 32) return found;
       const int before = __shfl_sync(~0u, through, 31);
       base += 32;
@@ -231,10 +228,44 @@ struct Walk {
       add_up(before);
     }
   }
+};
+
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
+// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, their result is one of
+// `parts` partial results.
+//
+// An example: three items of 8 tiles on five CTAs. These have 5, 5, 5, 5 and 4 of the 24 tiles: item 0 is in parts of 5
+// (CTA 0) and 3 (CTA 1), item 1 of 2 (CTA 1), 5 (CTA 2) and 1 (CTA 3), item 2 of 4 (CTA 3) and 4 (CTA 4).
+struct Item {
+  Sequence sequence;
+  int batch, head, row_tile;
+  int begin, end, first, weight;
+  int parts, part_place;  // how many CTAs have some of it; where this CTA's partial result is
+  int first_place;        // where that of its first part is
+
+  __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
+  __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
+  __device__ __forceinline__ int number(const Parameters& p) const {
+    return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
+  }
+  // Where partial results are: a CTA has the last part of one item at 2 b, and the first of another at 2 b + 1.
+  __device__ __forceinline__ int place_of(int part) const { return first_place + 2 * part + (part == 0); }
+};
+
+// Goes through a CTA's range of tiles, which may begin and end within items.
+struct TileScheduler : SequenceScan {
+  Division division;
+  int at, stop;  // what is left of the range
+
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) : division(total(p), gridDim.x) {
+    at = division.begin(blockIdx.x);
+    stop = division.begin(blockIdx.x + 1);
+    add_up(0);
+  }
 
   // The item of tile `at`, and where it starts.
   __device__ __forceinline__ int locate(const Parameters& p, Item& item) {
-    const int from = find(p);
+    const int from = find(p, at);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
     const Sequence::Tiles tiles = item.sequence.tiles(p);
@@ -258,12 +289,12 @@ struct Walk {
     return true;
   }
 
-  // What other blocks have of the item that was the last: who has its keys, and which place the block's own part has.
+  // What other CTAs have of the last item: how many they are, and where the partial results go.
   __device__ __forceinline__ void share(Item& item) const {
     const bool whole = item.begin == 0 && item.end == item.weight;
     const int start = at - item.end, first = division.owner(start);
     item.parts = whole ? 1 : division.owner(start + item.weight - 1) - first + 1;
-    item.first_place = 2 * first;  // a block has the last part of one item, and the first of another
+    item.first_place = 2 * first;
     item.part_place = 2 * blockIdx.x + (item.begin == 0 ? 1 : 0);
   }
 };
@@ -376,9 +407,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; walk.next(p, item);) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
+  for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
@@ -408,7 +439,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Scores, softmax and products ---------------------------------------------------------------
+// ---- Scores, softmax and MMAs ---------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 __device__ __forceinline__ uint32_t add_fp16(uint32_t a, uint32_t b) {
   uint32_t d;
@@ -561,7 +592,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
+// From products of q and k to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -594,11 +625,11 @@ struct Rows {
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
+    const int begin = rows.begin[r] - key, end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end || place < begin) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -752,7 +783,7 @@ __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
   return before;
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
+// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item each:
 // always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
@@ -762,8 +793,8 @@ struct Merge {
   float unit;
   int there = rows_there(p, item);
 
-  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
+  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
     synchronise_warps();  // what was left of the item before has been read
     leave_sums(shared, rows, exponent, warp);
@@ -804,7 +835,7 @@ struct Merge {
     return before + 1 == item.parts;
   }
 
-  // Adds up all parts of the warp's rows. From L2, where other blocks left them.
+  // Adds up all parts of the warp's rows. From L2, where other CTAs left them.
   __device__ __forceinline__ void combine() const {
     constexpr int kAtOnce = 8;  // that are on their way together
     CUTE_NO_UNROLL
@@ -904,17 +935,17 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
   const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
-  bool more = walk.next(p, item);
+  bool more = scheduler.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
-    walk.share(item);  // while q is on its way
+    scheduler.share(item);  // while q is on its way
     Rows rows;
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -945,7 +976,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     const Item done = item;
-    more = walk.next(p, item);
+    more = scheduler.next(p, item);
     if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp);
   }
@@ -955,7 +986,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     attention_decode_sm90a_fp16_dim64_cache_int8_scales_token_page32_lengths_window_softcap_16x32_stages16_warps2_blocks3_515ea04c(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -967,10 +998,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     }
     cutlass::arch::fence_barrier_init();
   }
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Walk walk(p);
+  TileScheduler scheduler(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, walk);
-  else consume(p, shared, walk, warp);
+  if (warp == kWarps) produce(p, shared, scheduler);
+  else consume(p, shared, scheduler, warp);
 }

@@ -3,8 +3,26 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q fp16 fixed, k and v e4m3 fixed, head dimension 96
 //   mask none, lengths, batch invariant
-//   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a multiprocessor
+//   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a SM
 // Digest 41c1417e1943d2a427a12869da1e8382683e9e7b84435aee01f2936ada9ef89e; `warploom show` prints this file.
+//
+// Launch: 160 threads, 1 CTA per SM; grid: as many CTAs as all SMs hold
+//   CTAs divide the tiles of keys of all sequences; partial results go through global
+//   memory, and whichever CTA of a sequence and KV head comes last adds them up
+// Warps 0 to 3, the consumers: mma.sync on 16 rows of q and 1/4 of the keys of a tile each
+// Warp 4, the producer: its lanes issue the TMA loads of k and v
+// Registers per thread: at most 255, for 1 CTA of 160 threads per SM
+//   A consumer thread needs about 146: 48 output, 24 of q, 74 scores and others
+// Shared memory: 57920 bytes; the launch asks for 58944 of 232448
+//   k, v         2 stages * 2 * 12288 = 49152
+//   merged       4 warps * 16 rows * 32 columns * 4 = 8192
+//   sums         4 warps * 16 rows * 8 = 512
+//   full, empty  2 stages * 4 * 8 = 64
+// Barriers       waited for by  guards                        a phase completes after
+// k_full, v_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there  4 arrivals: consumer warps
+// v_empty        the producer   v until the output is there   4 arrivals: consumer warps
+// named 1        the same       outputs until they are summed 128 threads of consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -34,7 +52,6 @@ constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of oth
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 2;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr bool kBoundsLeft = false;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -125,7 +142,7 @@ struct Sequence {
     return p.row_tiles;
   }
 
-  // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
+  // What is divided among CTAs: tiles of keys of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
@@ -133,25 +150,72 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
+// The tiles of all items, one item after the other, are divided in equal ranges among the CTAs; the first `more` of these have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
-  __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
+  // The range that a tile is in.
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
     return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: chunks, up to tile `end` of
-// those that some row sees. What comes of each is a part, where there are several.
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
+// sequences up to its own have.
+struct SequenceScan {
+  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
+  Sequence own;
+
+  __device__ __forceinline__ int load(const Parameters& p) {
+    own = Sequence::at(p, min(base + lane(), p.batch - 1));
+    return base + lane() < p.batch ? own.work(p) : 0;
+  }
+
+  // The tiles of all sequences. The first 32 sequences are loaded last, and stay.
+  __device__ __forceinline__ int total(const Parameters& p) {
+    int sum = 0;
+    CUTE_NO_UNROLL
+    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {
+      through = load(p);
+      sum += through;
+      if (base == 0) break;
+    }
+    return __reduce_add_sync(~0u, sum);
+  }
+
+  // From the tiles of each lane's sequence to those up to it, `before` the first.
+  __device__ __forceinline__ void add_up(int before) {
+    CUTE_UNROLL
+    for (int by = 1; by < 32; by *= 2) {
+      const int less = __shfl_up_sync(~0u, through, by);
+      if (lane() >= by) through += less;
+    }
+    through += before;
+  }
+
+  // The lane that has the sequence of a tile, which is not before those that were looked for.
+  __device__ __forceinline__ int find(const Parameters& p, int tile) {
+    for (;;) {
+      const int found = __popc(__ballot_sync(~0u, through <= tile));
+      if (found < 32) return found;
+      const int before = __shfl_sync(~0u, through, 31);
+      base += 32;
+      through = load(p);
+      add_up(before);
+    }
+  }
+};
+
+// An item is a tile of rows of one sequence and KV head, and this CTA's chunks of its keys, up to tile `end` of those
+// that some row sees. The result of each chunk is a partial one, where there are several.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
   int end;
-  int chunk, here;  // the number of the next one of its chunks, each of which is a part; how many the block has done
+  int chunk, here;  // the number of the next chunk; how many the CTA has done
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
@@ -167,8 +231,9 @@ struct Item {
     return max(max(kLeast, min(kLong, (weight + kFew - 1) / kFew)), (weight + kMost - 1) / kMost);
   }
   __device__ __forceinline__ int parts(const Parameters& p) const { return quotient(sequence.weight(p) + each(p) - 1, each(p)); }
-  // Whether the block has done all chunks before the next one; whether that is its last; and whether it has all then.
+  // Whether the CTA has done all chunks before the next one.
   __device__ __forceinline__ bool from_first() const { return chunk == here; }
+  // Whether the next chunk is the CTA's last; and whether the CTA has the whole item then.
   __device__ __forceinline__ bool last(const Parameters& p) const { return (chunk + 1) * each(p) >= end; }
   __device__ __forceinline__ bool whole(const Parameters& p) const {
     return from_first() && (chunk + 1) * each(p) >= sequence.weight(p);
@@ -176,7 +241,7 @@ struct Item {
   __device__ __forceinline__ int first(const Parameters& p) const { return sequence.tiles(p).first; }
   __device__ __forceinline__ int chunk_begin(const Parameters& p) const { return chunk * each(p); }
   __device__ __forceinline__ int chunk_end(const Parameters& p) const { return min((chunk + 1) * each(p), end); }
-  // Whether the block has another chunk of the item, to which this goes.
+  // Whether the CTA has another chunk of the item, to which this goes.
   __device__ __forceinline__ bool to_next_chunk(const Parameters& p) {
     ++here, ++chunk;
     return chunk_begin(p) < end;
@@ -190,7 +255,7 @@ __device__ __forceinline__ int as_new(int x) {
   return x;
 }
 
-// How many chunks an item is of, that begins at tile `start`; and how many of these the block does that has the first, and
+// How many chunks an item is of, that begins at tile `start`; and how many of these the CTA does that has the first, and
 // has added up where all are left.
 struct Sharing {
   int parts, added;
@@ -203,63 +268,23 @@ struct Sharing {
   }
 };
 
-// Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
-struct Walk {
+// Goes through a CTA's range of tiles: it has the chunks that begin there.
+struct TileScheduler : SequenceScan {
   Division division;
-  int at, stop;       // what is left of the block's range
-  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
-  Sequence own;
+  int at, stop;  // what is left of the range
 
-  __device__ __forceinline__ explicit Walk(const Parameters& p) : division(0, 1) {
-    int total = 0;
-    CUTE_NO_UNROLL
-    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {  // the first 32 come last, and stay
-      through = load(p);
-      total += through;
-      if (base == 0) break;
-    }
-    total = __reduce_add_sync(~0u, total);
-    division = Division(total, gridDim.x);
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) : division(total(p), gridDim.x) {
     at = division.begin(blockIdx.x);
     stop = division.begin(blockIdx.x + 1);
     add_up(0);
   }
 
-  __device__ __forceinline__ int load(const Parameters& p) {
-    own = Sequence::at(p, min(base + lane(), p.batch - 1));
-    return base + lane() < p.batch ? own.work(p) : 0;
-  }
-
-  // From the tiles of each lane's sequence to those up to it, `before` the first.
-  __device__ __forceinline__ void add_up(int before) {
-    CUTE_UNROLL
-    for (int by = 1; by < 32; by *= 2) {
-      const int less = __shfl_up_sync(~0u, through, by);
-      if (lane() >= by) through += less;
-    }
-    through += before;
-  }
-
-  // The lane that has the sequence of tile `at`.
-  __device__ __forceinline__ int find(const Parameters& p) {
-    for (;;) {
-      const int found = __popc(__ballot_sync(~0u, through <= at));
-      if (found < 32) return found;
-      const int before = __shfl_sync(~0u, through, 31);
-      base += 32;
-      through = load(p);
-      add_up(before);
-    }
-  }
-
   // The item of tile `at`, and where it starts.
   __device__ __forceinline__ int locate(const Parameters& p, Item& item) {
-    const int from = find(p);
+    const int from = find(p, at);
     item.sequence = own.of_lane(from);
     item.batch = base + from;
-    const Sequence::Tiles tiles = item.sequence.tiles(p);
-    const int weight = max(1, tiles.count);
-    const int row_tiles = item.sequence.row_tiles(p);
+    const int weight = item.sequence.weight(p), row_tiles = item.sequence.row_tiles(p);
     const int start = __shfl_sync(~0u, through, from) - weight * row_tiles * p.kv_heads;
     const int index = quotient(at - start, weight);
     item.head = index;
@@ -268,7 +293,7 @@ struct Walk {
     return start + index * weight;
   }
 
-  // All chunks of an item that begin in the block's range.
+  // All chunks of an item that begin in the CTA's range.
   __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
     while (at < stop) {
       const int start = locate(p, item), weight = item.sequence.weight(p), each = item.each(p);
@@ -352,9 +377,9 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
                                  corner.row, 0, head, corner.entry);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, Walk& walk) {
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  for (Item item; walk.next(p, item);) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
+  for (Item item; scheduler.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first(p) + item.chunk_begin(p), end = min(item.first(p) + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
@@ -370,7 +395,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   }
 }
 
-// ---- Scores, softmax and products ---------------------------------------------------------------
+// ---- Scores, softmax and MMAs ---------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 // Two e4m3, those of one half of `bytes`, as fp16.
 __device__ __forceinline__ uint32_t fp16_of_e4m3(uint32_t bytes, int half) {
@@ -388,7 +413,7 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t cho
   return d;
 }
 
-// e4m3 as fp16: exact; the multiprocessor converts two at a time.
+// e4m3 as fp16: exact; the SM converts two at a time.
 constexpr float kUnit = 1;  // that a code of 1 becomes is 1 / kUnit
 
 // Two bytes of a word.
@@ -528,7 +553,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
+// From products of q and k to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
   float unit;      // of what is added up of weights and values
@@ -551,11 +576,11 @@ struct Rows {
 __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int begin = kBoundsLeft ? rows.begin[r] - key : 0, end = rows.end[r] - key;
+    const int end = rows.end[r] - key;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+      if (place >= end) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -736,7 +761,7 @@ template <int kLanes> __device__ __forceinline__ float largest_up_to(int which, 
   return x;
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
+// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item each:
 // always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
@@ -747,12 +772,12 @@ struct Merge {
   float unit;
   const Division& division;
   int start;                                       // the item's first tile, of those of all items
-  bool adds = item.from_first() && item.here > 0;  // this chunk to those before it, where all are the block's
-  int here = item.here + 1;  // chunks of the item that the block has done, with this one
+  bool adds = item.from_first() && item.here > 0;  // this chunk to those before it, where all are the CTA's
+  int here = item.here + 1;  // chunks of the item that the CTA has done, with this one
   int there = rows_there(p, item);
 
-  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
+  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
     synchronise_warps();  // what was left of the item before has been read
     leave_sums(shared, rows, exponent, warp);
@@ -777,7 +802,7 @@ struct Merge {
     CUTE_NO_UNROLL
     for (int first = warp * kRowsAtOnce + lane() / kFours; first < there; first += kSteps * kNext) {
       Total totals[kSteps];
-      Total before[kSteps];  // of the chunks before, which the block left
+      Total before[kSteps];  // of the chunks before, which the CTA left
       if (adds) {
         CUTE_UNROLL
         for (int i = 0; i < kSteps; ++i) before[i] = left_before(min(first + i * kNext, there - 1), column);
@@ -829,7 +854,7 @@ struct Merge {
     return before + here == parts;
   }
 
-  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those that one block
+  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those that one CTA
   // did from the first on have been, and lie where the first one does. From L2, where they were left; much of it is on its
   // way together: eight chunks of these rows, whose maxima and sums the lanes have, each that of one row and chunk.
   template <int kSteps> __device__ __forceinline__ void combine(const Sharing& sharing) const {
@@ -953,13 +978,13 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
   queries.load(from);
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
   const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
-  bool more = walk.next(p, item);
+  bool more = scheduler.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
@@ -993,12 +1018,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     const Item done = item;
-    const int start = walk.at - done.end;
+    const int start = scheduler.at - done.end;
     if (!item.to_next_chunk(p)) {
-      more = walk.next(p, item);
+      more = scheduler.next(p, item);
       if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     }
-    Merge{p, shared, done, scaling.unit, walk.division, start}.store(outputs, rows, scaling.exponent, warp);
+    Merge{p, shared, done, scaling.unit, scheduler.division, start}.store(outputs, rows, scaling.exponent, warp);
   }
 }
 
@@ -1006,7 +1031,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_decode_sm90a_fp16_dim96_cache_e4m3_lengths_batch_invariant_16x128_stages2_warps4_41c1417e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -1018,10 +1043,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Walk walk(p);
+  TileScheduler scheduler(p);
   __syncthreads();
-  if (warp == kWarps) produce(p, shared, walk);
-  else consume(p, shared, walk, warp);
+  if (warp == kWarps) produce(p, shared, scheduler);
+  else consume(p, shared, scheduler, warp);
 }

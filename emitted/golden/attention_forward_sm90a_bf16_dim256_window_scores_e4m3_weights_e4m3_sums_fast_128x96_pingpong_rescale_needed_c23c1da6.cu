@@ -2,8 +2,27 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, q and k e4m3, v e4m3, head dimension 256, mask window, fixed lengths
-//   q tile 128, kv tile 96, 2 consumers, 2 stages, pingpong, scheduler static
+//   q tile 128, KV tile 96, 2 consumers, 2 stages, pingpong, scheduler static
 // Digest c23c1da62e706e1c8e0888b67c48b25b6ef4d4fe07b267bcd28149debfd76776; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, to which tiles of q are dealt in advance
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Ping-pong: consumers issue wgmma in turns; one's softmax runs under another's MMAs
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 <= 3 * 168)
+//   A consumer thread needs about 220: 48 scores, 128 output, 12 weights in 8 bits, 32 others
+// Shared memory: 164864 bytes; the launch asks for 164864 of 232448
+//   q               2 stages * 2 consumers * 16384 = 65536
+//   k               2 stages * 24576 = 49152
+//   v               2 stages * 24576 = 49152
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                              a phase completes after
+// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there   4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there        8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there         8 arrivals: consumer warps
+// named 4 to 5   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -32,9 +51,6 @@ constexpr int kValueSpan = 32;  // of a row of v's boxes
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 96;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = true, kBoundsRight = true;
-// The output is rescaled where a maximum of the warp's rows grew; else in every step.
-constexpr bool kRescalesIfNeeded = true;
 // Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
 constexpr float kOffset = 4;
 constexpr float kSlack = 4;  // by so much exponents of 2 may grow before
@@ -94,8 +110,6 @@ static_assert(OFFSET(Parameters, q_tiles) == 516 && OFFSET(Parameters, section) 
 static_assert(OFFSET(Parameters, all_heads) == 524 && OFFSET(Parameters, sharing) == 528);
 static_assert(OFFSET(Parameters, left) == 532 && OFFSET(Parameters, right) == 536);
 static_assert(OFFSET(Parameters, scale) == 540);
-__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
@@ -160,7 +174,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -184,7 +197,7 @@ struct Place {
 // Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
 __device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
   const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+  return { {batch}, all_head - batch * p.heads, (p.q_tiles - 1 - tile) * kQTile };
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -208,7 +221,7 @@ template <int kRows> struct Tile {
 
 // A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
 // head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they lie then. Places past the last key are zeros.
+// as they are laid out then. Places past the last key are zeros.
 struct Values {
   static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
 
@@ -242,7 +255,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -250,13 +263,12 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 
 // Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
 // next. Where tiles differ in length each section is dealt by itself, and every second one from the other
-// end: a round that ran on into the next section would give the same blocks the long ones again.
+// end: a round that ran on into the next section would give the same CTAs the long ones again.
 struct Tiles {
   int round = 0;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
+    const int whole = p.section * p.q_tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
     for (;;) {
       const int section = round / rounds, turn = round - section * rounds, first = section * whole;
       if (first >= p.tiles) return false;
@@ -268,8 +280,8 @@ struct Tiles {
   }
 };
 
-// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
-// products. Named barrier 4 + w opens the turn of warpgroup w.
+// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
+// OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
 struct Turns {
   int consumer;
 
@@ -278,9 +290,9 @@ struct Turns {
   }
   __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void pass() const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
+    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opened a turn that nobody takes: it must not be left pending.
+  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
   __device__ __forceinline__ void finish() const {
     if (consumer == 0) begin();
   }
@@ -290,8 +302,6 @@ struct Turns {
 struct Scaling {
   float exponent;  // the factor of a product in the argument of exp2
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
-  }
   // For the rows `row` and 8 below of a sequence and head.
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = p.scale * kLog2E;
@@ -300,16 +310,11 @@ struct Scaling {
                          p.k_descale[batch * p.k_descale_batch + kv_head * p.k_descale_head];
     exponent = above_zero(factor);
   }
-  // Reads the scale of the columns of tile n.
-  __device__ __forceinline__ void read(const Parameters&, int) {
-  }
   // A masked score, -inf, must not become NaN where a scale is 0.
   __device__ __forceinline__ static float above_zero(float factor) { return factor == 0 ? 0x1p-126f : factor; }
   // Of a score of the thread's row r in the argument of exp2.
   __device__ __forceinline__ float factor(int) const {
     return exponent;
-  }
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {
   }
 };
 
@@ -343,18 +348,17 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
-// 2 (l % 4) and the next of every 8.
+// Hides the columns of a KV tile that rows do not attend to, of `columns` in the sequence. Bounds are relative to
+// `row`. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
-    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
+    const int end = min(columns, row + 8 * r + p.right + 1) - column;
+    const int begin = row + 8 * r - p.left - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -391,14 +395,16 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
+// What a warpgroup is to do next, from the producer: KV tiles [begin, end), of which those in
 // [full_begin, full_end) need no mask.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
-  int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
+  int begin, end;
+  int full_end;
+  int full_begin;
+  int skipped;  // tiles that the CTA loads before these, for rows further down
 };
 
 struct SharedStorage {
@@ -418,28 +424,26 @@ static_assert(sizeof(SharedStorage) <= 164864);
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const int tile = offset / heads, all_head = section * p.section + offset % heads;
   const auto [sequence, head, row] = place(p, tile, all_head);
-  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
-  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
-  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  const int columns = sequence.columns(p);
+  const int end = max(0, min(columns, min(row + kQTile, sequence.rows(p)) + p.right));
+  const int begin = max(0, min(end, row - p.left));
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile};
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
-  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
-  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
+  const int columns = work.sequence.columns(p);
+  const int full_end = max(0, min(columns, row + p.right + 1));
   work.full_end = max(work.begin, full_end / kKvTile);
+  const int full_begin = max(0, row + kWgmmaM - 1 - p.left);
   work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kBoundsRight) {  // the last tiles may be for rows further down alone
-    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
-    work.end -= work.skipped;
-  }
+  // The last tiles may be for rows further down alone.
+  const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + p.right);
+  work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+  work.end -= work.skipped;
   return work;
 }
 
@@ -458,14 +462,14 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Tiles tiles;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -500,7 +504,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -560,7 +564,8 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  // Only where the maximum of one of the warp's rows grew.
+  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -578,9 +583,10 @@ struct Consumer {
   Turns turns;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
-  int row, column;   // the thread's first; the row counts from where bounds are relative to
+  int row;           // the thread's first, counted from where bounds are relative to
+  int column;        // the thread's first in a tile
 
   // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
@@ -590,15 +596,14 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  // Passes over a tile that the CTA loads for rows further down: takes its turn, and releases k and v.
   __device__ __forceinline__ void skip() {
     turns.begin();
     turns.pass();
@@ -610,13 +615,12 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
-// next one, under which nothing waits. Another warpgroup's products run under the softmax.
+// Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
+// next one, under which nothing waits. Another warpgroup's MMAs run under the softmax.
 struct Steps {
   // Scores that are there become weights.
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
-    c.scaling.cap(scores);
     if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
     softmax(scores, rows, c.scaling);
     pack(weights, scores);
@@ -625,10 +629,9 @@ struct Steps {
 
   // The scores of the first tile.
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], int n) {
-    c.scaling.read(c.p, n);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n);
+    c.release_operands();
   }
 
   // Tile n's weights and their product with v, and the scores of the tile before it, which is the next one.
@@ -640,7 +643,6 @@ struct Steps {
     c.position.advance();
     c.shared.v_full[at.stage].wait(at.phase);
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.scaling.read(c.p, n - 1);
     c.turns.begin();
     multiply_output(output, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
@@ -650,7 +652,7 @@ struct Steps {
     release(c.shared.v_empty[at.stage]);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n - 1);
+    c.release_operands();
   }
 
   static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights) {
@@ -661,8 +663,8 @@ struct Steps {
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -698,8 +700,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
@@ -716,7 +718,8 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -726,8 +729,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(), Turns(consumer)};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
   skip(c, work);
@@ -735,7 +738,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   while (work.more) {
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
-    c.row = work.row + work.sequence.diagonal(p) + thread_row();
+    c.row = work.row + thread_row();
     c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
@@ -750,19 +753,19 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_NO_UNROLL
       for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (; n > work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       Steps::weigh(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
       const int stage = c.position.stage;
       Steps::last(c, output, weights);
-      if (kQStages > 1) c.release_q();
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
+      if (next.skipped == 0) {
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
         release_last_v(c, output, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
+      } else {  // what is skipped may be loaded to the stage of this tile's v, which must be released first
         cute::warpgroup_wait<0>();
         release_last_v(c, output, stage);
         skip(c, next);
@@ -787,7 +790,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_bf16_dim256_window_scores_e4m3_weights_e4m3_sums_fast_128x96_pingpong_rescale_needed_c23c1da6(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -806,7 +809,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();

@@ -2,9 +2,32 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, head dimension 64, mask none, fixed lengths
-//   q tile 128, kv tile 112, 2 consumers, 2 stages, overlap, scheduler static
+//   q tile 128, KV tile 112, 2 consumers, 2 stages, overlap, scheduler static
 // Weights are dropped behind the softmax, the others divided by p.keep.
 // Digest 1d3f367b1bc138452f730d5428d940cfcb42fc785d50f1e111b91d66f4165580; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, to which tiles of q are dealt in advance
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v; warps 1 to 3 make random bits for dropout
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Overlap: S(n) = q k^T and O += P(n + 1) v are in flight together, and the softmax
+//   of S(n) runs under the latter; KV tiles n are visited from the last to the first
+// Registers per thread: 168 at launch; setmaxnreg: producer 56, consumers 224 (56 + 2 * 224 <= 3 * 168)
+//   A consumer thread needs about 196: 56 scores, 32 output, 28 weights in 16 bits, 80 others
+// Shared memory: 140288 bytes; the launch asks for 140288 of 232448
+//   q               2 stages * 2 consumers * 8192 = 32768
+//   k               2 stages * 14336 = 28672
+//   v               2 stages * 14336 = 28672
+//   staging         8 warps * 5632 = 45056
+//   words           a bit for each weight of the tiles = 4096
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                            a phase completes after
+// q_full         its consumer   q and work of a consumer          1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there 4 arrivals: warps (consumer 0: 3 makers too)
+// k_full, v_full consumers      a stage until it is filled        1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there      8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there       8 arrivals: consumer warps
+// words_full     consumers      bits of a tile                    3 arrivals: warps that make bits
+// words_empty    makers         bits until they are read          8 arrivals: consumer warps
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -33,12 +56,7 @@ constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 112;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
-// The output is rescaled where a maximum of the warp's rows grew; else in every step.
-constexpr bool kRescalesIfNeeded = true;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
-// The output is rescaled under the product of scores; else after its own.
-constexpr bool kRescalesBetween = false;
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -101,8 +119,6 @@ static_assert(OFFSET(Parameters, sharing) == 536 && OFFSET(Parameters, keys_rows
 static_assert(OFFSET(Parameters, keys_columns) == 544 && OFFSET(Parameters, keys_batch) == 548);
 static_assert(OFFSET(Parameters, keys_head) == 552 && OFFSET(Parameters, scale) == 556);
 static_assert(OFFSET(Parameters, keep) == 560);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 112] += A[64 x 16] * B[16 x 112]; A and B by descriptor, D in registers.
@@ -161,7 +177,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -188,7 +203,7 @@ __device__ __forceinline__ Place place(const Parameters& p, int tile, int all_he
   const bool shared = p.bias_batch == 0;
   const int inner = shared ? p.all_heads / p.heads : p.heads, outer = all_head / inner, rest = all_head - outer * inner;
   const int batch = shared ? rest : outer, head = shared ? outer : rest;
-  return { {batch}, head, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile};
+  return { {batch}, head, tile * kQTile};
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -222,7 +237,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -230,13 +245,12 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 
 // Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
 // next. Where tiles differ in length each section is dealt by itself, and every second one from the other
-// end: a round that ran on into the next section would give the same blocks the long ones again.
+// end: a round that ran on into the next section would give the same CTAs the long ones again.
 struct Tiles {
   int round = 0;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
+    const int whole = p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
     for (;;) {
       const int section = round / rounds, turn = round - section * rounds, first = section * whole;
       if (first >= p.tiles) return false;
@@ -248,14 +262,6 @@ struct Tiles {
   }
 };
 
-// The warpgroups issue their products when they come to them.
-struct Turns {
-  __device__ __forceinline__ explicit Turns(int) {}
-  __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void pass() const {}
-  __device__ __forceinline__ void finish() const {}
-};
-
 // The softmax is of scale q k^T.
 // A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
 // large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
@@ -264,7 +270,6 @@ struct Scaling {
   float factor;                              // of a score before the bias is added
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : factor(p.scale) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
 // The softmax by rows, in base 2.
@@ -297,18 +302,15 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
-// 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
+// Hides what is beyond the `columns` of the sequence. wgmma gives a lane columns 2 (l % 4) and the next of every 8.
+__device__ __forceinline__ void mask(float (&scores)[kScores], int columns, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
-    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
+    const int end = columns - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -341,18 +343,12 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
   }
 }
 
-// Where accumulator i is, from the thread's first row and column.
-constexpr bool kColumnPairs = true;  // two accumulators are of one row
 constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
-__device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
-__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
-
-// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
-// then read() for each eight accumulators, and term() and hides() for each of them.
+// What is added to scores, or hides them, before the softmax: a Score for a tile of a head, then read() for each eight accumulators, then term() for each accumulator, then hides() for each accumulator.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
-// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
-// of them has been read. A warp stages for itself alone: no other waits for it.
+// rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
+// alone: no other waits for it.
 // What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
 template <int kBytes> struct Staged {
   static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
@@ -374,7 +370,7 @@ template <int kBytes> struct Staged {
       CUTE_UNROLL
       for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
         if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
-        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
+        // By L1, in which the one row of a mask of columns stays: all CTAs ask for it.
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
                      : "memory");
@@ -387,34 +383,23 @@ template <int kBytes> struct Staged {
     uint4 x;
     const int lane = threadIdx.x % 32;
     const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
-    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
-    else  // columns 0 and 8 of 8 rows, then of the next 8
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
+    // Rows 0 and 8 of 8 columns, then of the next 8.
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
     return x;
   }
 
   // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
   __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
     const int lane = threadIdx.x % 32;
-    if constexpr (kColumnPairs) {  // of 16 columns of both rows
-      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
-        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
-        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
-        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
-      }
-    } else {
-      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
-      CUTE_UNROLL
-      for (int j = 0; j < 8; ++j)
-        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+    const uint32_t pair = lane % 4 * 0x22 + 0x10;  // of the bytes of 8 columns, the thread's two
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+      const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+      x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+      x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
     }
   }
 };
@@ -454,7 +439,6 @@ struct Score {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
   }
-  __device__ __forceinline__ static void finish() { __syncwarp(); }
 
   // What is read for accumulators i to i + 7; 0 where the sequence ends.
   __device__ __forceinline__ Eight read(int i) const {
@@ -474,9 +458,7 @@ struct Score {
     return bias;
   }
 
-  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
-    return eight.shown[i % 8] == 0;
-  }
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const { return eight.shown[i % 8] == 0; }
 };
 
 // ---- Masks of keys: one row for all rows of q --------------------------------------------------------
@@ -507,7 +489,7 @@ struct Keys {
     }
   }
 
-  // Adds the warp's parts to the block's, which nobody reads before all have.
+  // Adds the warp's parts to the CTA's, which nobody reads before all have.
   __device__ __forceinline__ void join(Keys& block) const {
     const int first = __reduce_min_sync(~0u, begin), last = __reduce_max_sync(~0u, end);
     const int all = __reduce_add_sync(~0u, count);
@@ -518,7 +500,7 @@ struct Keys {
   }
 };
 
-// Finds what a row of the mask shows, by all threads of a block, for the next kernel to read: nothing outside of columns
+// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel to read: nothing outside of columns
 // [x, y), and all of [z, w).
 __device__ __forceinline__ void find_keys(const Parameters& p, int row) {
   __shared__ Keys keys;
@@ -637,14 +619,14 @@ __device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Drop
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
-// [full_begin, full_end) need no mask.
+// What a warpgroup is to do next, from the producer: KV tiles [begin, end), of which those in
+// [begin, full_end) need no mask.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
-  int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
+  int begin, end;
+  int full_end;
 };
 
 struct SharedStorage {
@@ -666,32 +648,22 @@ static_assert(sizeof(SharedStorage) <= 140288);
 // The tile called `index`, in the order in which tiles are worked off: head by head.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
-  const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
   const auto [sequence, head, row] = place(p, tile, all_head);
   // Where the mask is of pairs any key may be shown, and any hidden.
   const int all_columns = sequence.columns(p);
   const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head) : make_int4(0, all_columns, 0, 0);
-  const int rows = sequence.rows(p), columns = min(all_columns, keys.y), diagonal = sequence.diagonal(p);
-  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
-  const int begin = max(0, min(end, max(kBoundsLeft ? row + diagonal - left(p) : 0, keys.x)));
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  const int columns = min(all_columns, keys.y);
+  const int end = columns;
+  const int begin = max(0, min(end, max(0, keys.x)));
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile};
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
-  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
-  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
-  work.full_end = max(work.begin, full_end / kKvTile);
-  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kBoundsRight) {  // the last tiles may be for rows further down alone
-    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-    work.skipped = max(0, work.end - max(work.begin, (end + kKvTile - 1) / kKvTile));
-    work.end -= work.skipped;
-  }
+  const int columns = work.sequence.columns(p);
+  work.full_end = max(work.begin, columns / kKvTile);
   return work;
 }
 
@@ -703,14 +675,14 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Tiles tiles;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -739,12 +711,12 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   CUTE_NO_UNROLL
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
     shared.q_empty[q.stage][consumer].wait(q.phase);
-    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.work[q.stage][consumer].more = 0;
     shared.q_full[q.stage][consumer].arrive();
   }
 }
 
-// ---- Makers of words: ahead of the consumers, for every kv tile that the block walks ---------------------
+// ---- Makers of words: ahead of the consumers, for every KV tile that the CTA walks ---------------------
 __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared) {
   constexpr int kPatches = kKvTile / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
@@ -753,7 +725,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
   for (Ring<kQStages> q{0, 0};; q.advance()) {
     shared.q_full[q.stage][0].wait(q.phase);
     const Work& work = shared.work[q.stage][0];
-    const int more = work.more, begin = work.begin, end = work.end + work.skipped;
+    const int more = work.more, begin = work.begin, end = work.end;
     const uint32_t head = work.sequence.batch * p.heads + work.head, rows = work.row / 16;
     release(shared.q_empty[q.stage][0]);
     if (!more) return;
@@ -785,7 +757,7 @@ __device__ __forceinline__ void keep(Weights& weights, const Weights& packed, co
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -824,7 +796,8 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  // Only where the maximum of one of the warp's rows grew.
+  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -839,12 +812,11 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
-  Turns turns;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
-  int row, column;   // the thread's first; the row counts from where bounds are relative to
+  int column;        // the thread's first in a tile
   Sequence sequence;
   int head, own_row;  // the thread's first row as it is
   Ring<kWordStages> at_words;
@@ -862,10 +834,9 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
@@ -886,23 +857,10 @@ struct Consumer {
       for (int j = i; j < i + 8; ++j)
         scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
     }
-    Score::finish();
+    __syncwarp();  // all lanes have read what is staged, before one copies the next tile's there
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
   }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
-  __device__ __forceinline__ void skip() {
-    turns.begin();
-    turns.pass();
-    shared.k_full[position.stage].wait(position.phase);
-    release(shared.k_empty[position.stage]);
-    shared.v_full[position.stage].wait(position.phase);
-    release(shared.v_empty[position.stage]);
-    position.advance();
-    shared.words_full[at_words.stage].wait(at_words.phase);
-    release(shared.words_empty[at_words.stage]);
-    at_words.advance();
-  }
 
   // Reads which weights of the next tile are dropped.
   __device__ __forceinline__ void take(Words& words) {
@@ -917,17 +875,17 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
-// before, and the softmax of the one runs under the other's products.
+// The mainloop over KV tiles n, from the last to the first. S = q k^T and O += P v of two tiles are in flight together:
+//   tensor core   S(n)  O += P(n + 1) v  S(n - 1)  O += P(n) v
+//   this warp           softmax of S(n)            softmax of S(n - 1)
 struct Steps {
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
-                                               Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], Weights& weights,
+                                               Rows& rows, int n, bool masked) {
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    c.release_operands();
     c.change(scores, n);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    if (masked) mask(scores, c.columns, n * kKvTile + c.column);
     softmax<true, true>(scores, rows, c.scaling.exponent);
     Words words;
     c.take(words);
@@ -943,25 +901,18 @@ struct Steps {
                                               Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
     multiply_scores(scores, c.q, c.staged_k());
-    if (kRescalesBetween) rescale(output, rows);
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
-    c.turns.pass();
-    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; the output's MMAs run on
     fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    c.release_operands();
     c.change(scores, n);
-    if (kMasked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    if (kMasked) mask(scores, c.columns, n * kKvTile + c.column);
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     Words words;
     c.take(words);
     c.position.advance();
-    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
-    // softmax runs under the output's products, which only long ones gain from.
-    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
     cute::warpgroup_wait<0>();
     fence(output);
     release(c.shared.v_empty[before.stage]);
@@ -969,19 +920,18 @@ struct Steps {
     Weights dropped;
     expand(dropped, words);
     keep(weights, weights, dropped);
-    if (!kRescalesBetween) rescale(output, rows);
+    rescale(output, rows);
   }
 
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
-    if (kRescalesBetween) rescale(output, rows);
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights) {
     const Position before = c.before();
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -1016,26 +966,19 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
   }
   multiply_scores(scores, c.q, c.staged_k());
-  if (any) c.turns.pass();
 }
 
-// Passes over all such tiles at the beginning of a piece of work.
-__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
-  CUTE_NO_UNROLL
-  for (int i = 0; i < work.skipped; ++i) c.skip();
-}
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -1045,16 +988,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
   const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p)};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
-  skip(c, work);
   begin(c, scores, work);
   while (work.more) {
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
-    c.row = work.row + work.sequence.diagonal(p) + thread_row();
     c.sequence = work.sequence;
     c.head = work.head;
     c.own_row = work.row + thread_row();
@@ -1065,45 +1006,34 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     if (work.end > work.begin) {
       Weights weights;
       int n = work.end - 1;
-      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      Steps::first(c, scores, weights, rows, n, n >= work.full_end);
       CUTE_NO_UNROLL
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
-      CUTE_NO_UNROLL
-      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (; n >= work.begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       const int stage = c.before().stage;
-      Steps::last(c, output, weights, rows);
-      if (kQStages > 1) c.release_q();
+      Steps::last(c, output, weights);
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
-        // The next tile's first scores are multiplied while this tile's output is stored.
-        begin(c, scores, next);
-        cute::warpgroup_wait<1>();
-        release_last_v(c, output, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
-        cute::warpgroup_wait<0>();
-        release_last_v(c, output, stage);
-        skip(c, next);
-        begin(c, scores, next);
-      }
+      // The next tile's first scores are multiplied while this tile's output is stored.
+      begin(c, scores, next);
+      cute::warpgroup_wait<1>();
+      release_last_v(c, output, stage);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      skip(c, next);
       begin(c, scores, next);
     }
     store(c, work, output, rows);
     work = next;
   }
   cute::warpgroup_wait<0>();
-  c.turns.finish();
 }
 
-// Before the main kernel: a block for each row of a mask of keys.
+// Before the main kernel: a CTA for each row of a mask of keys.
 extern "C" __global__ void __launch_bounds__(256)
     attention_forward_sm90a_bf16_dim64_bias_bf16_masked_dropout_128x112_overlap_rescale_needed_1d3f367b_keys(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
@@ -1114,7 +1044,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_bf16_dim64_bias_bf16_masked_dropout_128x112_overlap_rescale_needed_1d3f367b(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -1137,7 +1067,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<56>();

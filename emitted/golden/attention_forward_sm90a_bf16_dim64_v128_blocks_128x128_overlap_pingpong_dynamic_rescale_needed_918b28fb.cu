@@ -2,8 +2,29 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, head dimension 64, of v 128, mask none, fixed lengths, listed blocks
-//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
+//   q tile 128, KV tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
 // Digest 918b28fbadc32bd53a7d58fd468e8c1b6bc144da42fc75eaade4a65a36d077ce; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, each of which takes the next tile of q from a counter
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Overlap: S(n) = q k^T and O += P(n + 1) v are in flight together, and the softmax
+//   of S(n) runs under the latter; KV tiles n are visited from the last to the first
+//   Ping-pong: consumers issue wgmma in turns; one's softmax runs under another's MMAs
+// Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 <= 3 * 168)
+//   A consumer thread needs about 196: 64 scores, 64 output, 32 weights in 16 bits, 36 others
+// Shared memory: 132096 bytes; the launch asks for 132096 of 232448
+//   q               2 stages * 2 consumers * 8192 = 32768
+//   k               2 stages * 16384 = 32768
+//   v               2 stages * 32768 = 65536
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                              a phase completes after
+// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there   4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there        8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there         8 arrivals: consumer warps
+// named 4 to 5   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -32,12 +53,7 @@ constexpr int kDimV = 128, kValueSpan = 128;  // of v and o; of a row of v's box
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
-// The output is rescaled where a maximum of the warp's rows grew; else in every step.
-constexpr bool kRescalesIfNeeded = true;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
-// The output is rescaled under the product of scores; else after its own.
-constexpr bool kRescalesBetween = false;
 constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -88,8 +104,6 @@ static_assert(OFFSET(Parameters, section) == 480 && OFFSET(Parameters, all_heads
 static_assert(OFFSET(Parameters, sharing) == 488 && OFFSET(Parameters, list_tiles) == 492);
 static_assert(OFFSET(Parameters, list_batch) == 496 && OFFSET(Parameters, list_head) == 500);
 static_assert(OFFSET(Parameters, scale) == 504);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -150,7 +164,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -165,17 +178,6 @@ struct Sequence {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
-
-struct Place {
-  Sequence sequence;
-  int head, row;
-};
-
-// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
-  const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
-}
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
 // bytes per sequence row.
@@ -226,19 +228,18 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
+// A CTA takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
 // nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
 // 0 for the next launch.
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
     index = gridDim.x + taken;
     if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);
@@ -246,8 +247,8 @@ struct Tiles {
   }
 };
 
-// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
-// products. Named barrier 4 + w opens the turn of warpgroup w.
+// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
+// OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
 struct Turns {
   int consumer;
 
@@ -256,9 +257,9 @@ struct Turns {
   }
   __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void pass() const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
+    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opened a turn that nobody takes: it must not be left pending.
+  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
   __device__ __forceinline__ void finish() const {
     if (consumer == 0) begin();
   }
@@ -269,7 +270,6 @@ struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
 // The softmax by rows, in base 2.
@@ -331,16 +331,15 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
-// [full_begin, full_end) need no mask.
+// What a warpgroup is to do next, from the producer: the KV tiles in places [begin, end) of its list, walked from the
+// end of the list; those from `full_end` on have masks.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
-  int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
-  // With listed blocks `begin` to `full_end` are places in a list, 0 its end; tiles from `full_end` on have masks.
-  int list, masks;  // its number; that of its first mask
+  int begin, end;
+  int full_end;
+  int list, masks;  // the list's number; that of its first mask
 };
 
 struct SharedStorage {
@@ -394,8 +393,8 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Tiles tiles;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   Listed next;
   bool more = next.take(p, tiles), ahead = false;  // whether the first k is on its way already
@@ -404,7 +403,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads, head = q_head / p.sharing;
     const int count = now.header.x;
     const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (count > 0 && !ahead)
       load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, now.first, batch, head);
     CUTE_NO_UNROLL
@@ -412,7 +411,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int row = now.header.w * kQTile + consumer * kWgmmaM;
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
-      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, 0, now.header.y, 0, now.list, now.header.z};
+      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, now.header.y, now.list, now.header.z};
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
@@ -441,13 +440,13 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   CUTE_NO_UNROLL
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
     shared.q_empty[q.stage][consumer].wait(q.phase);
-    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.work[q.stage][consumer].more = 0;
     shared.q_full[q.stage][consumer].arrive();
   }
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -486,7 +485,8 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  // Only where the maximum of one of the warp's rows grew.
+  if (!__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -504,7 +504,7 @@ struct Consumer {
   Turns turns;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
   int row, column;   // the thread's first, in a tile
   int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
@@ -522,24 +522,13 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
-  __device__ __forceinline__ void skip() {
-    turns.begin();
-    turns.pass();
-    shared.k_full[position.stage].wait(position.phase);
-    release(shared.k_empty[position.stage]);
-    shared.v_full[position.stage].wait(position.phase);
-    release(shared.v_empty[position.stage]);
-    position.advance();
-  }
 };
 
 // Which of a thread's scores its rows attend to, from the mask of a tile: a bit for every row and column. It is
@@ -576,16 +565,16 @@ struct Shown {
   }
 };
 
-// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
-// before, and the softmax of the one runs under the other's products.
+// The mainloop over KV tiles n, from the last to the first. S = q k^T and O += P v of two tiles are in flight together:
+//   tensor core   S(n)  O += P(n + 1) v  S(n - 1)  O += P(n) v
+//   this warp           softmax of S(n)            softmax of S(n - 1)
 struct Steps {
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
-                                               Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], Weights& weights,
+                                               Rows& rows, int n, bool masked) {
     const Shown shown(c, n, masked);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    c.release_operands();
     if (masked) shown.hide(scores);
     softmax<true, true>(scores, rows, c.scaling.exponent);
     c.position.advance();
@@ -599,38 +588,32 @@ struct Steps {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();
     multiply_scores(scores, c.q, c.staged_k());
-    if (kRescalesBetween) rescale(output, rows);
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
     c.turns.pass();
     const Shown shown(c, n, kMasked);
-    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    cute::warpgroup_wait<1>();  // the scores are there; the output's MMAs run on
     fence(scores);
-    c.release_operands(n);
-    c.scaling.cap(scores);
+    c.release_operands();
     if (kMasked) shown.hide(scores);
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     c.position.advance();
-    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
-    // softmax runs under the output's products, which only long ones gain from.
-    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
     cute::warpgroup_wait<0>();
     fence(output);
     release(c.shared.v_empty[before.stage]);
     pack(weights, scores);
-    if (!kRescalesBetween) rescale(output, rows);
+    rescale(output, rows);
   }
 
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
-    if (kRescalesBetween) rescale(output, rows);
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights) {
     const Position before = c.before();
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -665,8 +648,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
@@ -677,13 +660,8 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   if (any) c.turns.pass();
 }
 
-// Passes over all such tiles at the beginning of a piece of work.
-__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
-  CUTE_NO_UNROLL
-  for (int i = 0; i < work.skipped; ++i) c.skip();
-}
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -693,11 +671,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer)};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
-  skip(c, work);
   begin(c, scores, work);
   while (work.more) {
     c.begin = work.begin;
@@ -711,35 +688,25 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     if (work.end > work.begin) {
       Weights weights;
       int n = work.end - 1;
-      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      Steps::first(c, scores, weights, rows, n, n >= work.full_end);
       CUTE_NO_UNROLL
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
-      CUTE_NO_UNROLL
-      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (; n >= work.begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       const int stage = c.before().stage;
-      Steps::last(c, output, weights, rows);
-      if (kQStages > 1) c.release_q();
+      Steps::last(c, output, weights);
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
-        // The next tile's first scores are multiplied while this tile's output is stored.
-        begin(c, scores, next);
-        cute::warpgroup_wait<1>();
-        release_last_v(c, output, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
-        cute::warpgroup_wait<0>();
-        release_last_v(c, output, stage);
-        skip(c, next);
-        begin(c, scores, next);
-      }
+      // The next tile's first scores are multiplied while this tile's output is stored.
+      begin(c, scores, next);
+      cute::warpgroup_wait<1>();
+      release_last_v(c, output, stage);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      skip(c, next);
       begin(c, scores, next);
     }
     store(c, work, output, rows);
@@ -753,7 +720,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_bf16_dim64_v128_blocks_128x128_overlap_pingpong_dynamic_rescale_needed_918b28fb(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -772,7 +739,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();

@@ -2,8 +2,27 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap)
 //   fp16, q and k e4m3, v e4m3, head dimension 64, mask causal, packed lengths
-//   q tile 192, kv tile 64, 3 consumers, 2 stages, pingpong, scheduler static
+//   q tile 192, KV tile 64, 3 consumers, 2 stages, pingpong, scheduler static
 // Digest 9ad49a220b477090fead14e1f4672ea3ee917206c70bb9f111a3e32a29df4cce; `warploom show` prints this file.
+//
+// Launch: 512 threads, 1 CTA per SM; grid: one CTA per SM, to which tiles of q are dealt in advance
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 to 3, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+//   Ping-pong: consumers issue wgmma in turns; one's softmax runs under another's MMAs
+// Registers per thread: 128 at launch; setmaxnreg: producer 32, consumers 160 (32 + 3 * 160 <= 4 * 128)
+//   A consumer thread needs about 132: 32 scores, 32 output, 32 product of one tile, 8 weights in 8 bits, 28 others
+// Shared memory: 41984 bytes; the launch asks for 41984 of 232448
+//   q               2 stages * 3 consumers * 4096 = 24576
+//   k               2 stages * 4096 = 8192
+//   v               2 stages * 4096 = 8192
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                              a phase completes after
+// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there   4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there        12 arrivals: consumer warps
+// v_empty        the producer   v until the output is there         12 arrivals: consumer warps
+// named 4 to 6   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -32,7 +51,6 @@ constexpr int kValueSpan = 64;  // of a row of v's boxes
 constexpr int kConsumers = 3;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 64;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
 constexpr float kOffset = 8;
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
@@ -97,9 +115,6 @@ static_assert(OFFSET(Parameters, section) == 544 && OFFSET(Parameters, all_heads
 static_assert(OFFSET(Parameters, sharing) == 552 && OFFSET(Parameters, right) == 556);
 static_assert(OFFSET(Parameters, bottom_right) == 560 && OFFSET(Parameters, scale) == 564);
 static_assert(OFFSET(Parameters, softcap) == 568);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
-__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
@@ -164,8 +179,9 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
   __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
+  // What bounds are relative to, beside a row.
   __device__ __forceinline__ int diagonal(const Parameters& p) const {
-    return bottom_right(p) ? column_count - row_count : 0;
+    return p.bottom_right ? column_count - row_count : 0;
   }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
@@ -213,7 +229,7 @@ __device__ __forceinline__ Place place(const Parameters& p, int tile, int head) 
   const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
   const int rows = offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
   const int columns = offset(p.cu_seqlens_k, b + 1, p.total_k) - first_column;
-  const int row = (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile + begin : tile - begin) * kQTile;
+  const int row = ((rows + kQTile - 1) / kQTile - 1 - tile + begin) * kQTile;
   return { {first_row, rows, first_column, columns, b}, head, row};
 }
 
@@ -238,7 +254,7 @@ template <int kRows> struct Tile {
 
 // A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
 // head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they lie then. Places past the last key are zeros.
+// as they are laid out then. Places past the last key are zeros.
 struct Values {
   static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
 
@@ -274,7 +290,7 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -282,13 +298,12 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 
 // Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
 // next. Where tiles differ in length each section is dealt by itself, and every second one from the other
-// end: a round that ran on into the next section would give the same blocks the long ones again.
+// end: a round that ran on into the next section would give the same CTAs the long ones again.
 struct Tiles {
   int round = 0;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
+    const int whole = p.section * p.q_tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
     for (;;) {
       const int section = round / rounds, turn = round - section * rounds, first = section * whole;
       if (first >= p.tiles) return false;
@@ -300,8 +315,8 @@ struct Tiles {
   }
 };
 
-// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
-// products. Named barrier 4 + w opens the turn of warpgroup w.
+// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
+// OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
 struct Turns {
   int consumer;
 
@@ -310,9 +325,9 @@ struct Turns {
   }
   __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void pass() const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
+    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opened a turn that nobody takes: it must not be left pending.
+  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
   __device__ __forceinline__ void finish() const {
     if (consumer == 0) begin();
   }
@@ -323,9 +338,7 @@ struct Scaling {
   float argument;  // of a product in the argument of tanh
   float exponent;  // the factor of a tanh in the argument of exp2
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
-    exponent = p.softcap * kLog2E;
-  }
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) { exponent = p.softcap * kLog2E; }
   // For the rows `row` and 8 below of a sequence and head.
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = __fdividef(p.scale, p.softcap);
@@ -333,9 +346,6 @@ struct Scaling {
     const float factor = scale * p.q_descale[batch * p.q_descale_batch + kv_head * p.q_descale_head] *
                          p.k_descale[batch * p.k_descale_batch + kv_head * p.k_descale_head];
     argument = factor;
-  }
-  // Reads the scale of the columns of tile n.
-  __device__ __forceinline__ void read(const Parameters&, int) {
   }
   // Of a score of the thread's row r in the argument of exp2.
   __device__ __forceinline__ float factor(int) const {
@@ -378,18 +388,16 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
-// 2 (l % 4) and the next of every 8.
+// Hides the columns of a KV tile that rows do not attend to, of `columns` in the sequence. Bounds are relative to
+// `row`. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the next of every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
-    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
+    const int end = min(columns, row + 8 * r + p.right + 1) - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -425,14 +433,15 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
-// [full_begin, full_end) need no mask.
+// What a warpgroup is to do next, from the producer: KV tiles [begin, end), of which those in
+// [begin, full_end) need no mask.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
-  int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
+  int begin, end;
+  int full_end;
+  int skipped;  // tiles that the CTA loads before these, for rows further down
 };
 
 struct SharedStorage {
@@ -452,28 +461,25 @@ static_assert(sizeof(SharedStorage) <= 41984);
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const int tile = offset / heads, all_head = section * p.section + offset % heads;
   const auto [sequence, head, row] = place(p, tile, all_head);
-  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
-  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
-  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  const int columns = sequence.columns(p);
+  const int diagonal = sequence.diagonal(p);
+  const int end = max(0, min(columns, min(row + kQTile, sequence.rows(p)) + diagonal + p.right));
+  return {1, row, head, sequence, 0, (end + kKvTile - 1) / kKvTile};
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
-  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
-  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
+  const int columns = work.sequence.columns(p);
+  const int diagonal = work.sequence.diagonal(p);
+  const int full_end = max(0, min(columns, row + diagonal + p.right + 1));
   work.full_end = max(work.begin, full_end / kKvTile);
-  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kBoundsRight) {  // the last tiles may be for rows further down alone
-    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
-    work.end -= work.skipped;
-  }
+  // The last tiles may be for rows further down alone.
+  const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + p.right);
+  work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+  work.end -= work.skipped;
   return work;
 }
 
@@ -492,14 +498,14 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Tiles tiles;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -534,7 +540,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -574,11 +580,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 }
 
 // output = output * rescale + product. The tensor core's own sums of 8-bit products drop what is 2^13 below the
-// largest; these are of one kv tile, and fp32 has all others.
+// largest; these are of one KV tile, and fp32 has all others.
 __device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs], const Rows& rows) {
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] = fmaf(output[i], rows.rescale[i / 2 % 2], product[i]);
-  fence(output);  // else they sink below the next products, and the registers of both are needed
+  fence(output);  // else they sink below the next MMAs, and the registers of both are needed
 }
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
@@ -591,7 +597,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output = weights v: the products of one kv tile.
+// Issues output = weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   anything(output);
   cute::warpgroup_arrive();
@@ -615,9 +621,10 @@ struct Consumer {
   Turns turns;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
-  int row, column;   // the thread's first; the row counts from where bounds are relative to
+  int row;           // the thread's first, counted from where bounds are relative to
+  int column;        // the thread's first in a tile
 
   // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
@@ -627,15 +634,14 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  // Passes over a tile that the CTA loads for rows further down: takes its turn, and releases k and v.
   __device__ __forceinline__ void skip() {
     turns.begin();
     turns.pass();
@@ -647,8 +653,8 @@ struct Consumer {
   }
 };
 
-// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
-// next one, under which the product is added. Another warpgroup's products run under the softmax.
+// Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
+// next one, under which the product is added. Another warpgroup's MMAs run under the softmax.
 struct Steps {
   // Scores that are there become weights.
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
@@ -661,10 +667,9 @@ struct Steps {
 
   // The scores of the first tile.
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], int n) {
-    c.scaling.read(c.p, n);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n);
+    c.release_operands();
   }
 
   // Tile n's weights and their product with v, and the scores of the tile before it, which is the next one.
@@ -676,7 +681,6 @@ struct Steps {
     c.position.advance();
     c.shared.v_full[at.stage].wait(at.phase);
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.scaling.read(c.p, n - 1);
     c.turns.begin();
     multiply_output(product, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
@@ -687,7 +691,7 @@ struct Steps {
     add(output, product, rows);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n - 1);
+    c.release_operands();
   }
 
   static __device__ __forceinline__ void last(Consumer& c, float (&product)[kOutputs], Weights& weights) {
@@ -698,8 +702,8 @@ struct Steps {
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -740,8 +744,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
@@ -758,7 +762,8 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -768,8 +773,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 2);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 2);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer)};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs], product[kOutputs];
   Work work = c.await_work();
   skip(c, work);
@@ -790,21 +795,19 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_NO_UNROLL
       for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, product, weights, rows, n);
-      CUTE_NO_UNROLL
-      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
-      Steps::weigh(c, scores, product, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      for (; n > work.begin; --n) Steps::next<false>(c, scores, output, product, weights, rows, n);
+      Steps::weigh(c, scores, product, weights, rows, n, n >= work.full_end);
       const int stage = c.position.stage;
       Steps::last(c, product, weights);
-      if (kQStages > 1) c.release_q();
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
+      if (next.skipped == 0) {
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
         release_last_v(c, product, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
+      } else {  // what is skipped may be loaded to the stage of this tile's v, which must be released first
         cute::warpgroup_wait<0>();
         release_last_v(c, product, stage);
         skip(c, next);
@@ -830,7 +833,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_fp16_dim64_causal_softcap_packed_sinks_fp32_scores_e4m3_weights_e4m3_192x64_pingpong_9ad49a22(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -849,7 +852,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<32>();

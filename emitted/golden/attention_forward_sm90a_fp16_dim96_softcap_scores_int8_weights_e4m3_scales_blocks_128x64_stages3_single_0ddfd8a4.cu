@@ -2,8 +2,25 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap)
 //   fp16, q and k int8, v e4m3, head dimension 96, mask none, fixed lengths
-//   q tile 128, kv tile 64, 2 consumers, 3 stages, scheduler single
+//   q tile 128, KV tile 64, 2 consumers, 3 stages, scheduler single
 // Digest 0ddfd8a439143f7b10aec4f627494068c14f04721811e90f41bebdd12fb9033b; `warploom show` prints this file.
+//
+// Launch: 384 threads, 1 CTA per SM; grid: one CTA per tile of q
+// Warpgroup 0, the producer: thread 0 issues the TMA loads of q, k and v
+// Warpgroups 1 and 2, the consumers: scores, softmax and output of 64 rows of q each, by wgmma
+// Registers per thread: 168 at launch; setmaxnreg: producer 24, consumers 240 (24 + 2 * 240 <= 3 * 168)
+//   A consumer thread needs about 152: 32 scores, 48 output, 48 product of one tile, 8 weights in 8 bits, 16 others
+// Shared memory: 62464 bytes; the launch asks for 62464 of 232448
+//   q               2 stages * 2 consumers * 6144 = 24576
+//   k               3 stages * 6144 = 18432
+//   v               3 stages * 6144 = 18432
+//   work, barriers  at most = 1024
+// Barriers       waited for by  guards                            a phase completes after
+// q_full         its consumer   q and work of a consumer          1 arrival and the bytes of TMA
+// q_empty        the producer   q until the last scores are there 4 arrivals: warps
+// k_full, v_full consumers      a stage until it is filled        1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there      8 arrivals: consumer warps
+// v_empty        the producer   v until the output is there       8 arrivals: consumer warps
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -32,7 +49,6 @@ constexpr int kValueSpan = 64;  // of a row of v's boxes
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 64;
 constexpr int kStages = 3, kQStages = 2;  // of k, of v; of q
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
 // Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
 constexpr float kOffset = 8;
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
@@ -94,8 +110,6 @@ static_assert(OFFSET(Parameters, q_tiles) == 532 && OFFSET(Parameters, section) 
 static_assert(OFFSET(Parameters, all_heads) == 540 && OFFSET(Parameters, sharing) == 544);
 static_assert(OFFSET(Parameters, q_descale_sharing) == 548 && OFFSET(Parameters, scale) == 552);
 static_assert(OFFSET(Parameters, softcap) == 556);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
@@ -154,7 +168,6 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
@@ -178,7 +191,7 @@ struct Place {
 // Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
 __device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
   const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+  return { {batch}, all_head - batch * p.heads, tile * kQTile };
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -202,7 +215,7 @@ template <int kRows> struct Tile {
 
 // A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
 // head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they lie then. Places past the last key are zeros.
+// as they are laid out then. Places past the last key are zeros.
 struct Values {
   static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
 
@@ -236,30 +249,21 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The four warps let go on their own; the barrier counts them.
+// Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// A block has one tile: the hardware hands them out in the order of the blocks.
+// A CTA has one tile: the hardware hands them out in the order of the CTAs.
 struct Tiles {
   int tile = blockIdx.x;
 
-  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
     index = tile;
     tile = p.tiles;
     return index < p.tiles;
   }
-};
-
-// The warpgroups issue their products when they come to them.
-struct Turns {
-  __device__ __forceinline__ explicit Turns(int) {}
-  __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void pass() const {}
-  __device__ __forceinline__ void finish() const {}
 };
 
 // A score is a product of q and k times their scales, and its tanh where it is capped.
@@ -269,9 +273,7 @@ struct Scaling {
   const float* of_tiles;
   float exponent;  // the factor of a tanh in the argument of exp2
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) {
-    exponent = p.softcap * kLog2E;
-  }
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) { exponent = p.softcap * kLog2E; }
   // For the rows `row` and 8 below of a sequence and head.
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = __fdividef(p.scale, p.softcap);
@@ -330,18 +332,15 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
-// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
-// 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
+// Hides what is beyond the `columns` of the sequence. wgmma gives a lane columns 2 (l % 4) and the next of every 8.
+__device__ __forceinline__ void mask(float (&scores)[kScores], int columns, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
-    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
+    const int end = columns - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
-      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -377,14 +376,14 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
-// [full_begin, full_end) need no mask.
+// What a warpgroup is to do next, from the producer: KV tiles [begin, end), of which those in
+// [begin, full_end) need no mask.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
   Sequence sequence;
-  int begin, end, full_begin, full_end;
-  int skipped;  // tiles that the block loads before, for rows further down
+  int begin, end;
+  int full_end;
 };
 
 struct SharedStorage {
@@ -402,29 +401,18 @@ static_assert(sizeof(SharedStorage) <= 62464);
 // The tile called `index`, in the order in which tiles are worked off: head by head.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
-  const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
   const auto [sequence, head, row] = place(p, tile, all_head);
-  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
-  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
-  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+  const int columns = sequence.columns(p);
+  const int end = columns;
+  return {1, row, head, sequence, 0, (end + kKvTile - 1) / kKvTile};
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
 __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.row = row;
-  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
-  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
-  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
-  work.full_end = max(work.begin, full_end / kKvTile);
-  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kBoundsRight) {  // the last tiles may be for rows further down alone
-    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
-    work.end -= work.skipped;
-  }
+  const int columns = work.sequence.columns(p);
+  work.full_end = max(work.begin, columns / kKvTile);
   return work;
 }
 
@@ -443,14 +431,14 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
-  Tiles tiles(p);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Tiles tiles;
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
   Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
            shared.k[position.stage], work.sequence, work.end - 1, head);
@@ -479,13 +467,13 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   CUTE_NO_UNROLL
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
     shared.q_empty[q.stage][consumer].wait(q.phase);
-    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.work[q.stage][consumer].more = 0;
     shared.q_full[q.stage][consumer].arrive();
   }
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
+// Keeps the compiler from moving accumulators across asynchronous MMAs.
 template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
@@ -529,11 +517,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 }
 
 // output = output * rescale + product. The tensor core's own sums of 8-bit products drop what is 2^13 below the
-// largest; these are of one kv tile, and fp32 has all others.
+// largest; these are of one KV tile, and fp32 has all others.
 __device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs], const Rows& rows) {
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] = fmaf(output[i], rows.rescale[i / 2 % 2], product[i]);
-  fence(output);  // else they sink below the next products, and the registers of both are needed
+  fence(output);  // else they sink below the next MMAs, and the registers of both are needed
 }
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
@@ -546,7 +534,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output = weights v: the products of one kv tile.
+// Issues output = weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   anything(output);
   cute::warpgroup_arrive();
@@ -567,12 +555,11 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
-  Turns turns;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last kv tile: they are walked from the right to the left
+  int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
-  int row, column;   // the thread's first; the row counts from where bounds are relative to
+  int column;        // the thread's first in a tile
 
   // Waits for the next q, and with it for what is to be done.
   __device__ __forceinline__ Work await_work() {
@@ -582,34 +569,23 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
 
-  // The scores of tile n are there: its k is free, and after the last one q is, too.
-  __device__ __forceinline__ void release_operands(int n) const {
+  // The scores of a tile are there: k's stage is released.
+  __device__ __forceinline__ void release_operands() const {
     release(shared.k_empty[position.stage]);
-    if (kQStages == 1 && n == begin) release_q();
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
 
-  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
-  __device__ __forceinline__ void skip() {
-    turns.begin();
-    turns.pass();
-    shared.k_full[position.stage].wait(position.phase);
-    release(shared.k_empty[position.stage]);
-    shared.v_full[position.stage].wait(position.phase);
-    release(shared.v_empty[position.stage]);
-    position.advance();
-  }
 };
 
-// Steps of the loop over kv tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
-// next one, under which the product is added. Another warpgroup's products run under the softmax.
+// Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
+// next one, under which the product is added. Another warpgroup's MMAs run under the softmax.
 struct Steps {
   // Scores that are there become weights.
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
     c.scaling.cap(scores);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    if (masked) mask(scores, c.columns, n * kKvTile + c.column);
     softmax(scores, rows, c.scaling);
     pack(weights, scores);
   }
@@ -619,7 +595,7 @@ struct Steps {
     c.scaling.read(c.p, n);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n);
+    c.release_operands();
   }
 
   // Tile n's weights and their product with v, and the scores of the tile before it, which is the next one.
@@ -632,17 +608,15 @@ struct Steps {
     c.shared.v_full[at.stage].wait(at.phase);
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.scaling.read(c.p, n - 1);
-    c.turns.begin();
     multiply_output(product, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
-    c.turns.pass();
     cute::warpgroup_wait<1>();
     fence(product);
     release(c.shared.v_empty[at.stage]);
     add(output, product, rows);
     cute::warpgroup_wait<0>();
     fence(scores);
-    c.release_operands(n - 1);
+    c.release_operands();
   }
 
   static __device__ __forceinline__ void last(Consumer& c, float (&product)[kOutputs], Weights& weights) {
@@ -653,8 +627,8 @@ struct Steps {
   }
 };
 
-// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
-// pairs of one block, 16 bytes side by side.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
+// 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -690,25 +664,18 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
-// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
-// the compiler keeps products asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
+// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
   }
   multiply_scores(scores, c.q, c.staged_k());
-  if (any) c.turns.pass();
 }
 
-// Passes over all such tiles at the beginning of a piece of work.
-__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
-  CUTE_NO_UNROLL
-  for (int i = 0; i < work.skipped; ++i) c.skip();
-}
 
-// Gives back the last v of a piece of work, once the output's products with it are there.
+// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
@@ -718,16 +685,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 3);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 3);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  const int column = threadIdx.x % 4 * 2;
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p)};
+  c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs], product[kOutputs];
   Work work = c.await_work();
-  skip(c, work);
   begin(c, scores, work);
   while (work.more) {
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
-    c.row = work.row + work.sequence.diagonal(p) + thread_row();
     c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
@@ -740,47 +705,36 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_NO_UNROLL
       for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, product, weights, rows, n);
-      CUTE_NO_UNROLL
-      for (; kBoundsLeft && n > work.begin; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
-      Steps::weigh(c, scores, product, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      for (; n > work.begin; --n) Steps::next<false>(c, scores, output, product, weights, rows, n);
+      Steps::weigh(c, scores, product, weights, rows, n, n >= work.full_end);
       const int stage = c.position.stage;
       Steps::last(c, product, weights);
-      if (kQStages > 1) c.release_q();
+      c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      if (!kBoundsRight || next.skipped == 0) {
-        // The next tile's first scores are multiplied while this tile's output is stored.
-        begin(c, scores, next);
-        cute::warpgroup_wait<1>();
-        release_last_v(c, product, stage);
-      } else {  // what is skipped may come to where this tile's v still lies
-        cute::warpgroup_wait<0>();
-        release_last_v(c, product, stage);
-        skip(c, next);
-        begin(c, scores, next);
-      }
+      // The next tile's first scores are multiplied while this tile's output is stored.
+      begin(c, scores, next);
+      cute::warpgroup_wait<1>();
+      release_last_v(c, product, stage);
       add(output, product, rows);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();
       c.at_q.advance();
       next = c.await_work();
-      skip(c, next);
       begin(c, scores, next);
     }
     store(c, work, output, rows);
     work = next;
   }
   cute::warpgroup_wait<0>();
-  c.turns.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     attention_forward_sm90a_fp16_dim96_softcap_scores_int8_weights_e4m3_scales_blocks_128x64_stages3_single_0ddfd8a4(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
 
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
@@ -799,7 +753,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();

@@ -3,8 +3,11 @@
 // Two partial results of attention, over keys that are not the same, as the result over all of them:
 //   lse = log(exp(lse_a) + exp(lse_b)), out = (exp(lse_a) out_a + exp(lse_b) out_b) / exp(lse)
 //   out_a bf16, out_b fp32, out bf16, 16 elements of a row; log-sum-exps fp32
-//   2 threads of a warp share a row
 // Digest e93e51ed8fed394f2824020aa337ca0b0f44856f0211af60fb470d8eeaf80381; `warploom show` prints this file.
+//
+// Launch: 128 threads; grid: one CTA per 64 rows
+// 2 threads of a warp share a row, 8 elements of each at a time.
+// Registers as the compiler allots them; neither shared memory nor barriers.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -115,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.x * (kThreads / kLanes) + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int above = row / p.extent2;
   const Place place{above / p.extent1, above % p.extent1, row % p.extent2};
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (row >= p.rows) return;
   const float* lse_a = p.lse_a + place.of(p.lse_a_step0, p.lse_a_step1, p.lse_a_step2);

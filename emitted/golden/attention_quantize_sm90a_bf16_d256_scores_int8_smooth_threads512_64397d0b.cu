@@ -2,10 +2,15 @@
 //
 // q, k and v of attention bf16, rows of 256: q and k to int8 with scales of rows of q and of 128 keys, k less its mean;
 //   v to e4m3 with a scale of each head, transposed: [dim][keys]
-// Two kernels: statistics, of the mean of k and the largest magnitude of v, and main.
 // In each 16 keys of the transposed v, slot 4 t + u has key u / 2 * 8 + 2 t + u % 2, so that accumulators of scores are
 // operands of the product with v as they are.
 // Digest 64397d0b34386a1f20ce1ebc4de3d06c5eaa2980710e6446978fc64358867a5a; `warploom show` prints this file.
+//
+// Two kernels, in the order of launch, of 512 threads a CTA:
+//   statistics  a CTA per 256 keys of a head: the mean of k, the largest magnitude of v
+//   main        a CTA per 128 rows of a head: of k and v in turns, then of q
+// 16 threads of a warp share a row, 16 values each; registers as the compiler allots them.
+// Shared memory, static: 32896 bytes, the codes of 128 rows of v on their way to the transpose
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -230,7 +235,7 @@ union Eight {
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_quantize_sm90a_bf16_d256_scores_int8_smooth_threads512_64397d0b_statistics(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const TileCoord coord(blockIdx.x, p.kv_heads, p.chunks);
   const int64_t group = coord.group(p.kv_heads);
@@ -365,10 +370,11 @@ struct Mean {
   float values[kValues];
 
   __device__ __forceinline__ Mean(const Parameters& p, int64_t group, int lane) {
+    const bool has_values = lane < kParts;
     const float4* from = reinterpret_cast<const float4*>(p.k_mean + group * kDim + lane * kValues);
     CUTE_UNROLL
     for (int i = 0; i < kValues / 4; ++i) {
-      const float4 four = lane < kParts ? __ldcg(from + i) : make_float4(0.f, 0.f, 0.f, 0.f);
+      const float4 four = has_values ? __ldcg(from + i) : make_float4(0.f, 0.f, 0.f, 0.f);
       values[4 * i] = four.x, values[4 * i + 1] = four.y, values[4 * i + 2] = four.z, values[4 * i + 3] = four.w;
     }
   }
@@ -444,7 +450,7 @@ __device__ __forceinline__ void quantize_queries(const Parameters& p, const Tile
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_quantize_sm90a_bf16_d256_scores_int8_smooth_threads512_64397d0b(const __grid_constant__ Parameters p) {
-  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (int(blockIdx.x) >= p.key_tiles) {
     quantize_queries(p, TileCoord(blockIdx.x - p.key_tiles, p.heads, p.tiles_q));

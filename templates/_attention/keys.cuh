@@ -26,7 +26,7 @@ struct Keys {
     }
   }
 
-  // Adds the warp's parts to the block's, which nobody reads before all have.
+  // Adds the warp's parts to the CTA's, which nobody reads before all have.
   __device__ __forceinline__ void join(Keys& block) const {
     const int first = __reduce_min_sync(~0u, begin), last = __reduce_max_sync(~0u, end);
     const int all = __reduce_add_sync(~0u, count);
@@ -37,7 +37,7 @@ struct Keys {
   }
 };
 
-// Finds what a row of the mask shows, by all threads of a block, for the next kernel to read: nothing outside of columns
+// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel to read: nothing outside of columns
 // [x, y), and all of [z, w).
 __device__ __forceinline__ void find_keys(const Parameters& p, int row) {
   __shared__ Keys keys;

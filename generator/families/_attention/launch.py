@@ -39,8 +39,8 @@ class AtLaunch(launches.AtLaunch[OperationT, ScheduleT, ProblemT]):
     def tensor_map(self, tensor: str, rows: int) -> TensorMap:
         """The map of one of q, k, v, do, dk and dv, in boxes of `rows`.
 
-        Packed, a box begins with any row of any sequence: templates/_attention/lengths_packed.cuh
-        says how.
+        Packed, a box begins with any row of any sequence: lengths_packed.cuh.jinja in
+        templates/_attention says how.
         """
         problem, kind = self.problem, self.operation.element_of(tensor)
         of_keys = tensor in _KEYS

@@ -20,6 +20,7 @@ def context(modifiers: Sequence[Modifier]) -> dict[str, Any]:
     capped        the file of what bends scores; empty where nothing does
     extra_score   C++ of the score that rows have without a key, from the parameters and a head
     added         C++ of a score with what is added to it
+    adds          whether anything is
     added_again   the same where sums are computed again
     """
 
@@ -37,9 +38,10 @@ def context(modifiers: Sequence[Modifier]) -> dict[str, Any]:
         "capped": "".join(_file(modifier) for modifier in modifiers if modifier.caps),
         "extra_score": lambda p, head: TemplateText(columns[0].extra_score(p, head)),
         "added": partial(folded, "added", adding),
+        "adds": bool(adding),
         "added_again": partial(folded, "added_again", adding),
     }
 
 
 def _file(modifier: Modifier) -> str:
-    return f"_attention/modifiers/{modifier.name}.cuh"
+    return f"_attention/modifiers/{modifier.name}.cuh.jinja"

@@ -1,35 +1,15 @@
-"""The comment at the head of a GEMM's source: its warps, registers, shared memory and barriers."""
+"""What the heads of GEMMs' sources say of shared memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from warploom.generator.architectures import architecture
 from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families._product.layout import STORE_BUFFERS, ProductLayout
 from warploom.generator.families._product.schedule import ProductSchedule
-from warploom.generator.wgmma import TemplateText
+from warploom.generator.header import Memory, counted
 
-WIDTH = 112  # characters of a line of a kernel
 PAIR_BYTES = 16  # a full and an empty barrier of a stage
-
-
-class Memory(NamedTuple):
-    """A member of SharedStorage and its bytes, as factors with what each counts."""
-
-    name: str
-    factors: str
-    bytes: int
-
-
-class Barrier(NamedTuple):
-    """A barrier and when a phase of it completes, who waits for that, and what it guards."""
-
-    name: str
-    completes: str
-    waits: str
-    guards: str
 
 
 def staging(layout: ProductLayout) -> Iterator[Memory]:
@@ -56,11 +36,6 @@ def pipeline(stages: int) -> Memory:
     return Memory("full, empty", f"{stages} stages * 2 * 8", stages * PAIR_BYTES)
 
 
-def counted(count: int, what: str) -> str:
-    """Return `1 consumer` or `2 consumers`."""
-    return f"{count} {what}{'s' if count != 1 else ''}"
-
-
 def schedule_line(schedule: ProductSchedule, by: str, shares: str = "") -> str:
     """Return how D is divided into tiles, and these among CTAs; `by`: what computes a tile."""
     split = schedule.cluster_split_k
@@ -75,28 +50,3 @@ def schedule_line(schedule: ProductSchedule, by: str, shares: str = "") -> str:
         f"store {schedule.store}",
     )
     return f"  {', '.join(filter(None, words))}"
-
-
-def comment(lines: Iterable[str]) -> TemplateText:
-    """Return comment lines of a kernel."""
-    return TemplateText("".join(f"// {line}\n" for line in lines))
-
-
-def header(
-    arch: str,
-    sentences: Sequence[str],
-    memory: Sequence[Memory],
-    barriers: Sequence[Barrier],
-    shared_bytes: int,
-) -> TemplateText:
-    """Return comment lines: sentences, a map of shared memory, and a table of barriers."""
-    used = sum(row.bytes for row in memory)
-    limit = architecture(arch).shared_bytes
-    lines = [
-        *sentences,
-        f"Shared memory: {used} bytes; the launch asks for {shared_bytes} of {limit}",
-    ]
-    lines += [f"  {row.name:11}  {row.factors} = {row.bytes}" for row in memory]
-    rows = [Barrier("Barriers", "a phase completes after", "waited for by", "guards"), *barriers]
-    lines += [f"{row.name:12}{row.waits:15}{row.guards:29}{row.completes}".rstrip() for row in rows]
-    return comment(lines)

@@ -6,13 +6,14 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
+from warploom.generator.families.attention_backward.header import described
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
 from warploom.generator.families.attention_backward.layout import (
     CROWDED_CAPS,
     attention_backward_layout,
 )
 from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
-from warploom.generator.wgmma import wgmma
+from warploom.generator.wgmma import WGMMA_M, wgmma
 
 MOST_FUSED = 96  # rows of q
 WIDEST = 256
@@ -53,6 +54,10 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind, shares_rows = element(operation.element), schedule.cluster_split == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
+    number = ordered if operation.deterministic else "grid"
+    bounded = operation.mask != "none"
+    # Warps that make the words of dropout, beside those that add dq.
+    makers = 1 if schedule.accumulate == "bulk" else 3
     crowded = (
         (operation.dim, schedule.q_tile) in CROWDED_CAPS
         and operation.caps
@@ -96,6 +101,10 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         ),
         "scored": operation.scored,
         "hides": operation.hides,
+        "reads": operation.masked or operation.bias != "none",
+        "placed": operation.masked or operation.bias == "fp32" or operation.alibi,
+        "places": True,
+        "column_pairs": False,  # two accumulators are of one column
         "staged": operation.staged,
         # Where it hides nothing of a tile, scores are as they are without it. Pairs of the widest
         # heads have no registers for the branch, and with a cap ptxas serialises products.
@@ -112,8 +121,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and schedule.accumulate == "bulk",
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
-        # Warps that make the words of dropout, beside those that add dq.
-        "makers": 1 if schedule.accumulate == "bulk" else 3,
+        "makers": makers,
+        "header": described(spec, layout, makers, number),
         # Whether a weight is dropped is asked once, for p and ds: what else is kept leaves no room.
         "fused": operation.dropout
         and not (schedule.overlap or operation.scored or operation.caps or operation.blocks)
@@ -122,7 +131,23 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "divides_gradients": operation.dropout and not operation.bias_gradient,
         "divides_weights": operation.dropout and operation.bias_gradient,
         "bounds_left": operation.mask == "window",
-        "bounds_right": operation.mask != "none",
+        "bounds_right": bounded,
+        # What bounds are relative to, beside a row.
+        "diagonal": " + diagonal" if bounded and operation.lengths == "packed" else "",
+        "shares_rows": shares_rows,
+        # The first of a CTA's query heads among those of its KV head, and how it goes to the next.
+        "rank": "rank()" if schedule.cluster > 1 else "0",
+        "plus_rank": " + rank()" if schedule.cluster > 1 else "",
+        "next_head": "i += kCluster" if schedule.cluster > 1 else "++i",
+        # Whether do has fewer stages than q, and what its stage and phase are called.
+        "single_do": layout.do_stages < layout.stages,
+        "of_do": "of_do" if layout.do_stages < layout.stages else "at",
+        "held": layout.held_steps > 0,
+        # Whether there is something to wait for behind the last step.
+        "ends": schedule.overlap or shares_rows or operation.bias_gradient,
+        # Whether dk and dv of a cluster fit in shared memory at the same time.
+        "together": 2 * WGMMA_M * schedule.warpgroups * layout.columns * 4
+        <= 2 * layout.kv_bytes + (layout.stages + layout.do_stages) * layout.q_bytes,
         "shares_work": operation.deterministic
         or operation.lengths == "packed"
         or operation.blocks
@@ -138,9 +163,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         # wait for it. Where writers add dq a step takes 1 % longer so (H100).
         "reads_late": operation.blocks and schedule.accumulate == "direct",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
-        "number_part": ordered if operation.deterministic else "grid",
+        "number_part": number,
         "steps_part": ("pair_" if shares_rows else "")
         + ("overlapped" if schedule.overlap else "serial"),
-        "held_part": "some" if layout.held_steps else "none",
         "query_part": "swapped" if layout.swap else "straight",
     }

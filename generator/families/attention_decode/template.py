@@ -7,6 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
 from warploom.generator.families.attention_decode import work
+from warploom.generator.families.attention_decode.header import described
 from warploom.generator.families.attention_decode.layout import decode_layout
 from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSpec
 
@@ -41,6 +42,7 @@ def context(spec: DecodeSpec) -> dict[str, Any]:
     kind = element(operation.element)
     return {
         **modifiers.context(operation.modifiers),
+        "header": described(spec, decode_layout(operation, schedule)),
         "element": kind,
         "kv": operation.kv,
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],

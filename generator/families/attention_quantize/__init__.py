@@ -46,6 +46,8 @@ class AttentionQuantize(
             "tile": TILE,
             "values": VALUES,
             "chunk": CHUNK,
+            # 16 bytes of padding follow each 16 rows.
+            "codes_bytes": TILE * operation.dim + TILE,
             "lanes": operation.lanes,
         }
 

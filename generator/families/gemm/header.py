@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.generator.families._product.header import (
-    Barrier,
-    Memory,
-    comment,
-    counted,
-    header,
     pipeline,
     schedule_line,
     staging,
@@ -23,6 +18,7 @@ from warploom.generator.families.gemm.schedule import (
     GemmSchedule,
     GemmSpec,
 )
+from warploom.generator.header import Barrier, Memory, comment, counted, header
 from warploom.generator.wgmma import TemplateText
 
 SHORT = 70  # characters of an epilogue's steps that one line has

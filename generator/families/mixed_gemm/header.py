@@ -6,11 +6,6 @@ from collections.abc import Iterator
 
 from warploom.generator.elements import element
 from warploom.generator.families._product.header import (
-    Barrier,
-    Memory,
-    comment,
-    counted,
-    header,
     pipeline,
     schedule_line,
     staging,
@@ -23,6 +18,7 @@ from warploom.generator.families.mixed_gemm.layout import (
     MixedGemmLayout,
 )
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
+from warploom.generator.header import Barrier, Memory, comment, counted, header
 from warploom.generator.wgmma import TemplateText
 
 

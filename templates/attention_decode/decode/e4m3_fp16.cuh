@@ -1,4 +1,4 @@
-// e4m3 as fp16: exact; the multiprocessor converts two at a time.
+// e4m3 as fp16: exact; the SM converts two at a time.
 constexpr float kUnit = 1;  // that a code of 1 becomes is 1 / kUnit
 
 // Two bytes of a word.

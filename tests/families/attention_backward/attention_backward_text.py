@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import cast
 
 import attention_keys_text
 from attention_keys_text import keys_text
 
+from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
 HARNESS = Path(__file__).with_name("ranges.cpp")
 PROBLEMS = 25
+ALONE = "constexpr int kCluster = 1;\ninline int rank() { return 0; }"  # without a cluster
 STUBS = """
 using std::max; using std::min;
 #define __device__
@@ -40,7 +43,9 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
 
     keys = keys_text(text)
     packed, ordered = "cu_seqlens_q" in text, "take numbers when they begin" in text
-    bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
+    mask = cast(AttentionBackwardOperation, spec.operation).mask
+    bounds_left, bounds_right = mask == "window", mask != "none"
+    row = "row, " * bounds_right
     assigned = [
         *(["(p).left = (l);"] if bounds_left else []),
         *(["(p).right = (r);"] if bounds_right else []),
@@ -52,31 +57,32 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             *([attention_keys_text.STUBS] if keys else []),
             *(["#define TELLS"] if "bool hides = true" in text else []),
             f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
+            f"#define PARTIAL(p, sequence, row, column) partial(p, sequence, {row}column)",
+            f"#define MASK(s, p, sequence, row, column) mask(s, p, sequence, {row}column)",
+            f"constexpr bool kBoundsLeft = {int(bounds_left)}, kBoundsRight = {int(bounds_right)};",
+            f"#define BOTTOM_RIGHT(p) {'(p).bottom_right' if bounds_right and packed else 0}",
             f"#define PROBLEMS {PROBLEMS}",
             *(["#define PACKED"] if packed else []),
             *(["#define ORDERED"] if ordered else []),
             *re.findall(
                 r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|KvRows|Scores|Parts|Cluster)"
-                r"|bool kBounds|uint32_t kHidden).*?$",
+                r"|uint32_t kHidden).*?$",
                 text,
                 re.MULTILINE,
             ),
             piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
-            *re.findall(
-                r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
-            ),
             piece(r"^(struct Corner .*?)$"),
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?)^// (?:Starts the store|Where a row of k or v begins)"),
             piece(r"^(struct Work \{.*?^\};)"),
-            piece(r"^(__device__ [^\n]* rank\(\)[^\n]*)$"),
+            piece(r"^(__device__ [^\n]* rank\(\)[^\n]*)$") if "rank()" in text else ALONE,
             piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
             keys,
             *re.findall(
                 r"^__device__ __forceinline__ void trim\(.*?^\}\n", text, re.MULTILINE | re.DOTALL
             ),
             *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
-            piece(r"^(// (?:Which of two blocks|To the dq of).*?)^// ---- Producer"),
+            piece(r"^(// (?:Which of two CTAs|To the dq of).*?)^// ---- Producer"),
             piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
             f'#line 1 "{harness}"',

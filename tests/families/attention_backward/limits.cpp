@@ -22,7 +22,7 @@ static void reckon(const Parameters& p, const Work& work, int n) {
   for (int column = work.column; column < work.column + kKvTile; column += kWgmmaM)
     for (threadIdx.x = 0; threadIdx.x < 128; threadIdx.x += 127) {
       float scores[kScores] = {};
-      if (partial(p, work.sequence, row, column)) mask(scores, p, work.sequence, row, column);
+      if (PARTIAL(p, work.sequence, row, column)) MASK(scores, p, work.sequence, row, column);
       sum ^= scores[0] != 0;
     }
 }

@@ -80,7 +80,7 @@ static void thread(const Consumer& c, int phase, Step step, Position at) {
     const Matrix &weights = of_k ? ds : p, &rows = of_k ? q : d_o;
     for (int j = 0; j < kGradients; ++j) {
       const int row = c.column + own_row + j / 2 % 2 * 8;
-      const int column = gradient_part(c) * kColumns + j / 4 * 8 + lane % 4 * 2 + j % 2;
+      const int column = c.consumer * kColumns + j / 4 * 8 + lane % 4 * 2 + j % 2;
       int wanted = 0;
       for (int i = 0; i < kQTile; ++i) wanted += weights[i][row] * rows[i][column];
       EXPECT(gradient[j], wanted, "row %d, column %d of %s", row, column, of_k ? "dk" : "dv");

@@ -58,7 +58,7 @@ static int take(const Parameters& p, const Work& work, int m, Seen& seen) {
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
     const int column = work.column + (kKvRows == kKvTile ? consumer : work.part) * kWgmmaM;
     const int row = m * kQTile + (kQRows == kQTile ? 0 : consumer * kQRows);
-    if (!partial(p, work.sequence, row, column)) {  // every pair, whichever thread has it
+    if (!PARTIAL(p, work.sequence, row, column)) {  // every pair, whichever thread has it
       const int rows = min(kQRows, seen.rows - row);
       REQUIRE(rows <= 0 || column + kWgmmaM <= seen.columns, "rows from %d attend to columns from %d of %d", row, column, seen.columns);
       for (int r = row; r < row + rows; ++r) {
@@ -70,7 +70,7 @@ static int take(const Parameters& p, const Work& work, int m, Seen& seen) {
     }
     for (threadIdx.x = consumer * 128; threadIdx.x < (consumer + 1) * 128; ++threadIdx.x) {
       float scores[kScores] = {};
-      mask(scores, p, work.sequence, row, column);
+      MASK(scores, p, work.sequence, row, column);
       for (int j = 0; j < kScores; ++j) {
         const int r = row + j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2;
         const int c = column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + j / 2 % 2 * 8;
@@ -270,7 +270,7 @@ static int problem() {
   for (size_t which = 0; which < seen.size(); ++which) {
     const Seen& one = seen[which];
 #ifdef PACKED
-    const int diagonal = kBoundsRight && bottom_right(p) ? one.columns - one.rows : 0;
+    const int diagonal = kBoundsRight && BOTTOM_RIGHT(p) ? one.columns - one.rows : 0;
 #else
     const int diagonal = 0;
 #endif

@@ -68,8 +68,8 @@ inline int __shfl_sync(unsigned, int x, int) { return x; }
 void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, Corner corner, int head);
 """  # noqa: E501
 FUNCTIONS = (  # those of a pair; the first two are anybody's
-    "matrix", "beside", "multiply_scores", "multiply_query", "write", "multiply_gradient", "own_ds",
-    "own_p", "staged_p", "multiply_own_query", "multiply_peer_query", "gradient_part", "stage",
+    "matrix", "multiply_scores", "multiply_query", "write", "multiply_gradient", "own_ds",
+    "own_p", "staged_p", "multiply_own_query", "multiply_peer_query", "stage",
     "store",
 )  # fmt: skip
 
@@ -165,7 +165,7 @@ def pair_text(spec: KernelSpec) -> str:
     instructions = [
         emulated(emitted.text, name) for name in ("ScoresWgmma", "KeyWgmma", "QueryWgmma")
     ]
-    own = emitted.piece(r"^  const int own = (kKvRows == kKvTile \? c\.[^;]*);")
+    own = emitted.piece(r"^  const int own = (16 \* c\.columns[^;]*);")
     return "\n".join(
         (
             *emitted.storage(instructions),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import cast
 
 import attention_keys_text
 from attention_keys_text import keys_text
 
+from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
@@ -41,7 +43,9 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
     # Whether the loop is told of what a mask of keys hides; else that is asked for in every step.
     told = re.findall(r"bool hides\(int n\) const \{ (return .*?;) \}", text)
     packed = spec.operation.lengths == "packed"
-    bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
+    mask = cast(AttentionOperation, spec.operation).mask
+    bounds_left, bounds_right = mask == "window", mask != "none"
+    diagonal = "(of).diagonal(p)" if bounds_right and packed else "0"
     assigned = [
         *(["(p).left = (l);"] if bounds_left else []),
         *(["(p).right = (r);"] if bounds_right else []),
@@ -52,18 +56,20 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             STUBS,
             *([attention_keys_text.STUBS] if keys else []),
             f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
+            f"#define DIAGONAL(of) {diagonal}",
+            "#define MASK(s, p, columns, row, column) "
+            + ("mask(s, p, columns, row, column)" if bounds_right else "mask(s, columns, column)"),
+            f"#define BOTTOM_RIGHT(p) {'(p).bottom_right' if bounds_right and packed else 0}",
+            f"constexpr bool kBoundsLeft = {int(bounds_left)}, kBoundsRight = {int(bounds_right)};",
             f"#define PROBLEMS {PROBLEMS}",
             *(["#define PACKED"] if packed else []),
             *re.findall(
-                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores)|bool k(?:Bounds|Try))"
+                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores))"
                 r".*?$",
                 text,
                 re.MULTILINE,
             ),
             piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
-            *re.findall(
-                r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
-            ),
             piece(r"^(struct Corner .*?)$"),
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?)^// Rows of a tensor in shared memory"),
@@ -91,8 +97,9 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             "Steps::shown_begin = work.shown_begin, Steps::shown_end = work.shown_end;"
             if told
             else "",
-            piece(r"(  for \(int i = 0; i < work\.skipped.*?\n)").replace(
-                "c.skip()", "Steps::skip()"
+            *(
+                found.replace("c.skip()", "Steps::skip()")
+                for found in re.findall(r"  for \(int i = 0; i < work\.skipped.*?\n", text)
             ),
             "if (work.end > work.begin) {",
             re.sub(

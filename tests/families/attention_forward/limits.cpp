@@ -45,7 +45,7 @@ int main() {
         use(work.sequence.columns_at<kKvTile>(n * kKvTile));
         for (int own : {0, 55}) {
           float scores[kScores] = {};
-          mask(scores, p, work.sequence.columns(p), row + work.sequence.diagonal(p) + own, n * kKvTile + 6);
+          MASK(scores, p, work.sequence.columns(p), row + DIAGONAL(work.sequence) + own, n * kKvTile + 6);
           sum ^= scores[0] != 0;
         }
       }

@@ -48,7 +48,7 @@ static int take(const Parameters& p, const Work& tile, Seen& seen) {
       for (int thread = 0; thread < 128; ++thread) {
         const int own = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
         float scores[kScores] = {};
-        mask(scores, p, work.sequence.columns(p), row + work.sequence.diagonal(p) + own, visits[i].n * kKvTile + column);
+        MASK(scores, p, work.sequence.columns(p), row + DIAGONAL(work.sequence) + own, visits[i].n * kKvTile + column);
         for (int j = 0; j < kScores; ++j) {
           const int r = row + own + j / 2 % 2 * 8, c = visits[i].n * kKvTile + column + j / 4 * 8 + j % 2;
           if (scores[j] != 0 || r >= seen.rows) continue;
@@ -73,7 +73,7 @@ static int verify_dealing(const Parameters& p) {
   std::vector<int> dealt(p.tiles);
   gridDim.x = std::min(p.tiles, 1 + random_below(140));
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-    Tiles tiles(p);
+    Tiles tiles;
     for (int index; tiles.next(p, index);) {
       REQUIRE(index >= 0 && index < p.tiles, "tile %d of %d", index, p.tiles);
       ++dealt[index];
@@ -171,7 +171,7 @@ static int problem() {
   for (int head = 0; head < heads; ++head)
     for (int b = 0; b < batch; ++b) {
       const Seen& one = seen[head * batch + b];
-      const int diagonal = kBoundsRight && bottom_right(p) ? one.columns - one.rows : 0;
+      const int diagonal = kBoundsRight && BOTTOM_RIGHT(p) ? one.columns - one.rows : 0;
       if (verify(one, kBoundsLeft ? given_left - diagonal : 1 << 30, kBoundsRight ? given_right + diagonal : 1 << 30)) return 1;
     }
   return 0;

@@ -135,7 +135,7 @@ class Modifier:
         raise NotImplementedError
 
     def added_again(self, score: str) -> str:
-        """C++ of the same where sums of weights are computed again: see correction.cuh."""
+        """C++ of the same where sums of weights are computed again: see correction.cuh.jinja."""
         raise NotImplementedError
 
     def extra_score(self, p: str, head: str) -> str:

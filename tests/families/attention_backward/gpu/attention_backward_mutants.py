@@ -45,8 +45,8 @@ class Mutant(attention_mutants.Mutant):
             assert all(map(torch.equal, found, first))
 
 
-AWAIT_DO = "    c.shared.do_full[of_do.stage].wait(of_do.phase);\n"
-DP = "    held.multiply(c, dp, c.staged_do(of_do));\n"
+AWAIT_DO = "    c.shared.do_full[at.stage].wait(at.phase);\n"
+DP = "    held.multiply(c, dp, c.staged_do(at));\n"
 LOAD_DO = "      do_full.arrive_and_expect_tx(kQBytes);\n"
 WRITE = "    write(c, c.own_ds(step), ds);\n"
 DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));\n"
@@ -54,9 +54,9 @@ RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
 MEET = "    meet();\n"
 AWAIT_TURN = "      await_turn(p.turns + place, turn(p, work, m * kQTile));\n"
 AWAIT_SUMS = "      shared.sums_full[writer].wait(phase);\n"
-BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
+BEFORE_WAIT = "and touches no global memory.\n"  # in the main kernel alone
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
-SYNC_SUMS = "  sync_cluster();  // the blocks' fragments are there\n"
+SYNC_SUMS = "  sync_cluster();  // the CTAs' fragments are there\n"
 LAY_DV = "  lay(of_dv, dv, warp);\n"
 AWAIT_PEER = "  c.shared.peer_full.wait(step.parity);\n"
 EXCHANGE = "    exchange(c, step);\n"
@@ -69,7 +69,16 @@ RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
 AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
 WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
 READ_MASK = "    step.mask = shared.mask[at.stage];\n"
-PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
+# The preprocess goes on when main has begun, however late the host launches it: where 36 processes
+# shared a GPU, a pause of some time was over by then. It ends after a second in any case.
+MAIN = 'extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)\n'
+STATISTICS = "  float* statistics = p.statistics + "  # in the preprocess alone
+SUMS = "  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum"  # in the postprocess alone
+BEGUN = "  if (threadIdx.x == 0) *(volatile int*)&main_begun = 1;\n"
+UNTIL_BEGUN = (
+    "  for (const auto since = clock64(); *(volatile int*)&main_begun == 0 && "
+    "clock64() - since < 2000000000;) {}\n"
+)
 HIDE = "if (score.hides(j, eight)) scores[j] = "
 HEAD = "    const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;\n"
 AWAIT_WORDS = "      shared.words_empty[at.stage].wait(at.phase);\n"
@@ -92,12 +101,17 @@ MUTANTS = {
         pauses=((DK, PAUSE + DK),),
     ),
     "the main kernel does not wait for the preprocess": Mutant(
-        wrong=((BEFORE_WAIT + WAIT, BEFORE_WAIT + WAIT.replace("griddepcontrol.wait;\\n", "")),),
+        wrong=((BEGUN + WAIT, BEGUN + WAIT.replace("griddepcontrol.wait;\\n", "")),),
         shape=ONE_WAVE,
-        pauses=((PLACE, PAUSE + PLACE),),
+        pauses=(
+            (MAIN, "__device__ int main_begun;\n" + MAIN),
+            (BEFORE_WAIT, BEFORE_WAIT + BEGUN),
+            (STATISTICS, UNTIL_BEGUN + PAUSE + STATISTICS),
+            (SUMS, "  main_begun = 0;\n" + SUMS),
+        ),
     ),
     "a row attends to the column right of the diagonal": Mutant(
-        wrong=(("? column - right(p) - row : 0", "? column - right(p) - 1 - row : 0"),),
+        wrong=(("begin = column - p.right - row;", "begin = column - p.right - 1 - row;"),),
         shape=Shape(2, 3, 3, 257, 257),
     ),
     "a cluster's blocks sum dk and dv that others have not laid down": Mutant(
@@ -196,7 +210,7 @@ MUTANTS = {
 UNLIKE = chosen(192, mask="causal", further={"dim_v": 128})
 SERIAL_UNLIKE = SIMPLE_UNLIKE["serial"]
 LOAD_UNLIKE_DO = "      do_full.arrive_and_expect_tx(kDoBytes);\n"
-UNLIKE_DP = "    multiply_values(dp, c.v, c.staged_do(of_do) + c.row * kValueSpan / 16);\n"
+UNLIKE_DP = "    multiply_values(dp, c.v, c.staged_do(at) + c.row * kValueSpan / 16);\n"
 MUTANTS |= {
     "dp is multiplied before its do of another dimension is there": Mutant(
         wrong=((AWAIT_DO + UNLIKE_DP, UNLIKE_DP + AWAIT_DO),),
@@ -215,7 +229,7 @@ MUTANTS |= {
         kernel=UNLIKE,
     ),
     "a warpgroup has the columns of dv that the other has": Mutant(
-        wrong=(("gradient_part(c) * kValueColumns", "(1 - gradient_part(c)) * kValueColumns"),),
+        wrong=(("c.part * kValueColumns", "(1 - c.part) * kValueColumns"),),
         shape=LONG,
         kernel=UNLIKE,
     ),

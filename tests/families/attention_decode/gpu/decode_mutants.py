@@ -138,7 +138,7 @@ MUTANTS = {
         pauses=((READ_V, PAUSE + READ_V),),
     ),
     "the key past the last one counts in the sum": Mutant(
-        wrong=(("if (place >= end ||", "if (place > end ||"),), shape=WHOLE
+        wrong=(("if (place >= end)", "if (place > end)"),), shape=WHOLE
     ),
     "a row attends to the key after its own": Mutant(
         wrong=(("keys - rows + r + p.right + 1)", "keys - rows + r + p.right + 2)"),),

@@ -60,11 +60,11 @@ SCORES = "    multiply_scores(scores, c.q, c.staged_k());\n"
 AWAIT_V = "    c.shared.v_full[before.stage].wait(before.phase);\n"
 OUTPUT = "    multiply_output(output, weights, c.staged_v(before.stage));\n"
 SCORES_THERE = (
-    "    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on\n"
+    "    cute::warpgroup_wait<1>();  // the scores are there; the output's MMAs run on\n"
     "    fence(scores);\n"
 )
 RELEASE_K = "    c.release_operands(n);\n"
-RELEASE_Q = "    if (kQStages == 1 && n == begin) release_q();\n"
+RELEASE_Q = "    if (n == begin) release_q();\n"
 RELEASE_V = "    release(c.shared.v_empty[before.stage]);\n"
 BIAS = "* p.bias_batch + head * p.bias_head + row * p.bias_row + column;\n"
 AWAIT_WORDS = "    shared.words_full[at_words.stage].wait(at_words.phase);\n"
@@ -85,13 +85,13 @@ MAKE_WORDS = "    const uint4 state = read(0);\n"
 
 MUTANTS: dict[str, mutants.Mutant] = {
     "scores are multiplied before their k is there": Mutant(
-        wrong=((AWAIT_K + "    c.turns.begin();\n" + SCORES, "    c.turns.begin();\n" + SCORES),),
+        wrong=((AWAIT_K + SCORES, SCORES),),
         shape=ONE_LAP,
         pauses=SLOW_LOADS,
     ),
     # The last v is waited for, so that no block ends before its loads.
     "weights are multiplied before their v is there": Mutant(
-        wrong=((AWAIT_V + OUTPUT + "    c.turns.pass", OUTPUT + "    c.turns.pass"),),
+        wrong=((AWAIT_V + OUTPUT + SCORES_THERE, OUTPUT + SCORES_THERE),),
         shape=ONE_LAP,
         pauses=SLOW_LOADS,
     ),
@@ -101,12 +101,12 @@ MUTANTS: dict[str, mutants.Mutant] = {
             (PAUSE + SCORES, RELEASE_K + PAUSE + SCORES),
         ),
         shape=LONG,
-        pauses=(("    c.turns.begin();\n" + SCORES, "    c.turns.begin();\n" + PAUSE + SCORES),),
+        pauses=((SCORES, PAUSE + SCORES),),
     ),
     "v is given back before it was read": Mutant(
         wrong=((RELEASE_V, ""), (PAUSE + OUTPUT, RELEASE_V + PAUSE + OUTPUT)),
         shape=LONG,
-        pauses=((OUTPUT + "    c.turns.pass", PAUSE + OUTPUT + "    c.turns.pass"),),
+        pauses=((OUTPUT + SCORES_THERE, PAUSE + OUTPUT + SCORES_THERE),),
     ),
     "q is given back before its last scores": Mutant(
         wrong=(
@@ -114,14 +114,14 @@ MUTANTS: dict[str, mutants.Mutant] = {
             (PAUSE + SCORES, "    if (n == c.begin) c.release_q();\n" + PAUSE + SCORES),
         ),
         shape=SEVERAL_TILES,
-        pauses=(("    c.turns.begin();\n" + SCORES, "    c.turns.begin();\n" + PAUSE + SCORES),),
+        pauses=((SCORES, PAUSE + SCORES),),
     ),
     "the output is not rescaled when a maximum grows": Mutant(
         wrong=(("output[i] *= rows.rescale[i / 2 % 2];", "output[i] *= 1;"),),
         shape=LONG,
     ),
     "a row attends to the column right of the diagonal": Mutant(
-        wrong=(("row + 8 * r + right(p) + 1)", "row + 8 * r + right(p) + 2)"),),
+        wrong=(("row + 8 * r + p.right + 1)", "row + 8 * r + p.right + 2)"),),
         shape=Shape(2, 3, 3, 257, 257),
         kernel=CAUSAL,
         keywords={"causal": "top_left"},
@@ -231,7 +231,7 @@ MUTANTS |= {
 MUTANTS_OF_8_BITS = {
     # Loaded behind v, which is waited for too, k comes last.
     "scores of 8 bits are multiplied before their k is there": eight.Mutant(
-        wrong=((AWAIT_K + "    c.scaling", "    c.scaling"),),
+        wrong=((AWAIT_K + PRODUCT, PRODUCT),),
         shape=ONE_LAP,
         pauses=((LOAD_K + LOAD_V_OF_8_BITS, LOAD_V_OF_8_BITS + PAUSE + LOAD_K),),
     ),
@@ -280,7 +280,7 @@ MUTANTS_OF_8_BITS = {
         kernel=eight.INT8,
     ),
     "a row of 8 bits attends to the column right of the diagonal": eight.Mutant(
-        wrong=(("row + 8 * r + right(p) + 1)", "row + 8 * r + right(p) + 2)"),),
+        wrong=(("row + 8 * r + p.right + 1)", "row + 8 * r + p.right + 2)"),),
         shape=Shape(2, 3, 3, 257, 257),
         kernel=eight.CAUSAL,
         keywords={"causal": "top_left"},

@@ -26,7 +26,7 @@ over_kernels = pytest.mark.parametrize("kernel", FORWARD, ids=cases.short)
 
 COUNTED = (  # steps of a piece of work, in the place of lse
     ("  int masks;   ", "  int steps = 0;\n  int masks;   "),
-    ("    c.scaling.cap(scores);\n", "    ++c.steps;\n    c.scaling.cap(scores);\n"),
+    ("    const Shown shown(c, n,", "    ++c.steps;\n    const Shown shown(c, n,"),
     ("    c.begin = work.begin;\n", "    c.begin = work.begin;\n    c.steps = 0;\n"),
     ("(rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2", "c.steps"),
 )

@@ -27,7 +27,7 @@ from warploom.runtime.families._attention.modifiers.score_tensors import room_fo
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 
 PLACE = "  int head, own_row;  // the thread's first row as it is\n"
-STEP = "    c.scaling.cap(scores);\n"
+STEP = "    c.change"
 COUNTED: tuple[Edit, ...] = (  # steps of a piece of work, in the place of lse
     (PLACE, PLACE + "  int steps = 0;\n"),
     (STEP, "    ++c.steps;\n" + STEP),

@@ -1,0 +1,920 @@
+// attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages23_warps1_blocks4_cluster8_4caf3da8
+//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
+//   q bf16 fixed, k and v e4m3 in pages of 128, head dimension 64
+//   mask none, lengths, sinks
+//   16 rows of q by 16 keys, 1 warps of 16 rows, 23 stages, 4 to a SM
+// Digest 4caf3da8578db43b4312ca91d6332050470edb2bcf937e9f71d63065416129a2; `warploom show` prints this file.
+//
+// Launch: 64 threads, 4 CTAs per SM; grid: as many CTAs as all SMs hold
+//   Clusters of 8 CTAs divide the keys of a sequence and KV head
+// Warp 0, the consumer: mma.sync on 16 rows of q and all keys of a tile
+// Warp 1, the producer: its lanes issue the TMA loads of k and v
+// Registers per thread: at most 255, for 4 CTAs of 64 threads per SM
+//   A consumer thread needs about 118: 32 output, 16 of q, 70 scores and others
+// Shared memory: 56176 bytes; the launch asks for 57200 of 232448
+//   k, v         23 stages * 2 * 1024 = 47104
+//   merged       1 warp * 16 rows * 32 columns * 4 = 2048
+//   sums         1 warp * 16 rows * 8 = 128
+//   parts        what the cluster's CTAs send = 6160
+//   full, empty  23 stages * 4 * 8 = 736
+// Barriers       waited for by  guards                        a phase completes after
+// k_full, v_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
+// k_empty        the producer   k until the scores are there  1 arrival: consumer warps
+// v_empty        the producer   v until the output is there   1 arrival: consumer warps
+// named 1        the same       outputs until they are summed 32 threads of consumers
+// parts_full     consumers      parts of an item              1 arrival and the bytes of all CTAs
+// cluster        the same       parts until they are read     all threads of 8 CTAs
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 64, kKvBytes = 1, kRowBytes = kDim * kKvBytes;
+constexpr int kRows = 16, kKeys = 16;  // of a tile: rows of q, and of k and v
+constexpr int kWarps = 1, kThreads = 64;  // that multiply; the last warp loads
+constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
+constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
+constexpr int kStages = 23;
+constexpr int kCluster = 8;  // CTAs that share each item's keys
+constexpr int kGroup = 8;  // fours of columns side by side that one of them adds up
+constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
+constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// The host packs these bytes; the assertions hold its offsets and the compiler's together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor k_map;  // [column of a piece, row, piece, head, entry of the cache]
+  cute::TmaDescriptor v_map;  // [column of a piece, row, piece, head, entry of the cache]
+  const cutlass::bfloat16_t* q;  // rows of every head
+  cutlass::bfloat16_t* o;  // as q, but for its strides
+  float* lse;  // [batch, heads, seq_q]
+  const int32_t* page_table;  // pages of each sequence
+  const int32_t* lengths;  // keys of each sequence
+  const float* sinks;  // [heads]
+  int64_t q_batch_stride;  // elements
+  int64_t q_head_stride;  // elements
+  int64_t q_row_stride;  // elements
+  int64_t o_batch_stride;  // elements
+  int64_t o_head_stride;  // elements
+  int64_t o_row_stride;  // elements
+  int64_t table_stride;  // from one sequence to the next
+  int32_t seq_q;  // rows of a sequence
+  int32_t batch;  // sequences
+  int32_t kv_heads;  // of a sequence
+  int32_t sharing;  // heads of one kv head
+  int32_t row_tiles;  // of one kv head and sequence, at most
+  int32_t seq_k;  // keys of a sequence, at most
+  int32_t pages;  // of the cache
+  float scale;  // of the products
+};
+static_assert(sizeof(Parameters) == 512);
+static_assert(OFFSET(Parameters, k_map) == 0 && OFFSET(Parameters, v_map) == 128);
+static_assert(OFFSET(Parameters, q) == 256 && OFFSET(Parameters, o) == 264);
+static_assert(OFFSET(Parameters, lse) == 272 && OFFSET(Parameters, page_table) == 280);
+static_assert(OFFSET(Parameters, lengths) == 288 && OFFSET(Parameters, sinks) == 296);
+static_assert(OFFSET(Parameters, q_batch_stride) == 304 && OFFSET(Parameters, q_head_stride) == 312);
+static_assert(OFFSET(Parameters, q_row_stride) == 320 && OFFSET(Parameters, o_batch_stride) == 328);
+static_assert(OFFSET(Parameters, o_head_stride) == 336 && OFFSET(Parameters, o_row_stride) == 344);
+static_assert(OFFSET(Parameters, table_stride) == 352 && OFFSET(Parameters, seq_q) == 360);
+static_assert(OFFSET(Parameters, batch) == 364 && OFFSET(Parameters, kv_heads) == 368);
+static_assert(OFFSET(Parameters, sharing) == 372 && OFFSET(Parameters, row_tiles) == 376);
+static_assert(OFFSET(Parameters, seq_k) == 380 && OFFSET(Parameters, pages) == 384);
+static_assert(OFFSET(Parameters, scale) == 388);
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+__device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+
+// ---- Which keys and rows ------------------------------------------------------------------------
+// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the nearest
+// that there can be.
+struct Sequence {
+  int rows, keys;
+
+  __device__ __forceinline__ static Sequence at(const Parameters& p, int b) {
+    Sequence found;
+    found.rows = p.seq_q;
+    found.keys = p.seq_k;
+    found.keys = max(0, min(found.keys, p.lengths[b]));
+    return found;
+  }
+
+  // As lane `from` has it.
+  __device__ __forceinline__ Sequence of_lane(int from) const {
+    Sequence found;
+    found.rows = __shfl_sync(~0u, rows, from);
+    found.keys = __shfl_sync(~0u, keys, from);
+    return found;
+  }
+
+  // Row r stands at key keys - rows + r: what it sees is [begin(r), end(r)).
+  __device__ __forceinline__ int begin(const Parameters& p, int r) const {
+    return 0;
+  }
+  __device__ __forceinline__ int end(const Parameters& p, int r) const {
+    return keys;
+  }
+
+  // Tiles of keys that some row sees: `count` from the one numbered `first` on.
+  struct Tiles { int first, count; };
+  __device__ __forceinline__ Tiles tiles(const Parameters& p) const {
+    const int first = begin(p, 0) / kKeys;
+    return {first, max(0, (end(p, rows - 1) + kKeys - 1) / kKeys - first)};
+  }
+  __device__ __forceinline__ int row_tiles(const Parameters& p) const {
+    return p.row_tiles;
+  }
+
+  // What is divided among clusters: tiles of rows.
+  __device__ __forceinline__ int work(const Parameters& p) const { return row_tiles(p) * p.kv_heads; }
+};
+
+// Of numbers that are not negative: fewer instructions than with a sign.
+__device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
+
+// The items are divided in equal ranges among the clusters; the first `more` of these have one more.
+struct Division {
+  int each, more;
+
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
+};
+
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
+// sequences up to its own have.
+struct SequenceScan {
+  int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
+  Sequence own;
+
+  __device__ __forceinline__ int load(const Parameters& p) {
+    own = Sequence::at(p, min(base + lane(), p.batch - 1));
+    return base + lane() < p.batch ? own.work(p) : 0;
+  }
+
+  // The tiles of all sequences. The first 32 sequences are loaded last, and stay.
+  __device__ __forceinline__ int total(const Parameters& p) {
+    int sum = 0;
+    CUTE_NO_UNROLL
+    for (base = (p.batch - 1) / 32 * 32;; base -= 32) {
+      through = load(p);
+      sum += through;
+      if (base == 0) break;
+    }
+    return __reduce_add_sync(~0u, sum);
+  }
+
+  // From the tiles of each lane's sequence to those up to it, `before` the first.
+  __device__ __forceinline__ void add_up(int before) {
+    CUTE_UNROLL
+    for (int by = 1; by < 32; by *= 2) {
+      const int less = __shfl_up_sync(~0u, through, by);
+      if (lane() >= by) through += less;
+    }
+    through += before;
+  }
+
+  // The lane that has the sequence of a tile, which is not before those that were looked for.
+  __device__ __forceinline__ int find(const Parameters& p, int tile) {
+    for (;;) {
+      const int found = __popc(__ballot_sync(~0u, through <= tile));
+      if (found < 32) return found;
+      const int before = __shfl_sync(~0u, through, 31);
+      base += 32;
+      through = load(p);
+      add_up(before);
+    }
+  }
+};
+
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
+// `weight`, the first of which is tile `first` of the sequence's keys.
+struct Item {
+  Sequence sequence;
+  int batch, head, row_tile;
+  int begin, end, first, weight;
+
+  __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
+  __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
+};
+
+// Goes through a cluster's range of items: its CTAs divide the keys of each.
+struct TileScheduler : SequenceScan {
+  int at, stop;  // what is left of the range
+
+  __device__ __forceinline__ explicit TileScheduler(const Parameters& p) {
+    const Division division(total(p), gridDim.x / kCluster);
+    at = division.begin(blockIdx.x / kCluster);
+    stop = division.begin(blockIdx.x / kCluster + 1);
+    add_up(0);
+  }
+
+  // An item is the cluster's, and each of its CTAs has an equal share of the keys, which may be none.
+  __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
+    if (at >= stop) return false;
+    const int from = find(p, at);
+    item.sequence = own.of_lane(from);
+    item.batch = base + from;
+    const Sequence::Tiles tiles = item.sequence.tiles(p);
+    item.first = tiles.first;
+    item.weight = max(1, tiles.count);
+    const int row_tiles = item.sequence.row_tiles(p);
+    const int start = __shfl_sync(~0u, through, from) - row_tiles * p.kv_heads, index = at - start;
+    item.head = index;
+    if (row_tiles > 1) item.head = quotient(index, row_tiles);
+    item.row_tile = index - item.head * row_tiles;
+    const int rank = blockIdx.x % kCluster;
+    item.begin = item.weight * rank / kCluster;
+    item.end = item.weight * (rank + 1) / kCluster;
+    ++at;
+    return true;
+  }
+};
+
+// ---- Parts ----------------------------------------------------------------------------------
+// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// A stage of k or v in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
+struct Tile {
+  static constexpr int kSpan = 64, kPieces = kRowBytes / kSpan;
+  static constexpr int kBoxRows = 16, kBoxes = kKeys / kBoxRows;
+  static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
+  static constexpr int kReads = kRowBytes / 32;  // of 16 rows: each has 32 bytes of them
+
+  // Where a slice of 16 rows begins.
+  __device__ __forceinline__ static int slice(int slice) {
+    constexpr int kOfBox = kBoxRows / 16;
+    return slice / kOfBox * kBoxBytes + slice % kOfBox * 16 * kSpan;
+  }
+
+  // Where a lane finds what it reads first of a slice: `row` of its 16, and 16 of 32 bytes. TMA's swizzle: of columns of
+  // 16 bytes, the number XOR that of the row, or of pairs of rows, or of fours.
+  __device__ __forceinline__ static int place(int row, int half) {
+    constexpr int kColumns = kSpan / 16;
+    return row * kSpan + (half ^ (row * kSpan / 128) % kColumns) * 16;
+  }
+
+  // Its 32 bytes numbered `read` after that.
+  __device__ __forceinline__ static uint32_t moved(uint32_t from, int read) {
+    constexpr int kOfPiece = kSpan / 32;
+    return (from ^ read % kOfPiece * 32) + read / kOfPiece * kPieceBytes;
+  }
+};
+constexpr int kMerged = 32;  // columns of o that warps leave for each other at a time
+// Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
+__device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
+
+struct SharedStorage {
+  alignas(1024) uint8_t k[kStages][Tile::kBytes];
+  alignas(1024) uint8_t v[kStages][Tile::kBytes];
+  alignas(16) float merged[kWarps][16][kMerged];  // o of each warp, some columns at a time
+  float2 sums[kWarps][16];                        // maximum and sum of its rows
+  alignas(16) float4 parts[kCluster][kRows * kDim / 4 / kCluster];  // what each CTA has of this one's share of an item
+  float2 part_sums[kCluster][kRows * kDim / 4 / kCluster];          // maxima and sums of their rows
+  FullBarrier k_full[kStages], v_full[kStages];
+  EmptyBarrier k_empty[kStages], v_empty[kStages];
+  FullBarrier parts_full;
+};
+static_assert(sizeof(SharedStorage) <= 57200);
+
+// ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
+constexpr int kPage = 128;
+
+// The pages of one sequence: a lane has one of 32 side by side, and one of the next 32.
+struct Pages {
+  const int32_t* table;
+  int last;              // column of the table that keys may lie in
+  int base, here, next;  // the column of lane 0, and pages
+
+  __device__ __forceinline__ Pages(const Parameters& p, int batch, int first_key, int end_key)
+      : table(p.page_table + batch * p.table_stride), last((end_key - 1) / kPage), base(first_key / kPage / 32 * 32) {
+    here = load(p, base);
+    next = load(p, base + 32);
+  }
+  // Nobody has looked at what a table holds: a page counts as the nearest of those that there are.
+  __device__ __forceinline__ int load(const Parameters& p, int column) const {
+    return max(0, min(p.pages - 1, table[min(column + lane(), last)]));
+  }
+  // Of `column` and as many more as the lane is asked for, within 32 that are aligned.
+  __device__ __forceinline__ int of(const Parameters& p, int column, int more) {
+    if (column >= base + 32) {
+      base += 32;
+      here = next;
+      next = load(p, base + 32);
+    }
+    return __shfl_sync(~0u, here, column - base + more);
+  }
+};
+
+// Where the lane's box of a tile lies in the cache.
+struct Corner { int row, entry; };
+
+// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or stays
+// what it was: whoever reads it, hides it.
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
+                                     uint32_t phase, uint8_t* tile, int boxes, Corner corner, int head) {
+  empty.wait(phase);
+  if (lane() == 0) full.arrive_and_expect_tx(boxes * Tile::kBoxBytes);
+  __syncwarp();
+  if (lane() < boxes)
+    cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), kCacheHint, tile + lane() * Tile::kBoxBytes, 0,
+                                 corner.row, 0, head, corner.entry);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler) {
+  Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
+  for (Item item; scheduler.next(p, item);) {
+    const int end_key = item.end_key(p);
+    const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
+    Pages pages(p, item.batch, begin * kKeys, max(1, end_key));
+    CUTE_NO_UNROLL
+    for (int tile = begin; tile < end; ++tile) {
+      const int key = tile * kKeys, boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
+      const Corner corner{key % kPage, pages.of(p, key / kPage, 0)};
+      const int stage = position.stage;
+      load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes, corner, item.head);
+      load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes, corner, item.head);
+      position.advance();
+    }
+    __syncwarp();
+    cute::cluster_wait();  // as those who multiply do
+    if (scheduler.at < scheduler.stop) cute::cluster_arrive();
+  }
+}
+
+// ---- Scores, softmax and MMAs ---------------------------------------------------------------
+// Subnormal operands count in full: what follows depends on it.
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// Four bytes of b:a (0..3 are a's) by the nibbles of `choice`; 8 more is that byte's sign, eight times.
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t choice) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(choice));
+  return d;
+}
+
+// e4m3 as bf16: exact. A byte extended by its sign to 16 bits and moved up by 4 has sign, exponent and mantissa
+// where bf16 has them, and means w 2^-120; e4m3's subnormal numbers are bf16's. What these are multiplied with is lifted
+// by half of that, so that no product is subnormal, and kUnit is the rest. (What stands for no number becomes 480.)
+constexpr float kLift = 60;  // the exponent of 2
+constexpr float kUnit = 1.152921504606846976e18f;  // 2^60: a lifted product with a code of 1 is 1 / kUnit
+__device__ __forceinline__ uint32_t lifted(uint32_t pair) { return multiply_bf16(pair, 0x5d805d80); }
+
+// Two bytes of a word.
+template <int kLow, int kHigh> __device__ __forceinline__ uint32_t decode(uint32_t word) {
+  const uint32_t extended = permute(word, 0, kLow | (kLow + 8) << 4 | kHigh << 8 | (kHigh + 8) << 12);
+  return (extended << 4) & 0x87f087f0;
+}
+
+// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
+// columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
+// and columns 2 (l % 4) and the next.
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+      "{ %0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+}
+
+// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of row l / 4.
+__device__ __forceinline__ void read(uint32_t (&found)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+               : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+               : "r"(from)
+               : "memory");
+}
+// Transposed, in pairs of bytes: lane l has those numbered l / 4, of rows 2 (l % 4) and the next.
+__device__ __forceinline__ void read_transposed(uint32_t (&found)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
+               : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+               : "r"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+using Scores = float[kSlices][2][4];   // of 16 rows by slices of 16 keys, of which a fragment has 8
+using Outputs = float[kFragments][4];  // of 16 rows
+using Hidden = uint32_t[2];            // masks of values: of keys as b has them, the first 8 and the others
+
+// A read gives a lane four bytes side by side of a key: columns 4 (l % 4) to the third after, where the product has
+// columns 2 (l % 4) and the next, and 8 to the right. The order of columns is free, where q's is the same.
+struct Queries {
+  uint32_t a[kSteps][4];
+
+  __device__ __forceinline__ void load(const Element* const (&rows)[2]) {
+    CUTE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int column = step * 16 + lane() % 4 * 4;
+        const uint2 found = rows[r] ? *reinterpret_cast<const uint2*>(rows[r] + column) : uint2{0, 0};
+        a[step][r] = found.x;
+        a[step][r + 2] = found.y;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void lift() {
+    CUTE_UNROLL
+    for (int i = 0; i < kSteps * 4; ++i) a[i / 4][i % 4] = lifted(a[i / 4][i % 4]);
+  }
+};
+
+// What a lane reads of a slice, of k as of v: rows first, so that a read has 32 columns of all 16.
+__device__ __forceinline__ int key_place() { return Tile::place(lane() % 16, lane() / 16); }
+__device__ __forceinline__ int value_place() { return key_place(); }
+
+__device__ __forceinline__ void multiply_keys(float (&scores)[2][4], const Queries& queries, uint32_t from) {
+  CUTE_UNROLL
+  for (int n = 0; n < 2; ++n)
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) scores[n][i] = 0;
+  CUTE_UNROLL
+  for (int at = 0; at < Tile::kReads; ++at) {
+    uint32_t keys[4];
+    read(keys, Tile::moved(from, at));
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      multiply(scores[i % 2], queries.a[2 * at + i / 2], decode<0, 1>(keys[i]), decode<2, 3>(keys[i]));
+  }
+}
+
+// Columns 2 (l / 4) and the next lie side by side: one product has the even ones of 16, the next the odd ones.
+template <bool kMasked>
+__device__ __forceinline__ void multiply_values(Outputs& outputs, const uint32_t (&weights)[4], uint32_t from,
+                                                const Hidden& hidden) {
+  CUTE_UNROLL
+  for (int at = 0; at < Tile::kReads; ++at) {
+    uint32_t values[4];
+    read_transposed(values, Tile::moved(from, at));
+    CUTE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      uint32_t even[2], odd[2];
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        even[i] = decode<0, 2>(values[2 * half + i]);
+        odd[i] = decode<1, 3>(values[2 * half + i]);
+        if (kMasked) even[i] &= hidden[i], odd[i] &= hidden[i];
+      }
+      multiply(outputs[4 * at + 2 * half], weights, even[0], even[1]);
+      multiply(outputs[4 * at + 2 * half + 1], weights, odd[0], odd[1]);
+    }
+  }
+}
+
+// Leaves `kMerged` columns of the warp's rows, numbered `part`, in order.
+__device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& outputs, int part) {
+  CUTE_UNROLL
+  for (int f = 0; f < kMerged / 8; f += 2) {
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = r * 8 + lane() / 4, first = part * (kMerged / 8) + f;
+      const float *const even = outputs[first] + 2 * r, *const odd = outputs[first + 1] + 2 * r;
+      *reinterpret_cast<float4*>(&to[row][merged_column(row, f * 8 + lane() % 4 * 4)]) = {even[0], odd[0], even[1], odd[1]};
+    }
+  }
+}
+
+// The softmax by rows, in base 2.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float fast_log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The largest, or the sum, of what the four lanes that share a row hold.
+__device__ __forceinline__ float quad_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// From products of q and k to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
+struct Scaling {
+  float exponent;  // the factor of a score in the argument of exp2
+  float unit;      // of what is added up of weights and values
+
+  __device__ __forceinline__ Scaling(const Parameters& p, int head) {
+    const float scale = p.scale * kUnit;
+    unit = kUnit;
+    exponent = fmaxf(scale * kLog2E, 1e-30f);
+  }
+};
+
+// What a lane knows of its two rows. Sums are its own columns' only, until the end.
+struct Rows {
+  int begin[2], end[2];  // the keys that they see
+  float maximum[2];      // of the scores so far, or kSlack below it
+  float sum[2];
+};
+
+// Hides the keys of the warp's slices that rows do not see; `key` is the lane's first of the first slice.
+__device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int end = rows.end[r] - key;
+    CUTE_UNROLL
+    for (int i = 0; i < kSlices * 4; ++i) {
+      const int place = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
+      if (place >= end) scores[i / 4][i / 2 % 2][2 * r + i % 2] = minus_infinity();
+    }
+  }
+}
+
+// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was summed
+// before, where a maximum of the warp's rows grew.
+__device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& outputs, float exponent) {
+  float rescale[2];
+  bool grew = false;
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    float maximum = rows.maximum[r];
+    CUTE_UNROLL
+    for (int i = 0; i < kSlices * 4; ++i) maximum = fmaxf(maximum, scores[i / 4][i / 2 % 2][2 * r + i % 2]);
+    maximum = quad_maximum(maximum);
+    if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
+    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent - kLift;
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
+    grew |= maximum != rows.maximum[r];
+    rows.maximum[r] = maximum;
+    float sum = 0;
+    CUTE_UNROLL
+    for (int i = 0; i < kSlices * 4; ++i) {
+      float& x = scores[i / 4][i / 2 % 2][2 * r + i % 2];
+      x = fast_exp2(x * exponent - shift);
+      sum += x;
+    }
+    rows.sum[r] = rows.sum[r] * rescale[r] + sum;
+  }
+  if (!__any_sync(~0u, grew)) return;
+  CUTE_UNROLL
+  for (int f = 0; f < kFragments; ++f)
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) outputs[f][i] *= rescale[i / 2];
+}
+
+// ---- Results ------------------------------------------------------------------------------------
+// A row of an item: its head, and which of the sequence's rows of q it is.
+struct Row {
+  int head, row;
+
+  __device__ __forceinline__ static Row at(const Parameters& p, const Item& item, int in_tile) {
+    const int index = item.row_tile * kRows + in_tile, row = index / p.sharing;  // heads side by side
+    return {item.head * p.sharing + index - row * p.sharing, row};
+  }
+  __device__ __forceinline__ bool there(const Item& item) const { return row < item.sequence.rows; }
+
+  // Where it begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t in(const Item& item, int64_t batch_stride, int64_t head_stride,
+                                        int64_t row_stride) const {
+    return item.batch * batch_stride + head * head_stride + row * row_stride;
+  }
+  __device__ __forceinline__ const Element* of_q(const Parameters& p, const Item& item) const {
+    return p.q + in(item, p.q_batch_stride, p.q_head_stride, p.q_row_stride);
+  }
+  __device__ __forceinline__ Element* of_o(const Parameters& p, const Item& item) const {
+    return p.o + in(item, p.o_batch_stride, p.o_head_stride, p.o_row_stride);
+  }
+  __device__ __forceinline__ float* of_lse(const Parameters& p, const Item& item) const {
+    return p.lse + in(item, int64_t(p.kv_heads) * p.sharing * p.seq_q, p.seq_q, 1);
+  }
+};
+
+// Rows of an item that are there.
+__device__ __forceinline__ int rows_there(const Parameters& p, const Item& item) {
+  return min(kRows, item.sequence.rows * p.sharing - item.row_tile * kRows);
+}
+
+// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum -inf.
+struct Total {
+  float maximum, sum;
+  float4 value;  // of four columns
+
+  __device__ __forceinline__ Total() : maximum(minus_infinity()), sum(0), value{0, 0, 0, 0} {}
+
+  // Adds up to `kCount` others, in their order: their maxima and sums, and values.
+  template <int kCount>
+  __device__ __forceinline__ void add(const float2 (&sums)[kCount], const float4 (&values)[kCount]) {
+    float grown = maximum;
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) grown = fmaxf(grown, sums[i].x);
+    const float reference = grown == minus_infinity() ? 0 : grown;
+    scale(fast_exp2(maximum - reference));
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const float factor = fast_exp2(sums[i].x - reference);
+      sum += factor * sums[i].y;
+      value.x += factor * values[i].x;
+      value.y += factor * values[i].y;
+      value.z += factor * values[i].z;
+      value.w += factor * values[i].w;
+    }
+    maximum = grown;
+  }
+  __device__ __forceinline__ void scale(float factor) {
+    sum *= factor;
+    value = {value.x * factor, value.y * factor, value.z * factor, value.w * factor};
+  }
+};
+
+// Stores four columns of a row, times `unit`, and with the first lse.
+__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
+  const Row row = Row::at(p, item, in_tile);
+  const float sink = float(p.sinks[row.head]) * kLog2E, grown = fmaxf(total.maximum, sink);
+  const float reference = grown == minus_infinity() ? 0 : grown;
+  total.scale(fast_exp2(total.maximum - reference));
+  total.maximum = reference;
+  total.sum += fast_exp2(sink - reference);
+  if (column == 0)
+    *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
+  total.scale(total.sum > 0 ? __fdividef(unit, total.sum) : 0);
+  const uint2 packed{pair(total.value.x, total.value.y), pair(total.value.z, total.value.w)};
+  *reinterpret_cast<uint2*>(row.of_o(p, item) + column) = packed;
+}
+
+__device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+
+// Leaves maxima and sums of the warp's rows for the other warps.
+__device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const float sum = quad_sum(rows.sum[r]);
+    if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum * (1 / kUnit)};
+  }
+}
+
+// What the warps have left of four columns of a row.
+__device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, int four) {
+  Total total;
+  float2 sums[kKeyWarps];
+  float4 values[kKeyWarps];
+  CUTE_UNROLL
+  for (int i = 0; i < kKeyWarps; ++i) {
+    const int warp = row / 16 * kKeyWarps + i;
+    sums[i] = shared.sums[warp][row % 16];
+    values[i] = *reinterpret_cast<const float4*>(&shared.merged[warp][row % 16][merged_column(row, four * 4)]);
+  }
+  total.add(sums, values);
+  return total;
+}
+
+// Where CTA `rank` of the cluster has what this one has at `own`.
+__device__ __forceinline__ uint32_t of_rank(const void* own, int rank) {
+  return cute::set_block_rank(cute::cast_smem_ptr_to_uint(own), rank);
+}
+
+// Puts an item's values, or maximum and sum, where CTA `rank` has `own`, whose barrier counts the bytes.
+__device__ __forceinline__ void send(float4& own, const float4& values, FullBarrier& full, int rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4}, [%5];" ::"r"(
+                   of_rank(&own, rank)),
+               "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w), "r"(of_rank(&full, rank))
+               : "memory");
+}
+__device__ __forceinline__ void send(float2& own, const float2& sums, FullBarrier& full, int rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], { %1, %2}, [%3];" ::"r"(
+                   of_rank(&own, rank)),
+               "f"(sums.x), "f"(sums.y), "r"(of_rank(&full, rank))
+               : "memory");
+}
+
+// Warps that have other keys of the same rows add up what they have, and then CTAs of the cluster do, each a share of
+// the columns that the others send it: always in the same order.
+struct Merge {
+  static constexpr int kFours = kMerged / 4, kRowFours = kDim / 4;  // of a row: of those left at a time, and of all
+  const Parameters& p;
+  SharedStorage& shared;
+  const Item& item;
+  float unit;
+  int there = rows_there(p, item), rank = blockIdx.x % kCluster;
+
+  // Adds up what the cluster has of an item; `phase` is that of the barrier that counts what comes.
+  __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp,
+                                        uint32_t phase) const {
+    const int groups = there * (kRowFours / kGroup), own = (groups - rank + kCluster - 1) / kCluster * kGroup;
+    __syncwarp();
+    cute::cluster_wait();  // until all have read what was sent of the item before
+    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this CTA may not yet
+    // have read the sums of the item before, nor have seen the phase of the barrier that its parts completed.
+    if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
+    leave_sums(shared, rows, exponent, warp);
+    CUTE_UNROLL
+    for (int part = 0; part < kDim / kMerged; ++part) {
+      if (part > 0) synchronise_warps();
+      leave(shared.merged[warp], outputs, part);
+      synchronise_warps();
+      CUTE_NO_UNROLL
+      for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
+        const int row = i / kFours, four = part * kFours + i % kFours, group = (row * kRowFours + four) / kGroup;
+        const Total total = of_warps(shared, row, i % kFours);
+        const int to = group % kCluster, place = group / kCluster * kGroup + four % kGroup;
+        send(shared.parts[rank][place], total.value, shared.parts_full, to);
+        send(shared.part_sums[rank][place], {total.maximum, total.sum}, shared.parts_full, to);
+      }
+    }
+    shared.parts_full.wait(phase);
+    CUTE_NO_UNROLL
+    for (int place = threadIdx.x; place < own; place += kWarps * 32) {
+      const int at = (place / kGroup * kCluster + rank) * kGroup + place % kGroup;
+      finish(p, item, at / kRowFours, at % kRowFours * 4, of_blocks(place), unit);
+    }
+  }
+
+  __device__ __forceinline__ Total of_blocks(int place) const {
+    Total total;
+    float2 sums[kCluster];
+    float4 values[kCluster];
+    CUTE_UNROLL
+    for (int from = 0; from < kCluster; ++from) {
+      sums[from] = shared.part_sums[from][place];
+      values[from] = shared.parts[from][place];
+    }
+    total.add(sums, values);
+    return total;
+  }
+};
+
+// ---- Consumer: a warp has 16 rows of an item, and some keys of each tile ---------------------------
+// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
+// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
+__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
+  cutlass::arch::fence_view_async_shared();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// What a warp goes by in one item's tiles.
+struct Turn {
+  uint32_t slices[kSlices];  // where its slices begin in a tile
+  int first_key;             // the lane's first key in a tile
+
+  __device__ __forceinline__ explicit Turn(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
+    CUTE_UNROLL
+    for (int i = 0; i < kSlices; ++i) slices[i] = Tile::slice(key_warp * kSlices + i);
+  }
+};
+
+// One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
+template <bool kMasked>
+__device__ __forceinline__ void step(SharedStorage& shared, Position position, const Turn& turn, const Queries& queries,
+                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile, int begin_key,
+                                     int end_key) {
+  Scores scores;
+  const int key = tile * kKeys + turn.first_key;
+  shared.k_full[position.stage].wait(position.phase);
+  const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
+  CUTE_UNROLL
+  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
+  release_read(shared.k_empty[position.stage]);
+  if (kMasked) mask(scores, rows, key);
+  softmax(scores, rows, outputs, scaling.exponent);
+  shared.v_full[position.stage].wait(position.phase);
+  const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage]) + value_place();
+  CUTE_UNROLL
+  for (int i = 0; i < kSlices; ++i) {
+    uint32_t weights[4];
+    Hidden hidden;
+    CUTE_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      weights[2 * n] = pair(scores[i][n][0], scores[i][n][1]);
+      weights[2 * n + 1] = pair(scores[i][n][2], scores[i][n][3]);
+      const int at = key + i * 16 + n * 8;
+      hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
+    }
+    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
+  }
+  release_read(shared.v_empty[position.stage]);
+}
+
+// Starts the loads of the lane's rows of an item.
+__device__ __forceinline__ void load(const Parameters& p, Queries& queries, const Item& item, int first_row) {
+  const Element* from[2];
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const Row row = Row::at(p, item, first_row + 8 * r);
+    from[r] = row.there(item) ? row.of_q(p, item) : nullptr;
+  }
+  queries.load(from);
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
+  Position position{0, 0};
+  const Turn turn(warp % kKeyWarps);
+  const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
+  Item item;
+  Queries queries;
+  uint32_t phase = 0;
+  bool more = scheduler.next(p, item);
+  if (more) load(p, queries, item, first_row);
+  CUTE_NO_UNROLL
+  while (more) {
+    queries.lift();
+    Rows rows;
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const Row row = Row::at(p, item, first_row + 8 * r);
+      rows.begin[r] = item.sequence.begin(p, row.row);
+      rows.end[r] = item.sequence.end(p, row.row);
+      rows.maximum[r] = minus_infinity();
+      rows.sum[r] = 0;
+    }
+    const Scaling scaling(p, item.head);
+    Outputs outputs;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f)
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) outputs[f][i] = 0;
+
+    const int begin_key = item.begin_key(p), end_key = item.end_key(p);  // that some row sees
+    const int last_row = item.sequence.rows - 1;
+    const int full_begin = item.sequence.begin(p, last_row), full_end = item.sequence.end(p, 0);  // that all rows see
+    const int end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
+    CUTE_NO_UNROLL
+    for (int tile = item.first + item.begin; tile < end; ++tile) {
+      const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
+      if (full)
+        step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+      else
+        step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+      position.advance();
+    }
+    const Item done = item;
+    more = scheduler.next(p, item);
+    if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
+    Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp, phase);
+    phase ^= 1;
+    __syncwarp();
+    if (more) cute::cluster_arrive();  // what was sent has been read
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages23_warps1_blocks4_cluster8_4caf3da8(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform
+
+  if (threadIdx.x == kWarps * 32) {
+    for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.k_full[stage].init(1);  // who loads
+      shared.v_full[stage].init(1);
+      shared.k_empty[stage].init(kWarps);
+      shared.v_empty[stage].init(kWarps);
+    }
+    shared.parts_full.init(1);
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncwarp();
+  cute::cluster_arrive();  // nothing is sent to a CTA whose barriers do not exist
+  // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  TileScheduler scheduler(p);
+  __syncthreads();
+  if (warp == kWarps) produce(p, shared, scheduler);
+  else consume(p, shared, scheduler, warp);
+}

@@ -1,2 +1,0 @@
-// The index of the block's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }

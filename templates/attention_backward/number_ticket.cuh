@@ -1,2 +1,0 @@
-// The index of the block's work: a ticket, taken when it begins.
-__device__ __forceinline__ int number(const Parameters& p, SharedStorage&) { return atomicAdd(p.counter, 1); }
