@@ -308,7 +308,10 @@ def test_shipped_spaces_have_many_legal_points_for_every_cell() -> None:
     attention = problems(root / "configs" / "attention_forward" / "space.yaml")
     assert len(attention) == 35 and min(len(one.space) for one in attention) > 50
     eight = problems(root / "configs" / "attention_forward" / "space_8bit.yaml")
-    assert len(eight) == 2 * (3 * 2 * 4 + 2) and min(len(one.space) for one in eight) > 11
+    assert len(eight) == 3 * (4 * 2 * 4 + 2) + 4 and min(len(one.space) for one in eight) > 11
+    for name in ("attention_forward", "attention_backward"):
+        apart = problems(root / "configs" / name / "space_two_dims.yaml")
+        assert len(apart) == 2 * 5 and min(len(one.space) for one in apart) > 20
     backward = problems(root / "configs" / "attention_backward" / "space.yaml")
     assert len(backward) == 35 and min(len(one.space) for one in backward) > 3
     assert [one.shape for one in backward] == [one.shape for one in attention]

@@ -24,6 +24,7 @@ from benchmarks.peers._decode_problem import Call
 from benchmarks.peers._decode_problem import Given as Decoding
 from benchmarks.peers._gradients import Backward, Step
 from benchmarks.peers._options_given import Given, Tensors
+from benchmarks.peers.libraries.vllm_flash_attention import flash3_two_dims
 
 
 @cache
@@ -54,7 +55,12 @@ def flash3_keywords(problem: Attention, one: Operands) -> dict[str, Any]:
 
 
 def flash3(problem: Attention, one: Operands) -> torch.Tensor:
-    """FlashAttention-3 takes [batch, seq, heads, dim], or packed [total, heads, dim]."""
+    """FlashAttention-3 takes [batch, seq, heads, dim], or packed [total, heads, dim].
+
+    With v of another dimension it is that of vLLM, which is built for it.
+    """
+    if problem.dim_v:
+        return flash3_two_dims(problem, one)
     forward, _ = flash3_operators()
     found: torch.Tensor = forward(*one.turned, **flash3_keywords(problem, one))[0]
     return found if problem.lengths else found.transpose(1, 2)

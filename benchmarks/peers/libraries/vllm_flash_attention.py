@@ -1,4 +1,4 @@
-"""FlashAttention-3 as vLLM builds it, on e4m3: `_vllm_fa3_C.abi3.so` in a folder of sys.path.
+"""FlashAttention-3 as vLLM builds it: `_vllm_fa3_C.abi3.so` in a folder of sys.path.
 
 The library of vLLM's wheel needs torch 2.11 and CUDA 13, and nothing of vLLM. It is built for
 packed sequences alone: those of one length are given as such, with offsets.
@@ -6,13 +6,16 @@ packed sequences alone: those of one length are given as such, with offsets.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from benchmarks.peers._attention_quantized import Bound, Quantized
+from benchmarks.peers._attention import Operands
+from benchmarks.peers._attention_problem import Attention
+from benchmarks.peers._attention_quantized import SCALES, Bound, Quantized
 from benchmarks.peers.libraries import shared_library
+from warploom.runtime.measure import Call
 
 NAME = "FlashAttention-3, e4m3"
 _LIBRARY = "_vllm_fa3_C.abi3.so"
@@ -42,29 +45,45 @@ def _operator() -> tuple[Any, tuple[str, ...]]:
 
 def flash3_8bit(one: Quantized) -> Bound:
     """Bind operands: a call writes the output in bf16, and rounds to nothing coarser."""
+    scales = {name: getattr(one, name) for name in SCALES}
+    call = _bound(one.q, one.k, one.v, one.out, causal=one.causal, **scales)
+    return Bound(call, lambda: one.out)
+
+
+def flash3_two_dims(problem: Attention, one: Operands) -> torch.Tensor:
+    """Attention in 16 bits, of v of another dimension than q and k: 128 with 192."""
+    batch, heads, rows, _ = one.q.shape
+    out = one.q.new_empty((batch, rows, heads, one.v.shape[-1])).transpose(1, 2)
+    _bound(one.q, one.k, one.v, out, causal=problem.causal)()
+    return out
+
+
+def _bound(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    causal: bool,
+    **scales: torch.Tensor,
+) -> Call:
+    """A call on [batch, heads, seq, dim], whose memory is [batch, seq, heads, dim]."""
     operator, names = _operator()
-    batch, _, seq, _ = one.q.shape
-    offsets = torch.arange(0, (batch + 1) * seq, seq, dtype=torch.int32, device=one.q.device)
-    q, k, v, out = (t.transpose(1, 2).flatten(0, 1) for t in (one.q, one.k, one.v, one.out))
+    batch, rows, keys = q.shape[0], q.shape[2], k.shape[2]
+
+    def offsets(seq: int) -> torch.Tensor:
+        return torch.arange(0, (batch + 1) * seq, seq, dtype=torch.int32, device=q.device)
+
+    tensors = {"q": q, "k": k, "v": v, "out": out}
     told = {
         **_OPTIONS,
-        "q": q,
-        "k": k,
-        "v": v,
-        "out": out,
-        "cu_seqlens_q": offsets,
-        "cu_seqlens_k": offsets,
-        "max_seqlen_q": seq,
-        "max_seqlen_k": seq,
-        "softmax_scale": one.scale,
-        "is_causal": one.causal,
-        "q_descale": one.q_descale,
-        "k_descale": one.k_descale,
-        "v_descale": one.v_descale,
+        **{name: tensor.transpose(1, 2).flatten(0, 1) for name, tensor in tensors.items()},
+        "cu_seqlens_q": offsets(rows),
+        "cu_seqlens_k": offsets(keys),
+        "max_seqlen_q": rows,
+        "max_seqlen_k": keys,
+        "softmax_scale": q.shape[-1] ** -0.5,
+        "is_causal": causal,
+        **scales,
     }
-    keywords = {name: told.get(name) for name in names}
-
-    def call() -> None:
-        operator(**keywords)
-
-    return Bound(call, lambda: one.out)
+    return partial(operator, **{name: told.get(name) for name in names})

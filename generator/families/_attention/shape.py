@@ -109,14 +109,25 @@ def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[
             rule="a model names weights, of which attention has none",
             fix="give --cells or --shapes",
         )
-    if operation.lengths == "packed" or operation.mask == "window" or operation.caps:
+    packed = operation.lengths == "packed"
+    if (packed and not operation.eight) or operation.mask == "window" or operation.caps:
         return []
     listed = configurations.cells()["attention"]
-    if operation.eight:
-        listed = {**listed, **listed["eight_bits"]}
     if operation.family.removeprefix("attention_") not in listed["passes"]:
         return []
     causal, dim = operation.mask == "causal", operation.dim
+    if packed:
+        return [_packed_cell(listed["packed"], dim)]
+    if operation.dim_v:
+        listed = listed["two_dims"]
+        heads, lengths = listed["heads"][0], rows or listed["seq"]
+        if [dim, operation.dim_v] not in listed["dims"]:
+            return []
+        return [
+            AttentionShape(max(1, TOKENS // seq), heads, heads, seq, seq, dim) for seq in lengths
+        ]
+    if operation.eight:
+        listed = {**listed, **listed["eight_bits"], "dim": listed["eight_bits"]["tuned_dim"]}
     found = []
     if dim in listed["dim"] and causal in listed["causal"]:
         for seq in rows or listed["seq"]:
@@ -128,6 +139,14 @@ def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[
         if (of_dim, of_causal) == (dim, causal) and (not rows or seq in rows)
     ]
     return found
+
+
+def _packed_cell(listed: Mapping[str, Any], dim: int) -> AttentionShape:
+    """As many tokens as the cell of packed sequences, which are half as long as its longest."""
+    longest, total = listed["longest"], listed["tokens"]
+    heads, kv_heads, batch = listed["heads"], listed["kv_heads"], 2 * total // longest
+    sizes = batch, heads, kv_heads, longest, longest, dim
+    return AttentionShape(*sizes, total_q=total, total_k=total)
 
 
 def extents_of_cell(problem: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -51,6 +51,8 @@ def _pointers(operation: AttentionQuantizeOperation) -> Iterator[tuple[str, str,
     kind = element(operation.element).cpp
     yield "v", f"const {kind}", "[batch][kv_heads][seq_k][dim]"
     yield "v_out", "uint8_t", "[batch][kv_heads][dim][tiles_k * 128]: v in e4m3, transposed"
+    if operation.lengths == "packed":
+        yield "cu_seqlens", "const int", "[sequences + 1]: where sequences begin in v, and the end"
     if operation.quantizes:
         yield "v_descale", "float", "[batch][kv_heads]"
         yield "v_factor", "float", "[batch][kv_heads]: what v is multiplied by"
@@ -83,6 +85,8 @@ def parameters(spec: AttentionQuantizeSpec) -> ParameterBlock[AtLaunch]:
         int32("seq_k", "keys of a batch", lambda at: at.problem.seq_k),
         int32("tiles_k", "tiles of keys, of one head", lambda at: at.problem.tiles_k),
     ]
+    if operation.lengths == "packed":
+        fields.append(int32("sequences", "at least one", lambda at: at.problem.sequences))
     if operation.quantizes:
         fields += [
             int32("chunks", "of keys, of one head", lambda at: at.chunks),
@@ -109,7 +113,7 @@ def launches(
     limits.refuse_beyond(
         {
             f"seq_q {problem.seq_q}": problem.seq_q + TILE,
-            f"seq_k {problem.seq_k}": problem.seq_k + CHUNK,
+            f"seq_k {problem.seq_k}": problem.tiles_k * TILE + CHUNK,
             f"batch {problem.batch}, heads {problem.heads}, kv_heads {problem.kv_heads}, seq_q "
             f"{problem.seq_q}, seq_k {problem.seq_k}": at.grid,
         }

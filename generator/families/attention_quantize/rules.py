@@ -9,6 +9,7 @@ from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_quantize.schedule import (
     TILE,
+    VALUES,
     AttentionQuantizeOperation,
     AttentionQuantizeSchedule,
 )
@@ -19,11 +20,13 @@ USUAL_VECTORS = 4
 
 def operation_reasons(operation: AttentionQuantizeOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
-    reasons = [rules.multiple_of("dim", operation.dim, 32)]
+    reasons = [rules.multiple_of("dim", operation.dim, 32 if operation.quantizes else VALUES)]
     if operation.quantizes and operation.scores == "none":
         reasons.append(f"scores none of element {operation.element}: must be int8 or e4m3")
     if not operation.quantizes and operation.scores != "none":
         reasons.append(f"scores {operation.scores} of element e4m3: must be none, as v is alone")
+    if operation.quantizes and operation.lengths == "packed":
+        reasons.append(f"lengths packed of element {operation.element}: only e4m3 v has them")
     if operation.smooth and operation.scores == "none":
         reasons.append("smooth with scores none: must be left out, as there is no k")
     return rules.broken(reasons)

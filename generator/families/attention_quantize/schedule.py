@@ -25,13 +25,25 @@ class AttentionQuantizeOperation:
         doc="element type of the q, k and v that are read; e4m3: there is only v, which is "
         "transposed as it is"
     )
-    dim: int = knob(name="d{}", least=32, most=256, doc="elements of a row, a multiple of 32")
+    dim: int = knob(
+        name="d{}",
+        least=16,
+        most=256,
+        doc="elements of a row, a multiple of 32; where there is only v, of 16",
+    )
     scores: Scores = knob(
         name="scores_{}",
         doc="element type of the quantized q and k; none: only v is converted",
     )
     smooth: bool = knob(
         default=False, doc="subtract the mean of k over all keys before k is quantized"
+    )
+    lengths: Literal["fixed", "packed"] = knob(
+        default="fixed",
+        name="{}",
+        later=True,
+        doc="packed: sequences of different lengths follow each other, and cu_seqlens holds their "
+        "offsets; only where there is only v",
     )
     family: Literal["attention_quantize"] = knob(
         default="attention_quantize", doc="the kernel family"

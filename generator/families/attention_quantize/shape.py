@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from warploom.generator.families.attention_forward.parameters import padded_total
 from warploom.generator.families.attention_quantize.schedule import TILE
 from warploom.generator.shapes import Shape
 
@@ -14,7 +15,10 @@ NONE: Strides = (0, 0, 0)  # of a tensor that there is not
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionQuantizeShape(Shape):
-    """Batches, heads and rows of q, and of k and v; without q, where v is alone."""
+    """Batches, heads and rows of q, and of k and v; without q, where v is alone.
+
+    Packed: as many sequences as batches, which have seq_k keys on average.
+    """
 
     optional: ClassVar[frozenset[str]] = frozenset({"heads", "seq_q"})
 
@@ -29,7 +33,8 @@ class AttentionQuantizeShape(Shape):
 class AttentionQuantizeProblem:
     """The sizes of one call, and the strides of what it reads and of q and k in 8 bits.
 
-    The transposed v and everything in fp32 is dense.
+    The transposed v and everything in fp32 is dense. Packed: of one batch with the keys of all
+    sequences.
     """
 
     batch: int
@@ -42,6 +47,7 @@ class AttentionQuantizeProblem:
     strides_k: Strides = NONE
     strides_q_out: Strides = NONE
     strides_k_out: Strides = NONE
+    sequences: int = 0  # packed
 
     @property
     def groups(self) -> int:
@@ -55,5 +61,7 @@ class AttentionQuantizeProblem:
 
     @property
     def tiles_k(self) -> int:
-        """Tiles of keys, of one head."""
+        """Tiles of keys, of one head; packed sequences begin at tiles of their own."""
+        if self.sequences:
+            return padded_total(self.seq_k, self.sequences) // TILE
         return -(-self.seq_k // TILE)

@@ -38,7 +38,6 @@ from warploom.runtime.tensors import require_one_device, shown
 
 SCORED = (torch.float8_e4m3fn, torch.int8)
 OUTPUTS = (torch.bfloat16, torch.float16)
-TRANSPOSED = 32  # v of multiples of it, as a dimension, is transposed by a kernel
 ValueLayout = Literal["keys", "dim_major"]
 Sums = Literal["promoted", "fast"]
 
@@ -329,13 +328,7 @@ class EightBitCall(AttentionCall):
         call, names = self, details.copies
         if self._lies_by_keys:
             counters.add("copies")
-            # A kernel transposes v of one length, of the dimensions that it has; torch any other.
-            transposed = self.cu_seqlens_k is None and self.v.shape[-1] % TRANSPOSED == 0
-            laid_out = (
-                transpose_values(self.v)
-                if transposed and self.v.numel() > 0
-                else values.dim_major(self.v, self.cu_seqlens_k)
-            )
+            laid_out = transpose_values(self.v, self.cu_seqlens_k)
             call = replace(self, v=laid_out, v_layout="dim_major")
             names = tuple(name for name in names if name != "v")
         return copied(call, names)

@@ -90,7 +90,7 @@ def attention_quantize(
         require_boolean("smooth", smooth)
     if torch._C._is_any_autocast_enabled():
         q, k, v = lowered(q), lowered(k), lowered(v)
-    return QuantizedAttention(*_quantize(v, q, k, scores, smooth, spec))  # type: ignore[arg-type]
+    return QuantizedAttention(*_quantize(v, q, k, scores, smooth, spec, None))  # type: ignore[arg-type]
 
 
 def dequantize(
@@ -109,17 +109,26 @@ def dequantize(
     return q.to(dtype), (quantized.k.float() * each).to(dtype), v.to(dtype)
 
 
-def transpose_values(v: torch.Tensor, *, spec: KernelSpec | str | None = None) -> torch.Tensor:
+def transpose_values(
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
     """Transpose e4m3 v as attention in 8 bits reads it, in one launch.
 
     Args:
-        v: [batch, kv_heads, seq_k, dim], e4m3: any view with a contiguous last dimension.
+        v: [batch, kv_heads, seq_k, dim], e4m3: any view with a contiguous last dimension; with
+            cu_seqlens [total, kv_heads, dim]. dim is a multiple of 16.
+        cu_seqlens: int32 [sequences + 1], where packed sequences begin, and the end. The host does
+            not read them; rows past the end are those of no sequence.
         spec: The kernel to run, or its name.
 
     Returns:
-        `v` of QuantizedAttention, with the same numbers.
+        `v` of QuantizedAttention, with the same numbers; packed [kv_heads, dim, keys], where
+        sequence i begins at cu_seqlens[i] + 127 i, rounded down to a multiple of 128.
 
     Raises:
         ProblemError: Before anything is launched; also for a tensor that requires grad.
     """
-    return _quantize(v, None, None, "int8", False, spec)[2]
+    return _quantize(v, None, None, "int8", False, spec, cu_seqlens)[2]

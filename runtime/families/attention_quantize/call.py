@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from warploom.arguments import require_boolean
+from warploom.generator.families.attention_forward.parameters import padded_total
 from warploom.generator.families.attention_quantize import (
     AttentionQuantizeOperation,
     AttentionQuantizeProblem,
@@ -23,6 +24,7 @@ from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_forward.values import dim_major
 from warploom.runtime.families.attention_quantize import checks, reference
+from warploom.runtime.families.attention_quantize.checks import PACKED_AXES
 from warploom.runtime.families.attention_quantize.reference import E4M3, Results
 from warploom.runtime.operands import loadable, refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device
@@ -39,6 +41,7 @@ class Details:
 class AttentionQuantizeCall(Arguments[Details, Results]):
     """The arguments of `attention_quantize`, which says what they mean; without q and k, v alone.
 
+    cu_seqlens              where sequences of v alone begin in [total, kv_heads, dim], and the end
     q_out, .. score_shift   where results go; None: they are made
     """
 
@@ -59,6 +62,7 @@ class AttentionQuantizeCall(Arguments[Details, Results]):
     scores: str = option(default="int8", schema="str")
     smooth: bool = option(default=True, schema="bool")
     spec: KernelSpec | str | None = named_spec(default=None)
+    cu_seqlens: torch.Tensor | None = tensor(default=None, schema="Tensor?=None", aligned=False)
     q_out: torch.Tensor | None = result(default=None, public=False)
     k_out: torch.Tensor | None = result(default=None, public=False)
     v_out: torch.Tensor | None = result(default=None, public=False)
@@ -80,20 +84,24 @@ class AttentionQuantizeCall(Arguments[Details, Results]):
         require_one_device([(name, one) for name, one in self.named() if one is not None])
         checks.check(self)
         q, v = self.q, self.v
-        (batch, kv_heads, seq_k, dim), (heads, seq_q) = v.shape, (0, 0)
+        (batch, kv_heads, seq_k), (heads, seq_q) = self._sizes, (0, 0)
         if q is not None:
             heads, seq_q = q.shape[1:3]
-        alone = q is None
+        alone, packed = q is None, self.sequences is not None
+        sequences = batch if self.sequences is None else self.sequences
         operation = AttentionQuantizeOperation(
             NAMES[v.dtype],  # type: ignore[arg-type]
-            dim,
+            v.shape[-1],
             "none" if alone else self.scores,  # type: ignore[arg-type]
             smooth=self.smooth and not alone,
+            lengths="packed" if packed else "fixed",
         )
-        shape = AttentionQuantizeShape(batch, heads, kv_heads, seq_q, seq_k)
+        each = -(-batch * seq_k // max(1, sequences))
+        shape = AttentionQuantizeShape(sequences, heads, kv_heads, seq_q, each)
         choice = dispatch.choose(operation, shape, spec=self.kernel, device=target)
-        copies = tuple(name for name, one in self.read() if not loadable(one))
-        problem = self._problem(copies) if batch * kv_heads * seq_k else None
+        operands = [(name, one) for name, one in self.read() if name != "cu_seqlens"]
+        copies = tuple(name for name, one in operands if not loadable(one))
+        problem = self._problem(copies) if sequences * kv_heads * seq_k else None
         return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
 
     def _problem(self, copies: tuple[str, ...]) -> AttentionQuantizeProblem:
@@ -102,27 +110,47 @@ class AttentionQuantizeCall(Arguments[Details, Results]):
         read = {
             name: one.new_empty(one.shape, device=nowhere) if name in copies else one
             for name, one in self.read()
+            if name != "cu_seqlens"
         }
         q_out, k_out, *_ = self._results(nowhere)
         laid_out = {**read, "q_out": q_out, "k_out": k_out}
         strides: dict[str, Strides] = {
             f"strides_{name}": _strides(one) for name, one in laid_out.items() if one is not None
         }
-        (batch, kv_heads, seq_k, _), (heads, seq_q) = self.v.shape, (0, 0)
+        (batch, kv_heads, seq_k), (heads, seq_q) = self._sizes, (0, 0)
         if self.q is not None:
             heads, seq_q = self.q.shape[1:3]
-        return AttentionQuantizeProblem(batch, heads, kv_heads, seq_q, seq_k, **strides)
+        sizes = batch, heads, kv_heads, seq_q, seq_k
+        return AttentionQuantizeProblem(*sizes, **strides, sequences=self.sequences or 0)
+
+    @property
+    def sequences(self) -> int | None:
+        """How many sequences are packed; None where lengths are fixed."""
+        return None if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Batches, heads and keys of v; packed: one batch of all keys."""
+        if self.cu_seqlens is None:
+            batch, kv_heads, keys, _ = self.v.shape
+            return batch, kv_heads, keys
+        keys, kv_heads, _ = self.v.shape
+        return 1, kv_heads, keys
 
     def _results(self, device: torch.device) -> Results:
         """What is computed: tensors that were given for it, or new ones on a device."""
         q, k, v = self.q, self.k, self.v
-        batch, kv_heads, keys, dim = v.shape
+        (batch, kv_heads, keys), dim = self._sizes, v.shape[-1]
         tiles = -(-keys // TILE)
 
         def room(out: torch.Tensor | None, *sizes: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(sizes, dtype=dtype, device=device) if out is None else out
 
-        v_out = room(self.v_out, batch, kv_heads, dim, tiles * TILE, dtype=E4M3)
+        if self.sequences is None:
+            v_out = room(self.v_out, batch, kv_heads, dim, tiles * TILE, dtype=E4M3)
+        else:
+            padded = padded_total(keys, self.sequences)
+            v_out = room(self.v_out, kv_heads, dim, padded, dtype=E4M3)
         if q is None or k is None:
             return None, None, v_out, None, None, None, None, None
         heads, rows = q.shape[1:3]
@@ -178,7 +206,7 @@ class AttentionQuantizeCall(Arguments[Details, Results]):
         """Results of plain torch operations; of this mean of k, where one is given."""
         q, k, v = self.q, self.k, self.v
         if q is None or k is None:
-            return None, None, dim_major(v), None, None, None, None, None
+            return None, None, dim_major(v, self.cu_seqlens), None, None, None, None, None
         if self.smooth and mean is None:
             mean = reference.mean_of(k)
         return reference.quantized(q, k, v, checks.SCORES[self.scores], mean)
@@ -191,5 +219,8 @@ def like(one: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.T
 
 
 def _strides(one: torch.Tensor) -> Strides:
+    if one.dim() == PACKED_AXES:
+        row, head, _ = one.stride()
+        return 0, head, row
     first, second, third, _ = one.stride()
     return first, second, third

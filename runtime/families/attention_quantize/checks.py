@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from warploom.errors import ProblemError
+from warploom.generator.families.attention_quantize.schedule import VALUES
 from warploom.runtime.families.attention_quantize.reference import E4M3
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import shown
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
 
 SCORES = {"int8": torch.int8, "e4m3": E4M3}
-_AXES = 4
+PACKED_AXES, _AXES = 3, 4
 
 
 def require_words(call: AttentionQuantizeCall) -> None:
@@ -37,8 +38,10 @@ def require_words(call: AttentionQuantizeCall) -> None:
 def check(call: AttentionQuantizeCall) -> None:
     """Raise ProblemError for tensors that do not fit each other."""
     q, k, v = call.q, call.k, call.v
+    if call.cu_seqlens is not None:
+        _check_packed(call.cu_seqlens, q, v)
     for name, one in (("q", q), ("k", k), ("v", v)):
-        if one is not None and one.dim() != _AXES:
+        if one is not None and call.cu_seqlens is None and one.dim() != _AXES:
             raise ProblemError(
                 f"{name} {list(one.shape)}",
                 rule="must be [batch, heads, seq, dim]: varlen sequences are not quantized",
@@ -53,15 +56,30 @@ def check(call: AttentionQuantizeCall) -> None:
             )
     else:
         _check_all(q, k, v)
-    dim = v.shape[-1]
-    if dim % 32 or not 32 <= dim <= 256:
+    dim, least = v.shape[-1], VALUES if q is None else 32
+    if dim % least or not least <= dim <= 256:
         raise ProblemError(
             f"dim {dim}",
-            rule="a head dimension must be a multiple of 32 up to 256, as 8-bit attention has it",
+            rule=f"a head dimension must be a multiple of {least} up to 256",
             fix="pad q, k and v with zeros, and pass the scale of the true dimension",
         )
     for name, one in call.written():
         refuse_repeated(name, one)
+
+
+def _check_packed(cu_seqlens: torch.Tensor, q: torch.Tensor | None, v: torch.Tensor) -> None:
+    if q is not None or v.dim() != PACKED_AXES:
+        raise ProblemError(
+            f"cu_seqlens with v {list(v.shape)}" + ("" if q is None else " and q"),
+            rule="is of v alone, [total, kv_heads, dim]: q and k of varlen are not quantized",
+            fix="pad sequences to one length, or quantize each by itself",
+        )
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not cu_seqlens.is_contiguous():
+        raise ProblemError(
+            f"cu_seqlens {list(cu_seqlens.shape)} {shown(cu_seqlens.dtype)}",
+            rule="must be int32 [sequences + 1], contiguous",
+            fix="a cumulative sum of lengths that begins with 0",
+        )
 
 
 def _check_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -50,7 +50,7 @@ class AttentionQuantizeRuntime(RuntimeFamily[AttentionQuantizeOperation, Attenti
         self, operation: AttentionQuantizeOperation, trial: AttentionQuantizeTrial
     ) -> list[Baseline]:
         """The same operations in torch, eager and compiled."""
-        read = [(one.v, one.q, one.k) for one in trial.sets]
+        read = [(one.v, one.q, one.k, one.cu_seqlens) for one in trial.sets]
         return eager_and_compiled(partial(_quantized, operation), read)
 
 
@@ -59,8 +59,10 @@ def _quantized(
     v: torch.Tensor,
     q: torch.Tensor | None,
     k: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    call = AttentionQuantizeCall(v, q, k, operation.scores, operation.smooth)
+    scores, smooth = operation.scores, operation.smooth
+    call = AttentionQuantizeCall(v, q, k, scores, smooth, cu_seqlens=cu_seqlens)
     return [one for one in call.computed_by_torch() if one is not None]
 
 

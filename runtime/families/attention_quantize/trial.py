@@ -45,6 +45,12 @@ def draw(
 
     v = drawn(shape.kv_heads, shape.seq_k)
     call = AttentionQuantizeCall(v)
+    if operation.lengths == "packed":
+        total = shape.batch * shape.seq_k
+        ends = torch.randint(0, total + 1, (shape.batch,), generator=random, device=device)
+        offsets = torch.cat([torch.zeros_like(ends[:1]), ends.sort().values]).int()
+        # Rows past the last sequence are of none.
+        call = AttentionQuantizeCall(v.transpose(1, 2).flatten(0, 1), cu_seqlens=offsets)
     if operation.quantizes:
         q, k = drawn(shape.heads, shape.seq_q), drawn(shape.kv_heads, shape.seq_k)
         call = AttentionQuantizeCall(v, q, k, operation.scores, operation.smooth)

@@ -351,7 +351,7 @@ def test_a_plan_of_8_bits_is_refused() -> None:
 
 @pytest.mark.parametrize("dim", [64, 80])
 def test_v_by_keys_is_laid_out_whatever_the_dimension(dim: int) -> None:
-    """The kernel that transposes v has no dimension 80, which attention of 8 bits takes."""
+    """Attention of 8 bits takes multiples of 16."""
     q, v = torch.randn(1, 1, 16, dim).to(E4M3), torch.randn(1, 1, 40, dim).to(E4M3)
     scales = {name: torch.ones(1, 1) for name in ("q_descale", "k_descale", "v_descale")}
     call = EightBitCall(q, v, v, **scales)

@@ -11,17 +11,20 @@ import torch
 from benchmarks.families import Asked
 from benchmarks.peers import _attention_eight_bits as eight_bits
 from benchmarks.peers import _attention_quantized as quantized
+from benchmarks.peers import attention_forward as forward
 from benchmarks.peers._attention import sets
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._libraries import EIGHT_BITS
-from benchmarks.peers.libraries import cudnn_frontend, vllm_flash_attention
+from benchmarks.peers.libraries import cudnn_frontend, flash_attention, vllm_flash_attention
 from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Arguments
 
 GROUPED = Attention("grouped", 2, 4, 2, 200, 64, causal=True)
 FULL = Attention("full", 1, 2, 2, 130, 128)
 PROBLEMS = pytest.mark.parametrize("problem", [GROUPED, FULL], ids=lambda one: one.name)
+TENSORS = ("q", "k", "v", "out")
 OURS = ("warploom", eight_bits.LAID_OUT, eight_bits.WIDE, eight_bits.QUANTIZING)
 
 
@@ -47,27 +50,9 @@ def _exact(one: quantized.Quantized) -> torch.Tensor:
 def test_flash_attention_3_gets_packed_sequences(
     problem: Attention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [
-        "q",
-        "k",
-        "v",
-        "k_new",
-        "q_v",
-        "out",
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "seqused_q",
-        "max_seqlen_q",
-        "max_seqlen_k",
-        "page_table",
-        "q_descale",
-        "k_descale",
-        "v_descale",
-        "softmax_scale",
-        "is_causal",
-        "window_size_left",
-        "softcap",
-    ]
+    both = [f"{each}_{of}" for each in ("cu_seqlens", "max_seqlen") for of in "qk"]
+    scaled = [f"{of}_descale" for of in "qkv"]
+    names = [*"qkv", "k_new", "out", *both, *scaled, "softmax_scale", "is_causal", "softcap"]
     (one,) = quantized.operands(problem, "cpu")
 
     def operator(**given: Any) -> None:
@@ -162,3 +147,22 @@ def test_whole_tensors_that_were_cast_are_what_they_were_cast_from() -> None:
         restored = code.float() * scale[0, 0]
         torch.testing.assert_close(restored, getattr(wide, name).float(), rtol=0.07, atol=0.01)
     assert tuple(EIGHT_BITS) == ("fa3_8bit", "cudnn_8bit")
+
+
+def test_flash_attention_3_of_vllm_takes_v_of_another_dimension(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other builds have no kernel for (192, 128), and the better peer would be missing there."""
+    problem = Attention("two dims", 2, 3, 3, 40, 192, causal=True, dim_v=128)
+    (one,) = sets(problem, "cpu", once=True)
+
+    def operator(**given: Any) -> None:
+        q, k, v, out = (given[name].unflatten(0, (2, 40)).transpose(1, 2) for name in TENSORS)
+        call = Arguments(q, k, v, causal=given["is_causal"], scale=given["softmax_scale"])
+        out.copy_(reference.of_call(call, band(call, extents(call)), reference.attention)[0])
+
+    names = (*TENSORS, "is_causal", "softmax_scale")
+    monkeypatch.setattr(vllm_flash_attention, "_operator", lambda: (operator, names))
+    found = flash_attention.flash3(problem, one)
+    wanted = forward.expected(problem, one)
+    assert forward.error_share(problem, found, wanted) <= 1

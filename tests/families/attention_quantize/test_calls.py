@@ -348,8 +348,24 @@ def test_dimensions_are_multiples_of_32_up_to_256(dim: int) -> None:
 def test_v_alone_is_e4m3() -> None:
     with pytest.raises(ProblemError, match=r"alone: must be torch\.float8_e4m3fn"):
         transpose_values(torch.zeros(1, 1, 8, 64).bfloat16())
-    with pytest.raises(ProblemError, match="a multiple of 32"):
-        transpose_values(torch.zeros(1, 1, 8, 48).to(E4M3))
+    with pytest.raises(ProblemError, match="a multiple of 16"):
+        transpose_values(torch.zeros(1, 1, 8, 24).to(E4M3))
+
+
+@pytest.mark.parametrize(
+    ("v", "offsets", "said"),
+    [
+        (torch.zeros(8, 1, 64), torch.zeros(2), r"cu_seqlens \[2\].*int32"),
+        (torch.zeros(8, 1, 64), torch.zeros(2, 1).int(), "contiguous"),
+        (torch.zeros(1, 1, 8, 64), torch.zeros(2).int(), r"v alone, \[total, kv_heads, dim\]"),
+        (torch.zeros(8, 1, 64), None, "varlen sequences are not quantized"),
+    ],
+)
+def test_offsets_of_v_alone_are_int32(
+    v: torch.Tensor, offsets: torch.Tensor | None, said: str
+) -> None:
+    with pytest.raises(ProblemError, match=said):
+        transpose_values(v.to(E4M3), offsets)
 
 
 # ---- The operator --------------------------------------------------------------------------------

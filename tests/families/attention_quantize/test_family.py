@@ -26,6 +26,7 @@ FAMILY = family("attention_quantize")
 SMOOTH = AttentionQuantizeOperation("bf16", 128, "int8", smooth=True)
 PLAIN = AttentionQuantizeOperation("bf16", 128, "e4m3")
 ALONE = AttentionQuantizeOperation("e4m3", 128, "none")
+PACKED = replace(ALONE, lengths="packed")
 STRIDES = (1 << 20, 128, 2048)
 PROBLEM = AttentionQuantizeProblem(2, 16, 4, 1000, 4099, *[STRIDES] * 5)
 
@@ -39,12 +40,13 @@ def spec(operation: AttentionQuantizeOperation = SMOOTH, threads: int = 0) -> Ke
     ("change", "said"),
     [
         ({"dim": 80}, "dim 80: must be a positive multiple of 32"),
-        ({"dim": 288}, "dim 288: must be 32 to 256"),
+        ({"dim": 288}, "dim 288: must be 16 to 256"),
         ({"element": "fp32"}, "must be one of fp16, bf16, e4m3"),
         ({"scores": "fp8"}, "must be one of int8, e4m3, none"),
         ({"scores": "none", "smooth": False}, "scores none of element bf16: must be int8 or e4m3"),
         ({"element": "e4m3"}, "scores int8 of element e4m3: must be none"),
         ({"element": "e4m3", "scores": "none"}, "smooth with scores none: must be left out"),
+        ({"lengths": "packed"}, "lengths packed of element bf16: only e4m3 v has them"),
     ],
 )
 def test_what_is_not_legal_is_told(change: dict[str, object], said: str) -> None:
@@ -81,6 +83,9 @@ def test_ctas_have_every_tile_once(lengths: tuple[int, int]) -> None:
     assert launch.parameters["key_tiles"] == 2 * 2 * 4 * tiles_k
     (alone,) = FAMILY.launches(spec(ALONE), problem, NO_GPU)
     assert alone.grid == 2 * 4 * tiles_k and "key_tiles" not in alone.parameters
+    packed = replace(problem, batch=1, sequences=3)
+    (alone,) = FAMILY.launches(spec(PACKED), packed, NO_GPU)
+    assert alone.grid == 4 * ((seq_k + 3 * 127) // 128)
 
 
 def tensors(operation: AttentionQuantizeOperation) -> set[str]:
@@ -91,6 +96,7 @@ def tensors(operation: AttentionQuantizeOperation) -> set[str]:
 
 def test_a_launch_is_handed_what_its_operation_has_alone() -> None:
     assert tensors(ALONE) == {"v", "v_out"}
+    assert tensors(PACKED) == {"v", "v_out", "cu_seqlens"}
     plain = {"q", "k", "q_out", "k_out", "q_descale", "k_descale", "v_descale"}
     plain |= {"v", "v_out", "v_factor", "partial_peaks", "arrivals"}
     assert tensors(PLAIN) == plain
@@ -128,7 +134,7 @@ def test_a_kernel_has_what_its_operation_needs_alone() -> None:
 
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 160, 256])
 def test_no_kernel_spills(dim: int) -> None:
-    for one in (SMOOTH, replace(PLAIN, element="fp16"), ALONE):
+    for one in (SMOOTH, replace(PLAIN, element="fp16"), ALONE, PACKED):
         kernel = spec(replace(one, dim=dim))
         assert all(entry.clean for entry in compiled(kernel).resources.values())
 

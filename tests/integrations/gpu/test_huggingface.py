@@ -11,6 +11,7 @@ import torch
 from tiny_models import VOCABULARY, model
 
 import warploom
+from warploom.integrations import transformers_attention
 
 pytestmark = pytest.mark.gpu
 ROWS = 300
@@ -169,3 +170,65 @@ def test_compiled_layers_run_kernels() -> None:
     assert warploom.counters.launches == before + len(patched.model.layers)
     error = (compiled - eager)[visible].abs().max()
     assert float(error) < 0.05 * float(eager[visible].abs().max())
+
+
+DEEPSEEK: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "num_attention_heads": 4,
+    "head_dim": 64,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.05,
+}
+
+
+def test_deepseek_v3_learns_and_generates_with_192_and_128(
+    computed: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the head dimensions that the model has; padded values would be 192 long."""
+    seen, attend = [], transformers_attention.api.attention
+
+    def noted(*given: torch.Tensor, **told: Any) -> Any:  # noqa: ANN401
+        seen.append(tuple(one.shape[-1] for one in given))
+        return attend(*given, **told)
+
+    monkeypatch.setattr(transformers_attention.api, "attention", noted)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    tokens, keywords, visible = inputs("left")
+    losses: dict[str, list[float]] = {}
+    for name, dtype in (("exact", torch.float32), ("rough", torch.bfloat16), ("found", None)):
+        taught = model("DeepseekV3", "eager", dtype or torch.bfloat16, **DEEPSEEK).cuda().train()
+        if dtype is None:
+            warploom.patch(taught, linear=False)
+        optimizer = torch.optim.SGD(taught.parameters(), lr=0.1)
+        losses[name] = []
+        for _ in range(8):
+            loss = taught(tokens, labels=tokens, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[name].append(float(loss.detach()))
+    exact, rough, found = (torch.tensor(losses[name]) for name in ("exact", "rough", "found"))
+    assert computed["by_kernels"] == 8 * 2 and set(seen) == {(192, 192, 128)}
+    assert exact[-1] < exact[0] - 0.1
+    assert (found - exact).abs().max() < 2 * (rough - exact).abs().max() + 0.01
+    seen.clear()
+    speaking = model("DeepseekV3", "eager", **DEEPSEEK).cuda()
+    warploom.patch(speaking, linear=False)
+    said = speaking.generate(tokens, **keywords, max_new_tokens=6, do_sample=False)
+    assert computed["by_kernels"] > 8 * 2 and set(seen) == {(192, 192, 128)}
+    whole = torch.nn.functional.pad(visible.long(), (0, 6), value=1)
+    with torch.no_grad():
+        likely, near = (
+            model("DeepseekV3", "eager", dtype, **DEEPSEEK).cuda()(said, attention_mask=whole)
+            for dtype in (torch.float32, torch.bfloat16)
+        )
+    exact, rough = (one.logits[:, ROWS - 1 : -1].float() for one in (likely, near))
+    chosen = exact.gather(-1, said[:, ROWS:, None]).squeeze(-1)
+    allowed = 4 * float((rough - exact).abs().max()) + 0.02
+    assert float((exact.amax(-1) - chosen).max()) < allowed

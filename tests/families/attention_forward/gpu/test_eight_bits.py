@@ -108,6 +108,9 @@ def test_v_by_keys_is_laid_out_in_a_copy_that_is_counted() -> None:
         given = {**made.keywords, **made.dim_major()}
         assert torch.equal(warploom.attention(made.q, made.k, **given), out)
         assert warploom.counters.copies == before + 1
+        launches = warploom.counters.launches
+        warploom.attention(made.q, made.k, made.v, **made.keywords)
+        assert warploom.counters.launches == launches + 2  # one of them lays v out
 
 
 @pytest.mark.parametrize("kernel", [arena.PLAIN, arena.CAUSAL, arena.INT8], ids=short)

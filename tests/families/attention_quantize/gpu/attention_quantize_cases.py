@@ -33,10 +33,11 @@ def spec(
     threads: int = 0,
     *,
     smooth: bool = True,
+    lengths: str = "fixed",
 ) -> KernelSpec:
     """A kernel; of e4m3, of v alone."""
     scores, smooth = ("none", False) if element == "e4m3" else (scores, smooth)
-    operation = AttentionQuantizeOperation(element, dim, scores, smooth=smooth)  # type: ignore[arg-type]
+    operation = AttentionQuantizeOperation(element, dim, scores, smooth=smooth, lengths=lengths)  # type: ignore[arg-type]
     schedule = complete("sm_90a", operation, {"threads": threads} if threads else {})
     return KernelSpec("sm_90a", operation, schedule)
 
@@ -54,7 +55,8 @@ EVERY = list(
             *SMOKE,
             *(spec(dim, "int8") for dim in (32, 64, 96, 128, 160, 256)),
             *(spec(dim, "e4m3", "fp16", smooth=False) for dim in (64, 128, 224, 256)),
-            *(spec(dim, element="e4m3") for dim in (64, 96, 128, 256)),
+            *(spec(dim, element="e4m3") for dim in (16, 64, 80, 128, 256)),
+            *(spec(dim, element="e4m3", lengths="packed") for dim in (48, 64, 128, 256)),
             *(spec(dim, "e4m3", threads=512) for dim in (64, 128, 256)),
             spec(threads=128),
         ]

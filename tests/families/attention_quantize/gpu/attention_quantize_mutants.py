@@ -15,6 +15,7 @@ KERNEL = cases.spec()
 PLAIN = cases.spec(64, "e4m3", "fp16", smooth=False)
 RAGGED = cases.spec(96)
 ALONE = cases.spec(element="e4m3")
+PACKED = cases.spec(element="e4m3", lengths="packed")
 
 
 @contextmanager
@@ -88,6 +89,12 @@ MUTANTS = {
         "chunk + 1 < p.chunks; chunk += kThreads",
         plain,
         PLAIN,
+    ),
+    "a sequence begins where the one before ends": Checked(
+        "int64_t(kTile - 1) * sequence", "int64_t(0)", plain, PACKED
+    ),
+    "keys past the end of a sequence are those of the next": Checked(
+        "min(p.cu_seqlens[low + 1], p.seq_k)", "p.seq_k", plain, PACKED
     ),
     "the first CTA of a head puts all chunks together": Checked(
         "p.chunks - 1) == p.chunks - 1;", "p.chunks - 1) == 0;", plain, KERNEL

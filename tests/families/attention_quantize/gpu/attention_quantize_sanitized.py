@@ -24,6 +24,7 @@ KERNELS = [
     cases.spec(96, "e4m3"),
     cases.spec(256),
     cases.spec(element="e4m3"),
+    cases.spec(48, element="e4m3", lengths="packed"),
 ]
 
 

@@ -118,6 +118,19 @@ def test_a_plain_v_is_transposed_byte_for_byte() -> None:
         assert torch.equal(back.view(torch.uint8), codes)
 
 
+def test_packed_sequences_of_a_plain_v_are_transposed_by_one_launch() -> None:
+    """Ragged and empty sequences, and offsets past the rows, which no host reads."""
+    v = torch.randint(0, 256, (1000, 3, 80), dtype=torch.uint8, device="cuda").view(E4M3)
+    for offsets in ([0, 130, 130, 131, 400, 1000], [0, 999], [0, 0, 0], [0, 300, 5000]):
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+        transpose_values(v, cu_seqlens)
+        before = warploom.counters.launches
+        found = transpose_values(v, cu_seqlens)
+        assert warploom.counters.launches - before == 1
+        right = dim_major(v, cu_seqlens.clamp(max=1000))
+        assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
+
+
 @pytest.mark.usefixtures("memory")
 def test_past_2_to_the_31_elements_rows_are_read_and_written() -> None:
     keys = (1 << 23) + 200

@@ -1,0 +1,93 @@
+"""The kernel that transposes v alone, run on the CPU with what it needs of CUDA made up."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from host import library, needs_compiler
+
+from warploom.generator.families.attention_quantize import FAMILY, AttentionQuantizeOperation
+from warploom.generator.families.attention_quantize.rules import complete
+from warploom.generator.launches import NO_GPU, Address
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families.attention_forward.values import dim_major
+from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
+
+_CUDA = """
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+#define CUTE_UNROLL
+#define OFFSET(type, field) offsetof(type, field)
+using std::max, std::min;
+struct Index { int x; };
+static thread_local Index threadIdx;
+static Index blockIdx;
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places) {
+  const uint64_t both = uint64_t(b) << 32 | a;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) found |= uint32_t(both >> (places >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return found;
+}
+static pthread_barrier_t barrier;
+static void __syncthreads() { pthread_barrier_wait(&barrier); }
+namespace cutlass { struct float_e4m3_t { uint8_t bits; }; }
+"""
+_LAUNCH = """
+extern "C" void launch(const void* block, int grid) {
+  Parameters p;
+  std::memcpy(&p, block, sizeof(p));
+  pthread_barrier_init(&barrier, nullptr, kThreads);
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) threads.emplace_back([=] { threadIdx.x = i; NAME(p); });
+    for (auto& thread : threads) thread.join();
+  }
+}
+"""
+OFFSETS: dict[Literal["fixed", "packed"], list[list[int]]] = {
+    "fixed": [[]],
+    # Ragged, empty and long sequences; one; an end past the rows, of which none is read.
+    "packed": [[0, 130, 130, 131, 131, 400, 656, 656], [0, 300], [0, 200, 900]],
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("lengths", OFFSETS)
+@pytest.mark.parametrize("dim", [16, 80, 128])
+def test_v_of_any_lengths_is_transposed_byte_for_byte(
+    dim: int, lengths: Literal["fixed", "packed"], tmp_path: Path
+) -> None:
+    operation = AttentionQuantizeOperation("e4m3", dim, "none", lengths=lengths)
+    spec = KernelSpec("sm_90a", operation, complete("", operation, {}))
+    text = re.sub(r"^#.*\n|asm volatile\(.*?\);", "", render(spec), flags=re.M)
+    text = text[text.index("using Element") :] + _LAUNCH.replace("NAME", spec.name)
+    path = library(_CUDA + text, tmp_path / "kernel.so", ("thread", "cstddef", "pthread.h"))
+    for offsets in OFFSETS[lengths]:
+        v = torch.randint(0, 256, (660, 3, dim), dtype=torch.uint8).view(torch.float8_e4m3fn)
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32) if offsets else None
+        call = AttentionQuantizeCall(
+            v if offsets else v.view(2, 330, 3, dim).transpose(1, 2), cu_seqlens=cu_seqlens
+        )
+        found = call.fake()[2].view(torch.uint8).fill_(255)
+        (launch,) = FAMILY.launches(spec, call._problem(()), NO_GPU)
+        tensors = {"v": v, "v_out": found, "cu_seqlens": cu_seqlens}
+        values = {
+            name: tensors[value.tensor].data_ptr() if isinstance(value, Address) else value
+            for name, value in launch.parameters.items()
+        }
+        block = ctypes.create_string_buffer(FAMILY.parameters(spec).pack(values))
+        ctypes.CDLL(str(path)).launch(block, launch.grid)
+        rows = None if cu_seqlens is None else cu_seqlens.clamp(max=660)
+        assert torch.equal(found, dim_major(call.v, rows).view(torch.uint8)), offsets
