@@ -122,3 +122,35 @@ def test_a_layer_of_a_checkpoint_shares_its_tensors() -> None:
         Float8Linear.from_tensors(weight, scale.t())
     with pytest.raises(ProblemError, match=r"must be \[N, K\] of torch.float8_e4m3fn"):
         Float8Linear.from_tensors(weight.float(), scale)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5])
+def test_a_scale_that_no_product_is_right_with_is_named_before_anything_is_replaced(
+    value: float,
+) -> None:
+    """Such a scale made a block of each result NaN, or of the other sign, and nothing said so."""
+    broken: Any = layer(320, 576)
+    weight, scale = broken.weight.detach(), broken.weight_scale_inv.detach()
+    scale[3, 1] = value
+    told = rf"weight_scale_inv {value:g} at \[3, 1\]: must be finite and not negative"
+    model = torch.nn.Sequential(layer(320, 320), broken)
+    before = list(model)
+    with pytest.raises(ProblemError, match=f"^1: {told}"):
+        warploom.patch(model, attention=False)
+    assert list(model) == before
+    with pytest.raises(ProblemError, match=rf"^scale {value:g} at \[3, 1\]"):
+        Float8Linear.from_tensors(weight, scale)
+    tensors = {"up.weight": weight, "up.weight_scale_inv": scale}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    with pytest.raises(ProblemError, match=f"^up: fp8: {told}"):
+        import_block_scaled(tensors, config, name="up")
+
+
+def test_nan_of_e8m0_is_named_and_a_scale_of_zero_is_taken() -> None:
+    broken: Any = layer(320, 576, scale_fmt="ue8m0")
+    broken.weight_scale_inv.detach().view(torch.uint8)[0, 2] = 255
+    with pytest.raises(ProblemError, match=r"weight_scale_inv nan at \[0, 2\]"):
+        Float8Linear.from_fp8(broken)
+    zeros: Any = layer(128, 128, bias=False)
+    zeros.weight_scale_inv.detach().zero_()
+    assert not Float8Linear.from_fp8(zeros)(torch.ones(2, 128)).any()
