@@ -208,8 +208,18 @@ def _product(
     if x.is_cuda and unserved(x.get_device()) is not None:
         values = dequantised(weight, scale, x.dtype)
         return F.linear(x, values, None if bias is None else bias.to(x.dtype))
+    return multiplied(x, weight, scale, bias=bias)
+
+
+def multiplied(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, **keywords: Any
+) -> torch.Tensor:
+    """Return x [.., K], quantized by blocks of 1x128, times weight [N, K] transposed, by a kernel.
+
+    `keywords` are those of `warploom.gemm` that make something of the product.
+    """
     values, scale_a = cast(x, E4M3, block=SCALES)
-    return gemm(values, weight.t(), scale_a=scale_a, scale_b=scale, bias=bias, out_dtype=x.dtype)
+    return gemm(values, weight.t(), scale_a=scale_a, scale_b=scale, out_dtype=x.dtype, **keywords)
 
 
 class _Product(torch.autograd.Function):
