@@ -37,7 +37,7 @@ from warploom.runtime.families._product.operands import (
     result_type,
     storing,
 )
-from warploom.runtime.families._product.steps import KINDS, OUTPUTS
+from warploom.runtime.families._product.steps import KINDS, OUTPUTS, step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.tensors import refuse_negated, shown
@@ -275,4 +275,7 @@ class MixedGemmCall(ProductCall):
 
     def fake(self) -> torch.Tensor:
         """D of an unchecked call, without contents."""
-        return self.a.new_empty((*self.a.shape[:-1], self.weight.metadata.n), dtype=self.out_dtype)
+        n = self.weight.metadata.n
+        for item in self.listed:
+            n = step_of(item).columns(n)
+        return self.a.new_empty((*self.a.shape[:-1], n), dtype=self.out_dtype)
