@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families.mixed_gemm import (
     MixedGemmOperation,
     MixedGemmProblem,
@@ -250,7 +251,9 @@ class MixedGemmCall(ProductCall):
             shape=MixedGemmShape(problem.m, problem.n, problem.k),
             empty=not problem.m,  # W has neither 0 rows nor 0 columns
             epilogue=bound,
-            store=storing(out, bound.columns, (pitch_d, 0), d_type, paired=bound.paired),
+            store="direct"
+            if gate_of(bound.steps)
+            else storing(out, bound.columns, (pitch_d, 0), d_type, paired=bound.paired),
             out_shape=shape,
             out_dtype=d_type,
             operands={"a": left},

@@ -98,4 +98,5 @@ def test_kernels_of_a_gate_store_directly_and_every_number_of_rows_has_one() -> 
     for m in (1, 16, 64, 512, 4096):
         shape = MixedGemmShape(m, 28672, 4096)
         spec = choose(operation, shape, requires=GENERATED.table.required(operation, shape)).spec
-        assert spec.operation == operation
+        assert (spec.operation, spec.schedule.store) == (operation, "direct")
+    assert GENERATED.table.timed_as(operation) == OPERATION
