@@ -3,6 +3,7 @@
     python examples/loss_spread.py --json > spread.json
     python examples/loss_spread.py --recipes       # fp8 and fp4, beside bf16 on Warploom's kernels
     python examples/loss_spread.py --fp32          # warploom.fp32.activate(), beside torch's fp32
+    python examples/loss_spread.py --pairs rowwise --pairs fp4_qat --seeds 3 --steps 80
 
 train_gpt is run with five seeds on torch's modules and with the same on Warploom's. What another
 seed changes is the measure: every 20 steps, the mean loss of the last 20 of every Warploom run must
@@ -17,6 +18,12 @@ how many nats it is beyond the margin, where it is furthest out.
 With --fp32, all runs are of torch's modules in fp32, the seeds on torch's SIMT kernels, and the
 same through `warploom.fp32.activate()`: the model and steps of --recipes. The time of a step, the
 contenders in turn, and the GEMMs of one are told too.
+
+A seed decides weights and texts, so that a recipe is near bf16 of its own seed wherever that lies
+among the others. --pairs trains a recipe with every seed and tells its mean difference from bf16 of
+the same seed, with its standard error. Three controls stand beside it: torch's kernels, which only
+round otherwise, and learning rates that are lower and higher, as noise in gradients makes Adam's
+steps smaller. A recipe whose difference is that of a control needs no other cause.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import click
@@ -43,6 +51,7 @@ from warploom.float8 import RECIPES, Recipe
 
 SMALL = Size(layers=4, width=512, heads=8, context=512)  # recipes, fp32: 11 runs in two minutes
 SMALL_STEPS, SMALL_BATCH = 200, 16
+RATES = (0.8, 1.25)  # of learning, of the one that the size is made for
 WINDOW = 20  # steps from one checkpoint to the next, and of the mean
 WRONG = 3  # the exit code
 
@@ -112,6 +121,13 @@ def verdicts(peers: Sequence[Run], runs: Sequence[Run]) -> list[Verdict]:
 @click.option("--batch", type=click.IntRange(1), help="Rows a step: 32, tiny 4, of recipes 16.")
 @click.option("--recipes", is_flag=True, help="Hold each recipe against bf16 on Warploom.")
 @click.option("--fp32", is_flag=True, help="Hold fp32 by activate() against torch's fp32.")
+@click.option(
+    "--pairs",
+    "paired",
+    type=click.Choice(RECIPES),
+    multiple=True,
+    help="Hold this recipe against bf16 seed by seed, beside controls; may be repeated.",
+)
 @click.option("--picture", type=FILE, help="Draw all losses, as .svg or .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--results", type=FILE, help="Write the JSON object to a file, in one line.")
@@ -123,6 +139,7 @@ def main(
     batch: int | None,
     recipes: bool,
     fp32: bool,
+    paired: tuple[Recipe, ...],
     picture: Path | None,
     as_json: bool,
     results: Path | None,
@@ -134,28 +151,42 @@ def main(
         loss_picture.require()
     texts = python_texts.load(docstrings=not tiny)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    small = (recipes or fp32) and not tiny
+    small = (recipes or fp32 or bool(paired)) and not tiny
     steps = steps or (SMALL_STEPS if small else 300)
 
-    def make(implementation: Implementation, seed: int, recipe: Recipe | None = None) -> Trainer:
+    def make(
+        implementation: Implementation, seed: int, recipe: Recipe | None = None, rate: float = 1
+    ) -> Trainer:
         settings = chosen(
             texts, implementation, seed, tiny=tiny, steps=steps, batch=batch, recipe=recipe
         )
+        settings = replace(settings, learning_rate=rate * settings.learning_rate)
         if small:
             settings = replace(settings, size=SMALL, batch=batch or SMALL_BATCH)
         if fp32:
             settings = replace(settings, implementation="torch", fp32=True)
         return Trainer(settings, texts, device)
 
-    def train(implementation: Implementation, seed: int, recipe: Recipe | None = None) -> Run:
+    def train(
+        implementation: Implementation, seed: int, recipe: Recipe | None = None, rate: float = 1
+    ) -> Run:
         """One run from its first step to its validation loss."""
         activated = fp32 and implementation == "warploom"
         with deterministic(), warploom.fp32.activate() if activated else nullcontext():
-            trainer = make(implementation, seed, recipe)
+            trainer = make(implementation, seed, recipe, rate)
             speed = run(trainer, steps, None, steps, quiet=as_json)
             return Run(seed, trainer.losses, trainer.validate(), speed)
 
-    if recipes:
+    if paired:
+        every = range(seeds)
+        runs = {"bf16": [train("warploom", seed) for seed in every]}
+        runs["torch, bf16"] = [train("torch", seed) for seed in every]
+        for rate in RATES:
+            runs[f"learning rate x {rate}"] = [train("warploom", s, None, rate) for s in every]
+        runs |= {recipe: [train("warploom", seed, recipe) for seed in every] for recipe in paired}
+        result = pairs_document(runs)
+        shown = pairs_table(result)
+    elif recipes:
         runs = {"bf16": [train("warploom", seed) for seed in range(seeds)]}
         runs |= {recipe: [train("warploom", 0, recipe)] for recipe in RECIPES}
         result = recipe_document(runs)
@@ -179,6 +210,41 @@ def main(
         results.write_text(json.dumps(result) + "\n", encoding="utf-8")
     if not result["within"]:
         raise click.exceptions.Exit(WRONG)
+
+
+def pairs_document(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """The mean differences from bf16 of the same seed, and their standard errors, for JSON."""
+    values = {
+        name: {"loss": [*map(_last, some)], "validation": [run.validation for run in some]}
+        for name, some in runs.items()
+    }
+    peers = values.pop("bf16")
+    table = {
+        name: {what: _difference(of_what, peers[what]) for what, of_what in of_name.items()}
+        for name, of_name in values.items()
+    }
+    every = {name: [asdict(one) for one in some] for name, some in runs.items()}
+    return {"torch version": torch.__version__, "within": True, "pairs": table, "runs": every}
+
+
+def _last(run: Run) -> float:
+    """The mean loss of the last steps."""
+    return fmean(run.losses[-WINDOW:])
+
+
+def _difference(losses: Sequence[float], peers: Sequence[float]) -> dict[str, float]:
+    found = [loss - peer for loss, peer in zip(losses, peers, strict=True)]
+    return {"mean": fmean(found), "standard error": stdev(found) / len(found) ** 0.5}
+
+
+def pairs_table(result: Mapping[str, Any]) -> str:
+    """The same for a person."""
+    lines = [f"{'less bf16 of the same seed':<28}{'loss':>18}{'validation':>20}"]
+    for name, row in result["pairs"].items():
+        told = [f"{one['mean']:+.4f} +- {one['standard error']:.4f}" for one in row.values()]
+        lines.append(f"{name:<28}{told[0]:>18}{told[1]:>20}")
+    losses = " ".join(f"{fmean(run['losses'][-WINDOW:]):.4f}" for run in result["runs"]["bf16"])
+    return "\n".join([*lines, f"bf16, seed by seed: {losses}"])
 
 
 def recipe_document(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:

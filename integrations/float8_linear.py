@@ -19,6 +19,7 @@ from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.integrations.devices import unserved
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.recipes import E4M3
+from warploom.quantization.checks import require_fp8_scales
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.api import gemm
@@ -79,7 +80,8 @@ class Float8Linear(torch.nn.Linear):
 
         Raises:
             ProblemError: for another class, other blocks, static scales of activations, a weight
-                that is not in memory or is sharded, and a forward that was replaced.
+                that is not in memory or is sharded, a scale that is NaN, infinite or negative, and
+                a forward that was replaced.
         """
         kind = fp8_linear_type()
         check_module(module, *([] if kind is None else [kind]))
@@ -90,6 +92,7 @@ class Float8Linear(torch.nn.Linear):
                 rule="must be e4m3 with a scale for each 128x128, and dynamic activations",
                 fix="keep the layer as it is",
             )
+        require_fp8_scales("weight_scale_inv", module._parameters["weight_scale_inv"])
         return sharing(cls.__new__(cls), module)
 
     @classmethod
@@ -104,10 +107,9 @@ class Float8Linear(torch.nn.Linear):
             bias: [N], of bf16, fp16 or fp32.
 
         Raises:
-            ProblemError: for other types and shapes.
+            ProblemError: for other types and shapes, and for a scale that is NaN, infinite or
+                negative.
         """
-        made = cls.__new__(cls)
-        super(torch.nn.Linear, made).__init__()
         shape = tuple(weight.shape)
         if weight.dtype != E4M3 or len(shape) != 2:
             raise ProblemError(
@@ -122,6 +124,9 @@ class Float8Linear(torch.nn.Linear):
                 rule=f"must be {list(blocks)} of fp32 or float8_e8m0fnu",
                 fix="make one scale for each 128x128",
             )
+        require_fp8_scales("scale", scale)
+        made = cls.__new__(cls)
+        super(torch.nn.Linear, made).__init__()
         made.out_features, made.in_features = shape
         tensors = {"weight": weight, "weight_scale_inv": scale, "bias": bias}
         for name, tensor in tensors.items():
@@ -203,8 +208,18 @@ def _product(
     if x.is_cuda and unserved(x.get_device()) is not None:
         values = dequantised(weight, scale, x.dtype)
         return F.linear(x, values, None if bias is None else bias.to(x.dtype))
+    return multiplied(x, weight, scale, bias=bias)
+
+
+def multiplied(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, **keywords: Any
+) -> torch.Tensor:
+    """Return x [.., K], quantized by blocks of 1x128, times weight [N, K] transposed, by a kernel.
+
+    `keywords` are those of `warploom.gemm` that make something of the product.
+    """
     values, scale_a = cast(x, E4M3, block=SCALES)
-    return gemm(values, weight.t(), scale_a=scale_a, scale_b=scale, bias=bias, out_dtype=x.dtype)
+    return gemm(values, weight.t(), scale_a=scale_a, scale_b=scale, out_dtype=x.dtype, **keywords)
 
 
 class _Product(torch.autograd.Function):

@@ -17,15 +17,17 @@ from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateFunction
 from warploom.generator.families.gemm import SCALE_BLOCK
+from warploom.integrations.devices import unserved
 from warploom.integrations.float8 import Options, WithTranspose
 from warploom.integrations.float8_gated import Gated, Layer, gated_float8
+from warploom.integrations.float8_linear import INPUTS, Float8Linear, fp8_linear_type, multiplied
 from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.joined_storage import separate, separate_storages
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.main_grad import main_grad
-from warploom.integrations.recipes import SCHEMES, Recipe
+from warploom.integrations.recipes import E4M3, SCHEMES, Recipe
 from warploom.integrations.scaling import ParameterCache
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gated_layer import MainGrads, gated_layer, joined
@@ -74,9 +76,10 @@ class GatedMLP(torch.nn.Module):
     the layer is one function of autograd, in compiled functions too: its backward pass computes the
     gradient of the gate in a GEMM's epilogue, and the weights may have a main_grad. With an fp8
     recipe of all three layers (except "delayed" and "fp4_qat") it is one function as well; gate and
-    up then share a scale for each tensor. Everything else is computed layer by layer, with the same
-    meaning: in compiled functions of 16 bits without gradients, if a layer has hooks or was
-    replaced, and if the memory of the weights was separated.
+    up then share a scale for each tensor. If gate and up are warploom.nn.Float8Linear, as
+    `warploom.patch` makes them of checkpoints, the input is quantized once. Everything else is
+    computed layer by layer, with the same meaning: in compiled functions of 16 bits without
+    gradients, if a layer has hooks or was replaced, and if the memory of the weights was separated.
 
     Example:
         >>> layer = warploom.nn.GatedMLP(64, 256, dtype=torch.bfloat16)
@@ -129,7 +132,10 @@ class GatedMLP(torch.nn.Module):
             if trained is not None:
                 return trained
         if not torch.compiler.is_compiling() and x.dim() > 1:
-            hidden = self._gated(x, gate, up)
+            if type(gate) is Float8Linear and type(up) is Float8Linear:
+                hidden = self._by_blocks(x, gate, up)
+            else:
+                hidden = self._gated(x, gate, up)
             if hidden is not None:
                 return cast("torch.Tensor", down(hidden))  # type: ignore[misc]
         function = self._modules.get("act_fn") or ACTIVATIONS[self.gate]
@@ -186,7 +192,10 @@ class GatedMLP(torch.nn.Module):
     def _join(self) -> None:
         """Let the memory of gate and up be one, where kernels can read it."""
         gate, up = (self._modules[name] for name in PROJECTIONS[:2])
-        for name in ("weight", "bias"):
+        weight = gate._parameters.get("weight")  # type: ignore[union-attr]
+        if weight is None or not gated_by_kernels(weight):
+            return
+        for name in ("weight", "bias", "weight_scale_inv"):
             one, other = (layer._parameters.get(name) for layer in (gate, up))  # type: ignore[union-attr]
             if one is None or other is None or joined(one, other):
                 continue
@@ -310,6 +319,24 @@ class GatedMLP(torch.nn.Module):
                 return None
         return gemm(x, weight.t(), bias=biases, gate=self.gate)
 
+    def _by_blocks(
+        self, x: torch.Tensor, gate: Float8Linear, up: Float8Linear
+    ) -> torch.Tensor | None:
+        """f(gate(x)) * up(x) of x quantized once, by one kernel; None where that is not for it."""
+        if (torch.is_grad_enabled() and x.requires_grad) or not (_unhooked(gate) and _unhooked(up)):
+            return None
+        if x.dtype not in INPUTS or (x.is_cuda and unserved(x.get_device()) is not None):
+            return None
+        if not gated_by_kernels(gate.weight) or gate.bias is not None or up.bias is not None:
+            return None
+        if is_distributed(x) or any(map(is_distributed, (gate.weight, up.weight))):
+            return None
+        weight = self._both.view("weight", gate.weight, up.weight)
+        scale = self._both.view("scale", gate.weight_scale_inv, up.weight_scale_inv)
+        if weight is None or scale is None:
+            return None
+        return multiplied(x, weight, scale, gate=self.gate)
+
 
 class Both:
     """Views of the parameters of gate and up, one behind the other; a copy has none.
@@ -364,9 +391,15 @@ def joinable(one: torch.Tensor, other: torch.Tensor) -> bool:
         for each in (one, other)
     )
     alike = one.shape == other.shape and one.dtype == other.dtype
-    kernels = one.dtype in PRODUCTS and one.shape[0] % MULTIPLE == 0
     there = one is not other and one.device.type != "meta"
-    return there and alike and kernels and (joined(one, other) or (whole and not placed))
+    return there and alike and (joined(one, other) or (whole and not placed))
+
+
+def gated_by_kernels(weight: torch.Tensor) -> bool:
+    """Whether one kernel reads a gate's weight [I, K], and up's behind it."""
+    if weight.dtype == E4M3:
+        return weight.shape[0] % SCALE_BLOCK == 0  # no block of scales has rows of both
+    return weight.dtype in PRODUCTS and weight.shape[0] % MULTIPLE == 0
 
 
 def join(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -380,8 +413,9 @@ def gate_of(module: torch.nn.Module) -> str | None:
     """The function of a module's gate, where it computes what GatedMLP does; else None."""
     layers = [module._modules.get(name) for name in PROJECTIONS]
     activation = type(module._modules.get("act_fn")).__name__
+    fp8 = Float8Linear, fp8_linear_type()
     gated = (
-        all(type(layer) in (torch.nn.Linear, Linear) for layer in layers)
+        all(type(layer) in (torch.nn.Linear, Linear, *fp8) for layer in layers)
         and set(module._modules) == {*PROJECTIONS, "act_fn"}
         and not module._parameters
         and "forward" not in vars(module)
@@ -418,6 +452,11 @@ def _plain(
             return False
     elif type(layer) is not torch.nn.Linear or recipe is not None:
         return False
+    return _unhooked(layer)
+
+
+def _unhooked(layer: torch.nn.Module) -> bool:
+    """Whether nobody is told of a layer's calls, or makes them."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks)
     behind = (layer._backward_hooks, layer._backward_pre_hooks)
     return not any((*hooks, *behind)) and "forward" not in vars(layer)

@@ -18,7 +18,14 @@ from warploom.integrations import quantized_experts
 from warploom.integrations.bit_linear import BitLinear, bit_linear_types, bit_refusal
 from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
 from warploom.integrations.float8_linear import refusal as float8_refusal
-from warploom.integrations.gated_mlp import GATED_RECIPES, PROJECTIONS, GatedMLP, gate_of, joinable
+from warploom.integrations.gated_mlp import (
+    GATED_RECIPES,
+    PROJECTIONS,
+    GatedMLP,
+    gate_of,
+    gated_by_kernels,
+    joinable,
+)
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import ATTENTIONS, PatchedAttention
@@ -129,9 +136,9 @@ def patch(
         model: The model, on a GPU or a CPU.
         linear: Replace each torch.nn.Linear by a warploom.nn.Linear with the same parameters, so
             that tied weights and optimizers keep working; FP8Linear layers of transformers with
-            128x128 scales by warploom.nn.Float8Linear; gated layers of transformers in 16 bits
-            (LlamaMLP and alike) by warploom.nn.GatedMLP, except with the recipes "delayed" and
-            "fp4_qat"; and BitNet layers by warploom.nn.BitLinear, which cannot be undone. Other
+            128x128 scales by warploom.nn.Float8Linear; gated layers of transformers in 16 bits or
+            such fp8 (LlamaMLP and alike) by warploom.nn.GatedMLP, except with the recipes "delayed"
+            and "fp4_qat"; and BitNet layers by warploom.nn.BitLinear, which cannot be undone. Other
             subclasses stay.
         attention: Set `attn_implementation="warploom"` in models of transformers. "8bit" sets
             "warploom_8bit": q, k and v are quantized to 8 bits where kernels support it.
@@ -414,7 +421,7 @@ def _joinable(
     replacing = [layers.get(cast("torch.nn.Linear", layer)) for layer in projections]
     recipes = {getattr(layer, "recipe", None) for layer in replacing}
     alike = None not in replacing and len(recipes) == 1
-    return alike and not hooks and joinable(gate, up)  # type: ignore[arg-type]
+    return alike and not hooks and gated_by_kernels(gate) and joinable(gate, up)  # type: ignore[arg-type]
 
 
 def _gated_rows(gated: Mapping[torch.nn.Module, GatedMLP]) -> Iterator[Row]:

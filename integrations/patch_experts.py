@@ -12,6 +12,7 @@ from warploom.integrations.expert_layers import NAME
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.patch_attention import configs, outermost
 from warploom.integrations.patch_report import AS_IT_WAS, Row
+from warploom.quantization.checks import require_fp8_scales
 
 
 class PatchedExperts:
@@ -20,6 +21,7 @@ class PatchedExperts:
     def __init__(self, module: torch.nn.Module, quantized: Container[Any] = ()) -> None:
         """`quantized` layers are replaced, and told of elsewhere."""
         self._quantized = quantized
+        _check_scales(module)
         self._models = [one for one in outermost(module) if any(layers_of(one))]
         self._implementations = [
             (config, config._experts_implementation)
@@ -56,6 +58,15 @@ def layers_of(model: torch.nn.Module) -> Iterator[Any]:
 
 def _is_fp8(layer: torch.nn.Module) -> bool:
     return any(parameter.dtype.itemsize == 1 for parameter in layer.parameters(recurse=False))
+
+
+def _check_scales(model: torch.nn.Module) -> None:
+    """Raise ProblemError for a scale of fp8 experts that no product can be right with."""
+    for name, layer in model.named_modules():
+        if hasattr(layer, "is_concatenated") and _is_fp8(layer):
+            for own, tensor in layer.named_parameters(recurse=False):
+                if own.endswith("_scale_inv"):
+                    require_fp8_scales(f"{name}: {own}", tensor)
 
 
 def _rows(

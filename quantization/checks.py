@@ -103,6 +103,21 @@ def scales_of(scales: Tensor, metadata: Metadata) -> Tensor:
     return scales.detach()
 
 
+def require_fp8_scales(name: str, scales: Tensor) -> None:
+    """Raise for a scale of an fp8 weight, of any shape, that is NaN, infinite or negative."""
+    if scales.device.type == "meta":
+        return
+    wide = scales.detach().float()  # torch compares no 8 bits
+    wrong = ~((wide >= 0) & (wide < torch.inf))
+    if bool(wrong.any()):
+        place = wrong.nonzero()[0].tolist()
+        raise ProblemError(
+            f"{name} {wide[tuple(place)].item():g} at {place}",
+            rule="must be finite and not negative: it multiplies a block of the weight",
+            fix="load the checkpoint again, or quantize its weight again",
+        )
+
+
 def global_scale_of(given: Tensor | None, codes: Tensor, metadata: Metadata) -> Tensor | None:
     """Return the global scale, [] or [N] of fp32, that a format has; 1 where none is given."""
     if not metadata.slab.row.scaled_twice:

@@ -15,6 +15,7 @@ from benchmarks.peers._mixed_contenders import contenders
 from benchmarks.peers._mixed_decode import Model
 from benchmarks.peers._mixed_decode import contenders as decoding
 from benchmarks.peers._mixed_experts import experts
+from benchmarks.peers._mixed_gated import mixed_gated
 from benchmarks.peers._mixed_problem import KINDS
 from benchmarks.peers._normed import normed
 from warploom.generator.configurations import cells
@@ -103,6 +104,7 @@ FAMILY = MixedProducts(
         "nvfp4": Group("{kind}, layers of language models", nvfp4, about="NVFP4 weights"),
         "mxfp8": Group("{kind}, layers of language models", mxfp8, about="MXFP8 weights"),
         "two_bits": Group("{kind}, layers of language models", two_bits, about="2-bit weights"),
+        "gated": Group("{kind}, silu(gate) * up in the kernel and behind it", mixed_gated),
         "normed": Group(
             "{kind}, an RMS norm through two epilogues and as a kernel",
             partial(normed, "mixed_gemm"),

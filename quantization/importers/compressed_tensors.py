@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from warploom.printable import brief, cut
+from warploom.quantization.checks import require_fp8_scales
 from warploom.quantization.importers import mxfp4, mxfp8, nvfp4
 from warploom.quantization.importers.layer import (
     SCALES,
@@ -121,6 +122,8 @@ def _plain(tensors: Tensors, weights: Config) -> Layer:
             SOURCE, f"{bits} bits of {kind} in whole bytes", rule="must be 8, or 4 of int"
         )
     scales = required(SOURCE, tensors, "weight_scale", rank=(0, 1, 2), types=SCALES)
+    if kind == "float":
+        require_fp8_scales(f"{SOURCE}: weight_scale", scales)
     symmetric = _symmetric(tensors, weights)
     if not symmetric and bits == 8:
         raise refused(SOURCE, "8 bits with zero points", rule="8 bits must be symmetric")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from warploom.quantization.checks import require_fp8_scales
 from warploom.quantization.importers.layer import (
     SCALES,
     Config,
@@ -38,6 +39,7 @@ def read(tensors: Tensors, config: Config) -> Layer:
         raise refused(SOURCE, "weight_scale and weight_scale_inv", rule="must be one of them")
     types = (*SCALES, torch.float8_e8m0fnu)
     scales = required(SOURCE, tensors, name, rank=(0, 1, 2), types=types)
+    require_fp8_scales(f"{SOURCE}: {name}", scales)
     if scales.dtype == torch.float8_e8m0fnu:
         scales = scales.float()  # powers of two, which fp32 has all of
     n, k = weight.shape

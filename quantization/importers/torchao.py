@@ -17,6 +17,7 @@ from torch import Tensor
 
 from warploom.generator.json_file import parse
 from warploom.printable import brief, cut
+from warploom.quantization.checks import require_fp8_scales
 from warploom.quantization.importers.layer import (
     SCALES,
     Config,
@@ -160,6 +161,8 @@ def _eight(tensors: Tensors, data: Config) -> Layer:
     types = [torch.int8, torch.float8_e4m3fn]
     qdata = required(SOURCE, tensors, "qdata", rank=2, types=types)
     scale = required(SOURCE, tensors, "scale", rank=(0, 1, 2), types=SCALES)
+    if qdata.dtype == torch.float8_e4m3fn:
+        require_fp8_scales(f"{SOURCE}: scale", scale)
     point = tensors.get("zero_point")
     if isinstance(point, Tensor) and bool(point.any()):
         raise refused(SOURCE, "8 bits with zero points", rule="8 bits must be symmetric")

@@ -28,7 +28,7 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
-    from warploom import fp32, functional, nn, testing
+    from warploom import flash_attn, flashinfer, float8, fp32, functional, nn, testing
     from warploom.generator.specification import KernelSpec
     from warploom.integrations.checkpoints.load import load_checkpoint
     from warploom.integrations.checkpoints.quantizer import WarploomConfig
@@ -108,6 +108,9 @@ __all__ = [
     "dropout_mask",
     "experts",
     "explain",
+    "flash_attn",
+    "flashinfer",
+    "float8",
     "fp32",
     "fp32_pieces",
     "functional",
@@ -164,6 +167,9 @@ _LAZY = {
     "dropout_mask": "warploom.runtime.families._attention.dropout",
     "experts": "warploom.integrations.experts",
     "explain": "warploom.runtime.api",
+    "flash_attn": "warploom.flash_attn",
+    "flashinfer": "warploom.flashinfer",
+    "float8": "warploom.float8",
     "fp32": "warploom.fp32",
     "fp32_pieces": "warploom.runtime.families.fp32_pieces.api",
     "functional": "warploom.functional",

@@ -186,3 +186,25 @@ def test_the_gemms_of_a_step_in_fp32_are_named(activated_on_cpu: None) -> None:
         assert one["by"] == "fp32" and "_terms3_narrow_" in one["kernel"]
         calls[one["operator"]] += one["calls"]
     assert calls == {"addmm": 4 * 2 + 1, "mm": 2 * (4 * 2 + 1)}  # four layers in each block, a head
+
+
+def test_recipes_are_held_against_bf16_of_their_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with the best seed would look better than bf16, whatever the recipe does."""
+
+    class Recipes(StandIn):
+        def __init__(self, settings: Settings, *rest: Any) -> None:
+            super().__init__(settings, *rest)
+            self.level -= 0.25 * (settings.recipe == "fp4_qat") + 0.5 * settings.learning_rate
+
+    monkeypatch.setattr(loss_spread, "Trainer", Recipes)
+    monkeypatch.setattr(StandIn, "error", 0.125)
+    asked = ["--tiny", "--steps", "40", "--seeds", "3", "--pairs", "rowwise", "--pairs", "fp4_qat"]
+    done = CliRunner().invoke(loss_spread.main, [*asked, "--json"])
+    assert done.exit_code == 0, done.output
+    found = {name: row["validation"] for name, row in json.loads(done.stdout)["pairs"].items()}
+    assert found["torch, bf16"]["mean"] == pytest.approx(-0.125)
+    assert found["rowwise"] == {"mean": 0, "standard error": 0}
+    assert found["fp4_qat"]["mean"] == pytest.approx(-0.25)
+    assert found["learning rate x 1.25"]["mean"] == pytest.approx(-0.125 * 3e-3)
+    shown = CliRunner().invoke(loss_spread.main, asked).stdout
+    assert "-0.2500 +- 0.0000" in shown and "bf16, seed by seed" in shown

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import FP8Linear
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.integrations import float8_linear
+from warploom.integrations.gated_mlp import PROJECTIONS
 from warploom.nn import Float8Linear, Linear
 from warploom.quantization.importers import import_block_scaled
+from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.block_scales import dequantised
 
 E4M3 = torch.float8_e4m3fn
@@ -122,3 +128,123 @@ def test_a_layer_of_a_checkpoint_shares_its_tensors() -> None:
         Float8Linear.from_tensors(weight, scale.t())
     with pytest.raises(ProblemError, match=r"must be \[N, K\] of torch.float8_e4m3fn"):
         Float8Linear.from_tensors(weight.float(), scale)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5])
+def test_a_scale_that_no_product_is_right_with_is_named_before_anything_is_replaced(
+    value: float,
+) -> None:
+    """Such a scale made a block of each result NaN, or of the other sign, and nothing said so."""
+    broken: Any = layer(320, 576)
+    weight, scale = broken.weight.detach(), broken.weight_scale_inv.detach()
+    scale[3, 1] = value
+    told = rf"weight_scale_inv {value:g} at \[3, 1\]: must be finite and not negative"
+    model = torch.nn.Sequential(layer(320, 320), broken)
+    before = list(model)
+    with pytest.raises(ProblemError, match=f"^1: {told}"):
+        warploom.patch(model, attention=False)
+    assert list(model) == before
+    with pytest.raises(ProblemError, match=rf"^scale {value:g} at \[3, 1\]"):
+        Float8Linear.from_tensors(weight, scale)
+    tensors = {"up.weight": weight, "up.weight_scale_inv": scale}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    with pytest.raises(ProblemError, match=f"^up: fp8: {told}"):
+        import_block_scaled(tensors, config, name="up")
+
+
+def test_nan_of_e8m0_is_named_and_a_scale_of_zero_is_taken() -> None:
+    broken: Any = layer(320, 576, scale_fmt="ue8m0")
+    broken.weight_scale_inv.detach().view(torch.uint8)[0, 2] = 255
+    with pytest.raises(ProblemError, match=r"weight_scale_inv nan at \[0, 2\]"):
+        Float8Linear.from_fp8(broken)
+    zeros: Any = layer(128, 128, bias=False)
+    zeros.weight_scale_inv.detach().zero_()
+    assert not Float8Linear.from_fp8(zeros)(torch.ones(2, 128)).any()
+
+
+def fp8_llama(inner: int) -> Any:  # noqa: ANN401
+    """A Llama whose layers are FP8Linear with weights, as transformers loads a checkpoint."""
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=256,
+        intermediate_size=inner,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    model = transformers.LlamaForCausalLM(config).bfloat16()
+    mlp = model.model.layers[0].mlp
+    for name, k, n in (("gate", 256, inner), ("up", 256, inner), ("down", inner, 256)):
+        setattr(mlp, f"{name}_proj", layer(k, n, bias=False))
+    model.is_quantized = True
+    return model
+
+
+@torch.no_grad()
+def test_a_gated_layer_of_a_checkpoint_quantizes_its_input_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """patch left LlamaMLP: x was cast for gate and for up, and torch multiplied these."""
+    model = fp8_llama(384)
+    mlp, names = model.model.layers[0].mlp, set(model.state_dict())
+    x = torch.randn(3, 5, 256).bfloat16()
+    saved = {name: one.clone() for name, one in mlp.state_dict().items()}
+    layers = [Float8Linear.from_fp8(getattr(mlp, name)) for name in PROJECTIONS]
+    with warploom.patch(model, attention=False) as patch:
+        assert "1 x LlamaMLP" in str(patch)
+        made = model.model.layers[0].mlp
+        assert type(made) is warploom.nn.GatedMLP
+        casts = []
+        monkeypatch.setattr(
+            float8_linear, "cast", lambda *of, **how: casts.append(of[0].shape) or cast(*of, **how)
+        )
+        found = made(x)
+        assert casts == [x.shape, (3, 5, 384)]
+        gate, up, down = layers
+        exact = down(torch.nn.functional.silu(gate(x.float())) * up(x.float()))
+        assert (found.float() - exact).abs().max() <= 2**-4 * exact.abs().max()
+        assert set(model.state_dict()) == names
+        assert all(torch.equal(one, saved[name]) for name, one in made.state_dict().items())
+        model.config.quantization_config = None
+        model.save_pretrained(tmp_path, save_original_format=False)
+        written = load_file(tmp_path / "model.safetensors")
+        assert set(written) == names - {"lm_head.weight"} | ({"lm_head.weight"} & set(written))
+        gates = "model.layers.0.mlp.gate_proj."
+        for name in ("weight", "weight_scale_inv"):
+            assert torch.equal(written[gates + name], saved[f"gate_proj.{name}"])
+    assert model.model.layers[0].mlp is mlp
+    assert type(mlp.gate_proj) is FP8Linear
+
+
+def test_an_input_of_a_gated_layer_of_fp8_has_a_gradient() -> None:
+    model = fp8_llama(384)
+    warploom.patch(model, attention=False)
+    made, x = model.model.layers[0].mlp, torch.randn(5, 256)
+    x.requires_grad_()
+    made(x).sum().backward()
+    wanted, x.grad = x.grad, None
+    wide_x = torch.nn.functional.silu(x @ wide(made.gate_proj).t()) * (x @ wide(made.up_proj).t())
+    (wide_x @ wide(made.down_proj).t()).sum().backward()
+    assert wanted is not None
+    assert x.grad is not None
+    assert (wanted - x.grad).abs().max() <= 0.2 * x.grad.abs().max()
+
+
+@pytest.mark.parametrize("change", ["width", "bias", "hook"])
+@torch.no_grad()
+def test_gated_layers_that_one_kernel_does_not_read_run_layer_by_layer(change: str) -> None:
+    """At a width of 192 a block of scales would have rows of gate and of up."""
+    model = fp8_llama(192 if change == "width" else 384)
+    mlp = model.model.layers[0].mlp
+    if change == "bias":
+        for name in ("gate_proj", "up_proj"):
+            setattr(mlp, name, layer(256, 384))
+    x = torch.randn(5, 256).bfloat16()
+    layers = [Float8Linear.from_fp8(getattr(mlp, name)) for name in PROJECTIONS]
+    warploom.patch(model, attention=False)
+    made, heard = model.model.layers[0].mlp, []
+    if change == "hook":
+        made.up_proj.register_forward_hook(lambda *_: heard.append(1))
+    gate, up, down = layers
+    found = made(x)
+    assert len(heard) == (change == "hook")
+    assert torch.equal(found, down(torch.nn.functional.silu(gate(x)) * up(x)))

@@ -10,6 +10,7 @@ import torch
 from transformers.integrations import finegrained_fp8
 
 import warploom
+from warploom.errors import ProblemError
 from warploom.integrations import fp8_experts
 
 HIDDEN, INNER, EXPERTS, TOKENS, CHOICES = 320, 192, 5, 23, 3  # no multiples of 128
@@ -108,3 +109,11 @@ def test_layers_without_kernels_run_by_a_function_that_takes_them(
     made, (hidden, ids, chosen) = layer(activation_scheme="static"), tokens()
     made.__class__ = kind
     assert torch.equal(fp8_experts.forward(made, hidden, ids, chosen), hidden + 1)
+
+
+def test_a_scale_of_experts_that_is_nan_is_named_before_a_patch_changes_anything() -> None:
+    made = layer()
+    made._is_expert_parallel, made.is_concatenated = False, True  # as transformers decorates it
+    made.down_proj_scale_inv.detach()[2, 0, 1] = float("nan")
+    with pytest.raises(ProblemError, match=r"^1: down_proj_scale_inv nan at \[2, 0, 1\]"):
+        warploom.patch(torch.nn.Sequential(torch.nn.Linear(8, 8), made), attention=False)

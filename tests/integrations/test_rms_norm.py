@@ -90,7 +90,7 @@ def test_what_cannot_be_folded_or_differentiated_is_refused() -> None:
     stream, shares = warploom.functional.linear_add(h.detach(), weights["o"], x)
     with pytest.raises(ProblemError, match=r"rms_scale of shape \[4, 15\]"):
         warploom.functional.rms_norm_linear(stream, weights["gate_up"], shares[:, 1:])
-    with pytest.raises(ProblemError, match="is for gemm, whose weights are not packed"):
+    with pytest.raises(ProblemError, match="rows of gate and up must be interleaved"):
         packed = warploom.quantize(weights["gate_up"])
         warploom.functional.rms_norm_linear(stream, packed, shares, gate="silu")
     with pytest.raises(ProblemError, match=r"must be \[N, K\], as torch\.nn\.Linear has it"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -219,3 +220,16 @@ def test_importing_warploom_is_cheap(tmp_path: Path) -> None:
 def test_every_public_name_is_there_when_used() -> None:
     assert [name for name in warploom.__all__ if not hasattr(warploom, name)] == []
     assert not hasattr(warploom, "no_such_name")
+
+
+def test_every_public_module_that_pages_name_is_there_after_import_warploom() -> None:
+    """`warploom.float8.convert_to_float8_training` was an AttributeError without its own import."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    public = {
+        path.stem
+        for path in (ROOT / "src" / "warploom").glob("*.py")
+        if re.search(rf"warploom\.{path.stem}\.\w", text)
+    }
+    assert {"float8", "functional", "nn"} <= public
+    assert public - set(warploom.__all__) == set()

@@ -37,15 +37,15 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),
             legal(operation.epilogue),
-            f"epilogue with {gate.token}: is for gemm, whose weights are not packed, or for groups "
-            "of rows whose gate and up are interleaved; multiply the halves of the result"
-            if gate and (operation.groups == "none" or gate.layout != "interleaved")
+            f"epilogue with {gate.token}: rows of gate and up must be interleaved in a packed "
+            "weight; use gate_interleaved, or multiply the halves of the result"
+            if gate and gate.layout != "interleaved"
             else None,
             *(
-                f"epilogue with {step.token} with groups rows: must be without outputs beside D, "
-                "norms and random numbers"
+                f"epilogue with {step.token} with {gate.token if gate else 'groups rows'}: must be "
+                "without outputs beside D, norms and random numbers"
                 for step in operation.epilogue
-                if operation.groups == "rows"
+                if (gate or operation.groups == "rows")
                 and (
                     step.auxiliary
                     or step.partial
@@ -88,7 +88,7 @@ def schedule_reasons(
 ) -> list[str]:
     """Why the schedule does not fit the operation on `arch`; empty when it does."""
     m, n, k = schedule.tile
-    a = element(operation.a)
+    a, gate = element(operation.a), gate_of(operation.epilogue)
     first = rules.broken(
         [
             rules.wgmma_n("tile m", m, integer=a.is_integer)
@@ -109,6 +109,10 @@ def schedule_reasons(
             "must be 1 and direct, as groups begin and end at any row"
             if operation.groups == "rows"
             and (schedule.cluster_split_k, schedule.store) != (1, "direct")
+            else None,
+            f"store {schedule.store} with {gate.token}: must be direct, as a warp has a gate and "
+            "its up in one column of a tile"
+            if gate and schedule.store != "direct"
             else None,
         ]
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of
+from warploom.generator.families._product.schedule import Store
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.mixed_gemm.launch import MixedGemmShape, waves
 from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
@@ -21,6 +24,17 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
 
     kinds = ("bits",)
     advice = "convert the activations, quantise anew, or choose another out_dtype or epilogue"
+
+    def timed_as(self, operation: MixedGemmOperation) -> MixedGemmOperation:
+        """A gate takes what its GEMM takes; of groups it has schedules that were tuned for it."""
+        gate, steps = gate_of(operation.epilogue), operation.epilogue
+        if gate is None or operation.groups != "none":
+            return operation
+        return replace(operation, epilogue=steps[: steps.index(gate)])
+
+    def required(self, operation: MixedGemmOperation, shape: MixedGemmShape) -> Store:
+        """Direct stores behind a gate."""
+        return "direct" if gate_of(operation.epilogue) else super().required(operation, shape)
 
     def features(self, operation: MixedGemmOperation, shape: MixedGemmShape) -> dict[str, Feature]:
         """The bits of activations, the format of weights, rows, columns and depth."""

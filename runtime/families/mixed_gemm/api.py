@@ -60,7 +60,9 @@ def mixed_gemm(
         amax: An fp32 tensor of one element, which is raised to the largest magnitude of the result
             before `scale_d`.
         out_dtype: The dtype of the result, by default that of 16-bit activations, else bf16.
-        epilogue: A list of steps in any other order, instead of the keywords, as for `gemm`.
+        epilogue: A list of steps in any other order, instead of the keywords, as for `gemm`. With
+            ("gate_interleaved", "silu") the result is [.., M, N / 2]: rows of gate and up must take
+            turns in the weight.
         rounding: "nearest" or "stochastic", as for `gemm`.
         rounding_state: int64 [2], the state of stochastic rounding, as for `gemm`.
         spec: The kernel to run, a KernelSpec or its name.

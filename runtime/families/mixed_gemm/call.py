@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families.mixed_gemm import (
     MixedGemmOperation,
     MixedGemmProblem,
@@ -37,7 +38,7 @@ from warploom.runtime.families._product.operands import (
     result_type,
     storing,
 )
-from warploom.runtime.families._product.steps import KINDS, OUTPUTS
+from warploom.runtime.families._product.steps import KINDS, OUTPUTS, step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.tensors import refuse_negated, shown
@@ -251,7 +252,9 @@ class MixedGemmCall(ProductCall):
             shape=MixedGemmShape(problem.m, problem.n, problem.k),
             empty=not problem.m,  # W has neither 0 rows nor 0 columns
             epilogue=bound,
-            store=storing(out, bound.columns, (pitch_d, 0), d_type, paired=bound.paired),
+            store="direct"
+            if gate_of(bound.steps)
+            else storing(out, bound.columns, (pitch_d, 0), d_type, paired=bound.paired),
             out_shape=shape,
             out_dtype=d_type,
             operands={"a": left},
@@ -276,4 +279,7 @@ class MixedGemmCall(ProductCall):
 
     def fake(self) -> torch.Tensor:
         """D of an unchecked call, without contents."""
-        return self.a.new_empty((*self.a.shape[:-1], self.weight.metadata.n), dtype=self.out_dtype)
+        n = self.weight.metadata.n
+        for item in self.listed:
+            n = step_of(item).columns(n)
+        return self.a.new_empty((*self.a.shape[:-1], n), dtype=self.out_dtype)

@@ -8,15 +8,20 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
+from warploom.errors import SpecificationError
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Activation, Bias
+from warploom.generator.epilogue import Activation, Amax, Bias, Gate, GateFunction
+from warploom.generator.families.mixed_gemm import FAMILY as GENERATED
 from warploom.generator.families.mixed_gemm import Format, MixedGemmOperation, MixedGemmShape
 from warploom.generator.families.mixed_gemm.operation import Scales
 from warploom.generator.families.mixed_gemm.rules import operation_reasons
 from warploom.generator.formats import FORMATS, SCALE_TYPES
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.dispatch import choose
 from warploom.runtime.families.mixed_gemm.family import FAMILY
 from warploom.runtime.plan import run
 
+INTERLEAVED = Gate("silu", "interleaved")
 OPERATION = MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16")
 
 
@@ -46,6 +51,8 @@ def test_fields_have_what_the_tables_have() -> None:
         ({"b": "mxfp4", "scale": "e8m0"}, "group of mxfp4 128: must be 32"),
         ({"b": "mxfp4", "group": 32}, "scale of mxfp4 'bf16': must be e8m0"),
         ({"scale": "e8m0"}, "scale of int4 'e8m0'"),
+        ({"epilogue": (Gate("silu"),)}, "must be interleaved in a packed weight"),
+        ({"epilogue": (INTERLEAVED, Amax())}, "amax with gate_silu_interleaved: must be without"),
     ],
 )
 def test_what_no_kernel_multiplies_is_told(change: dict[str, object], said: str) -> None:
@@ -72,3 +79,24 @@ def test_drawn_calls_are_right_by_their_bound(operation: MixedGemmOperation) -> 
     assert 0 < trial.held_share() <= 1
     spread = float(trial.results[0].float().std())
     assert 1 < spread < 2000
+
+
+@pytest.mark.parametrize("gate", ["silu", "swiglu_oai"])
+def test_drawn_calls_of_interleaved_gates_are_right_by_their_bound(gate: GateFunction) -> None:
+    operation = replace(OPERATION, epilogue=(Bias("bf16"), Gate(gate, "interleaved")))
+    trial = FAMILY.trial(operation, MixedGemmShape(9, 80, 256), "cpu", 0)
+    run(trial.sets[0])
+    assert trial.results[0].shape == (9, 40)
+    assert 0 < trial.held_share() <= 1
+
+
+def test_kernels_of_a_gate_store_directly_and_every_number_of_rows_has_one() -> None:
+    operation = replace(OPERATION, epilogue=(INTERLEAVED,))
+    fields = {"tile": (64, 128, 128), "multiply": "wgmma", "scaled": "sums", "store": "tma"}
+    with pytest.raises(SpecificationError, match="store tma with gate_silu_interleaved"):
+        KernelSpec("sm_90a", operation, GENERATED.complete("sm_90a", operation, fields))
+    for m in (1, 16, 64, 512, 4096):
+        shape = MixedGemmShape(m, 28672, 4096)
+        spec = choose(operation, shape, requires=GENERATED.table.required(operation, shape)).spec
+        assert (spec.operation, spec.schedule.store) == (operation, "direct")
+    assert GENERATED.table.timed_as(operation) == OPERATION

@@ -190,6 +190,16 @@ REFUSED: dict[str, tuple[str, str, *tuple[Change, ...]]] = {
     # Values.
     "nan": (AWQ, "scale nan of row 0, group 0: must be fi", changed("scales", first(math.nan))),
     "mxfp4 nan": (CT + "mxfp4", "scale 255 of row 0", changed("weight_scale", first(255))),
+    "e4m3 scale": (
+        CT + "e4m3 channel",
+        CT + r"weight_scale -1 at \[0, 0\]: must be finite and not negative",
+        changed("weight_scale", first(-1.0)),
+    ),
+    "e4m3 scale of torchao": (
+        AO + "e4m3 row",
+        AO + r"scale inf at \[0, 0\]: must be finite and not negative",
+        changed("_weight_scale", first(math.inf)),
+    ),
     "e4m3 nan": (CT + "e4m3 channel", "is NaN as e4m3", changed("weight", first(math.nan))),
     "ternary 3": (
         BITNET,

@@ -27,6 +27,7 @@ ODD = {
     "five blocks of k": (64, 576, 640),
     "five blocks, the last short": (129, 192, 520),
     "a short block of n": (17, 2112, 1000),
+    "gate and up of 192": (61, 384, 1160),  # the second block has 64 columns of either
     "many blocks": (300, 1032, 4200),
 }
 KERNELS = [*wider.SCALED]

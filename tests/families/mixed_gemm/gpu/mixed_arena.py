@@ -19,7 +19,7 @@ from product_arena import Bound, assert_within, fill, guarded, item
 from rooms import Guarded
 
 import warploom
-from warploom.generator.epilogue import Preactivation
+from warploom.generator.epilogue import Preactivation, columns
 from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemmSchedule
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import Metadata, PackedWeight
@@ -142,13 +142,14 @@ def call(spec: KernelSpec, m: int, n: int, k: int, *, seed: int = 0) -> Call:
     stored = {step.element for step in operation.epilogue if isinstance(step, Preactivation)}
     small = {operation.d, *stored} & {"fp16", "int8", "e4m3", "e5m2"}
     fill(a.view, generator, limit=8 if small else 128)
-    d = guarded(m, n, TORCH[operation.d], odd=odd)
+    d = guarded(m, columns(operation.epilogue, n), TORCH[operation.d], odd=odd)
     made = Call(spec, a, weight(operation, n, k, seed), d, [], [], [])
     for step in operation.epilogue:
         operand, given = item(step, m, n, odd=odd, generator=generator, k=k)
         made.listed.append(given)
         if operand is not None:
             (made.outputs if step.auxiliary else made.operands).append(operand)
+        n = step.columns(n)
     return made
 
 

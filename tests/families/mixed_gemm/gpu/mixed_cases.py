@@ -20,10 +20,13 @@ from warploom.generator.epilogue import (
     Activation,
     Bias,
     EpilogueStep,
+    Gate,
     MeanSquare,
     Residual,
     RmsScale,
+    Scale,
     StochasticRounding,
+    gate_of,
 )
 from warploom.generator.families.mixed_gemm import (
     FAMILY,
@@ -100,6 +103,7 @@ def fitting(shape: tuple[int, int, int], kernel: KernelSpec) -> tuple[int, int, 
     m, n, k = shape
     of = cast("MixedGemmOperation", kernel.operation)
     unit = 16 // element(of.d).bytes if stored_by_tma(kernel) else 1
+    unit = 16 if gate_of(of.epilogue) else unit
     return m, n + -n % unit, k + -k % (of.group or 1)
 
 
@@ -226,6 +230,18 @@ NORMS += [
     spec((16, 128, 256), "mma", "sums", of=operation(epilogue=steps), consumers=4, warp_split_k=2)
     for steps in ((Residual("bf16"), MeanSquare()), (RmsScale(),))
 ]
+GATED = [  # rows of gate and up take turns in W
+    spec(tile, multiply, scaled, of=operation(a=a, epilogue=steps), **{**others, "store": "direct"})
+    for i, (tile, multiply, scaled, others) in enumerate(FINISHED)
+    for a, steps in (
+        ("bf16", (Gate("silu", "interleaved"),)),
+        ("fp16", (Bias("bf16"), Gate(("gelu", "swiglu_oai")[i % 2], "interleaved"), Scale("row"))),
+    )
+]
+GATED += [
+    spec((16, 64, 256), "mma", "sums", of=operation(epilogue=GATED[0].operation.epilogue), **how)  # type: ignore[attr-defined]
+    for how in ({"warp_split_k": 2, "ctas_per_sm": 2}, {"warp_split_k": 2, "stream_k": True})
+]
 OUTPUTS = [
     spec(tile, multiply, scaled, of=operation(d=d, epilogue=steps), **{**others, "store": "direct"})
     for i, (d, steps) in enumerate(
@@ -279,6 +295,7 @@ USUAL = list(
             *FORMATS,
             *EPILOGUES,
             *NORMS,
+            *GATED,
             *OUTPUTS,
             *SIMPLE.values(),
             *(one for one, _ in CHOSEN),

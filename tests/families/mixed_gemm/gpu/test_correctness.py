@@ -64,6 +64,14 @@ def test_no_row_has_the_mean_of_squares_of_another(
     verify(kernel, shape)
 
 
+@over_shapes
+@pytest.mark.parametrize("kernel", cases.GATED, ids=short)
+def test_no_gate_multiplies_the_up_of_another_column(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
 @pytest.mark.parametrize("shape", FEW, ids=str)
 @pytest.mark.parametrize("kernel", cases.OUTPUTS, ids=short)
 def test_no_output_type_is_rounded_or_saturated_wrongly(
