@@ -268,7 +268,6 @@ struct Tile {
   static constexpr int kSpan = 64, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 16, kBoxes = kKeys / kBoxRows;
   static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
-  static constexpr int kReads = kRowBytes / 32;  // of 16 rows: each has 32 bytes of them
 
   // Where a slice of 16 rows begins.
   __device__ __forceinline__ static int slice(int slice) {
@@ -457,6 +456,8 @@ struct Queries {
   }
 };
 
+constexpr int kReads = kRowBytes / 32;  // of 16 rows: each has 32 bytes of them
+
 // What a lane reads of a slice, of k as of v: rows first, so that a read has 32 columns of all 16.
 __device__ __forceinline__ int key_place() { return Tile::place(lane() % 16, lane() / 16); }
 __device__ __forceinline__ int value_place() { return key_place(); }
@@ -467,7 +468,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[2][4], const Queri
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) scores[n][i] = 0;
   CUTE_UNROLL
-  for (int at = 0; at < Tile::kReads; ++at) {
+  for (int at = 0; at < kReads; ++at) {
     uint32_t keys[4];
     read(keys, Tile::moved(from, at));
     CUTE_UNROLL
@@ -481,7 +482,7 @@ template <bool kMasked>
 __device__ __forceinline__ void multiply_values(Outputs& outputs, const uint32_t (&weights)[4], uint32_t from,
                                                 const Hidden& hidden) {
   CUTE_UNROLL
-  for (int at = 0; at < Tile::kReads; ++at) {
+  for (int at = 0; at < kReads; ++at) {
     uint32_t values[4];
     read_transposed(values, Tile::moved(from, at));
     CUTE_UNROLL

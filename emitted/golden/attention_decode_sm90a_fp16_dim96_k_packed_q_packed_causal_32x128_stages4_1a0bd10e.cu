@@ -304,7 +304,6 @@ struct Tile {
   static constexpr int kSpan = 64, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 64, kBoxes = kKeys / kBoxRows;
   static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
-  static constexpr int kReads = kRowBytes / 32;  // of 16 rows: each has 32 bytes of them
 
   // Where a slice of 16 rows begins.
   __device__ __forceinline__ static int slice(int slice) {

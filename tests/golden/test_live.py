@@ -10,6 +10,8 @@ from emitted_functions import structs, without_remarks
 from goldens import SPECS, texts
 
 WIDTH = 112  # characters of a line of a GEMM
+# What a function is asked for by several parts of a kernel, of which one finds that it is always 0.
+ALWAYS_ZERO = {"attention_decode": {"begin"}}  # of the keys that a row sees, without a window
 
 # A function with nothing in it but a default result, and no member that a constructor sets. A union
 # whose members have constructors needs one of its own.
@@ -98,7 +100,11 @@ def test_kernels_have_live_code_and_a_head_that_explains_them(
     for name, spec in SPECS.items():
         if wrong is not wide or spec.operation.family == "gemm":
             found.setdefault(spec.operation.family, set()).update(wrong(texts()[name]))
-    assert {family: names for family, names in found.items() if names} == {}
+    assert {
+        family: left
+        for family, names in found.items()
+        if (left := names - ALWAYS_ZERO.get(family, set()))
+    } == {}
 
 
 def test_a_barrier_that_the_head_does_not_name_is_found() -> None:
