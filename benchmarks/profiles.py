@@ -46,6 +46,7 @@ def _kernels(call: Call) -> list[Row]:
             1e-6 * (one.self_device_time_total if on_gpu else one.self_cpu_time_total),
         )
         for one in profiler.key_averages()
+        if not on_gpu or one.self_device_time_total  # or it is the host's part of a launch
     ]
     return _longest(found, "all kernels" if on_gpu else "all operators")
 

@@ -117,7 +117,7 @@ class HummingExperts:
 
     def __init__(self, weights: Sequence[Codes]) -> None:
         each = [humming_tensors(one) for one in weights]
-        stacked = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        stacked = {name: _stacked([one[name] for one in each]) for name in each[0]}
         self.count = len(weights)
         self._layer = _layer(weights[0], stacked, num_experts=self.count)
 
@@ -148,6 +148,12 @@ class HummingExperts:
             tuning_config=json.dumps(tuned),
             **tensors,
         )
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of all, as bytes: torch need not know how to copy their type."""
+    dtype = tensors[0].dtype
+    return torch.stack([one.view(torch.uint8) for one in tensors]).view(dtype)
 
 
 def _blocks(ends: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
