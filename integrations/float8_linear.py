@@ -92,7 +92,7 @@ class Float8Linear(torch.nn.Linear):
                 rule="must be e4m3 with a scale for each 128x128, and dynamic activations",
                 fix="keep the layer as it is",
             )
-        require_fp8_scales("weight_scale_inv", module._parameters["weight_scale_inv"])
+        require_fp8_scales("weight_scale_inv", module.get_parameter("weight_scale_inv"))
         return sharing(cls.__new__(cls), module)
 
     @classmethod
