@@ -16,7 +16,7 @@ from warploom.runtime.arguments import Arguments
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import BoundEpilogue
-from warploom.runtime.families._product.operands import Operand
+from warploom.runtime.families._product.operands import Copy, Operand
 from warploom.runtime.families._product.steps.activation import FUNCTIONS
 from warploom.runtime.families._product.steps.gate import GATES
 from warploom.runtime.families._product.steps.step import Item
@@ -37,6 +37,23 @@ class Details:
     dtype: torch.dtype
     operands: Mapping[str, Operand]
     copies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyForEach(Copy):
+    """A copy of a matrix for each group, also where all are one in memory."""
+
+    def _source(self, operand: torch.Tensor) -> torch.Tensor:
+        return operand
+
+
+def operand_of_groups(b: torch.Tensor, allowed: tuple[str, ...]) -> Operand:
+    """B [G, K, N], whose matrix kernels find by its group: an expanded view is copied."""
+    groups = b.shape[0]
+    if groups < 2 or b.stride(0) or not b.numel():
+        return Operand.of(b, allowed, (groups,))
+    copy = CopyForEach(allowed[0], (groups,))
+    return replace(Operand.of(copy.room(b), allowed[:1], (groups,)), copy=copy)
 
 
 class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):

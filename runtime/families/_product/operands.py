@@ -141,14 +141,10 @@ def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of an operand that TMA can read: to a layout, of all its batches where D has some.
-
-    each   also of those that are one matrix in memory, a copy for each
-    """
+    """A copy of an operand that TMA can read: to a layout, of all its batches where D has some."""
 
     layout: str
     batches: tuple[int, ...] | None
-    each: bool = False
 
     def __call__(self, operand: torch.Tensor) -> torch.Tensor:
         """Return the copy; it is counted."""
@@ -159,9 +155,7 @@ class Copy:
         return padded_room(self._source(operand), self.layout, "meta")
 
     def _source(self, operand: torch.Tensor) -> torch.Tensor:
-        if self.batches is None:
-            return matrix(operand)
-        return operand if self.each else stacked(operand, self.batches)
+        return matrix(operand) if self.batches is None else stacked(operand, self.batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +175,7 @@ class Operand:
 
     @classmethod
     def of(
-        cls,
-        tensor: torch.Tensor,
-        allowed: tuple[str, ...],
-        shared: tuple[int, ...] | None,
-        *,
-        each: bool = False,
+        cls, tensor: torch.Tensor, allowed: tuple[str, ...], shared: tuple[int, ...] | None
     ) -> Operand:
         """Return the operand in place if TMA can read it, else copied to the first allowed layout.
 
@@ -194,13 +183,11 @@ class Operand:
             tensor: Of a type that is in the table.
             allowed: Its layouts, row or col or both, that kernels may read.
             shared: The batches of D; None where it has none.
-            each: Kernels find a batch by its number, also of an expanded view: it is copied.
         """
         in_place = _in_place(tensor, allowed, shared)
-        expanded = each and tensor.numel() and tensor.shape[0] > 1 and not tensor.stride(0)
-        if in_place is not None and not expanded:
+        if in_place is not None:
             return cls(BY_DTYPE[tensor.dtype], *in_place)
-        copy = Copy(allowed[0], shared, each)
+        copy = Copy(allowed[0], shared)
         copied = _in_place(copy.room(tensor), allowed[:1], shared)
         if copied is None:
             raise AssertionError("TMA reads what was laid out for it")

@@ -33,7 +33,12 @@ from warploom.runtime.arguments import (
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import BY_DTYPE, NAMES
 from warploom.runtime.families._product import epilogue
-from warploom.runtime.families._product.groups import Details, GroupedProduct, in_groups
+from warploom.runtime.families._product.groups import (
+    Details,
+    GroupedProduct,
+    in_groups,
+    operand_of_groups,
+)
 from warploom.runtime.families._product.operands import (
     Operand,
     check_out,
@@ -200,8 +205,7 @@ class GroupedCall(GroupedProduct):
             allowed = (spec.operation.layout_b,)  # type: ignore[attr-defined]
         elif self.a.dtype.itemsize > 1 and not gated:
             allowed = ("col", "row")
-        right = Operand.of(self.b, allowed, (self.groups,), each=True)
-        return Operand.of(self.a, ("row",), None), right
+        return Operand.of(self.a, ("row",), None), operand_of_groups(self.b, allowed)
 
     def _check(self, spec: KernelSpec | None) -> None:
         """Raise ProblemError for tensors that are not those of a grouped GEMM."""
