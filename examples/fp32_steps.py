@@ -65,11 +65,11 @@ def gemms(trainer: Trainer) -> list[dict[str, Any]]:
     return found
 
 
-class _Gemms(TorchDispatchMode):
+class _Gemms(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts torch's GEMMs by operator, by what ran them and by how their operands are stored."""
 
     def __init__(self, ran: Counter[tuple[str, str]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[tuple[Any, ...]] = Counter()
         self._ran = ran
 
