@@ -114,7 +114,7 @@ class AttentionQuantizeCall(Arguments[Details, Results]):
         }
         q_out, k_out, *_ = self._results(nowhere)
         laid_out = {**read, "q_out": q_out, "k_out": k_out}
-        strides: dict[str, Strides] = {
+        strides: dict[str, Any] = {
             f"strides_{name}": _strides(one) for name, one in laid_out.items() if one is not None
         }
         (batch, kv_heads, seq_k), (heads, seq_q) = self._sizes, (0, 0)

@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import eight_bit_cases as cases
 import pytest
@@ -34,7 +33,6 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime.families.attention_forward import values
-from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall
 from warploom.runtime.families.attention_forward.eight_bit_trial import EightBitTrial
 from warploom.runtime.families.attention_forward.trial import AttentionTrial
 
@@ -347,18 +345,6 @@ def test_a_plan_of_8_bits_is_refused() -> None:
     scale = torch.ones(1, 1)
     with pytest.raises(warploom.ProblemError, match="a plan with k_descale, q_descale: must be of"):
         warploom.plan_attention(q, q, q, q_descale=scale, k_descale=scale)
-
-
-@pytest.mark.parametrize("dim", [64, 80])
-def test_v_by_keys_is_laid_out_whatever_the_dimension(dim: int) -> None:
-    """Attention of 8 bits takes multiples of 16."""
-    q, v = torch.randn(1, 1, 16, dim).to(E4M3), torch.randn(1, 1, 40, dim).to(E4M3)
-    scales = {name: torch.ones(1, 1) for name in ("q_descale", "k_descale", "v_descale")}
-    call = EightBitCall(q, v, v, **scales)
-    laid_out = call.copied(cast("Any", SimpleNamespace(copies=())))
-    assert laid_out.v_layout == "dim_major"
-    right = values.dim_major(v)
-    assert torch.equal(laid_out.v.view(torch.uint8), right.view(torch.uint8))
 
 
 @pytest.mark.parametrize("scores", ["e4m3", "int8"])

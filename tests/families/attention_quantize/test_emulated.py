@@ -19,31 +19,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.attention_forward.values import dim_major
 from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
 
-_CUDA = """
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__ static
-#define CUTE_UNROLL
-#define OFFSET(type, field) offsetof(type, field)
-using std::max, std::min;
-struct Index { int x; };
-static thread_local Index threadIdx;
-static Index blockIdx;
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places) {
-  const uint64_t both = uint64_t(b) << 32 | a;
-  uint32_t found = 0;
-  for (int i = 0; i < 4; ++i) found |= uint32_t(both >> (places >> 4 * i & 7) * 8 & 0xff) << 8 * i;
-  return found;
-}
-static pthread_barrier_t barrier;
-static void __syncthreads() { pthread_barrier_wait(&barrier); }
-namespace cutlass { struct float_e4m3_t { uint8_t bits; }; }
-"""
+_CUDA = Path(__file__).with_name("emulated.h")
 _LAUNCH = """
 extern "C" void launch(const void* block, int grid) {
   Parameters p;
@@ -73,7 +49,9 @@ def test_v_of_any_lengths_is_transposed_byte_for_byte(
     spec = KernelSpec("sm_90a", operation, complete("", operation, {}))
     text = re.sub(r"^#.*\n|asm volatile\(.*?\);", "", render(spec), flags=re.M)
     text = text[text.index("using Element") :] + _LAUNCH.replace("NAME", spec.name)
-    path = library(_CUDA + text, tmp_path / "kernel.so", ("thread", "cstddef", "pthread.h"))
+    path = library(
+        _CUDA.read_text() + text, tmp_path / "kernel.so", ("thread", "cstddef", "pthread.h")
+    )
     for offsets in OFFSETS[lengths]:
         v = torch.randint(0, 256, (660, 3, dim), dtype=torch.uint8).view(torch.float8_e4m3fn)
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32) if offsets else None

@@ -30,6 +30,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "Gemma2": MEDIUM | {"sliding_window": 100, "query_pre_attn_scalar": 64},
     "GptOss": MEDIUM | {"sliding_window": 100},
 }
+SERVED = [*MODELS]  # by caches of a fixed size as well
+LATENT = {"q_lora_rank": 128, "kv_lora_rank": 128, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+MODELS["DeepseekV3"] = MEDIUM | LATENT | {"v_head_dim": 128, "num_key_value_heads": 8}
 
 
 def inputs(case: str) -> tuple[torch.Tensor, dict[str, Any], torch.Tensor]:
@@ -92,8 +95,10 @@ def test_masks_and_biases_of_a_layer_are_computed_by_kernels(
     assert computed == {"by_kernels": 1, "by_torch": 1}
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [*((name, "dynamic") for name in MODELS), *((name, "static") for name in SERVED)],
+)
 def test_a_patched_model_generates(name: str, cache: str, computed: Counter[str]) -> None:
     """Each token is, to bf16, the likeliest of an fp32 model that is given the tokens before.
 
@@ -124,7 +129,7 @@ def test_a_patched_model_generates(name: str, cache: str, computed: Counter[str]
 
 
 @pytest.mark.parametrize("padding", ["whole", "left"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SERVED)
 def test_steps_by_a_static_cache_are_warplooms(name: str, padding: str) -> None:
     """Compiled, in CUDA graphs, for all lengths: what is said again is said without compiling.
 
@@ -172,25 +177,10 @@ def test_compiled_layers_run_kernels() -> None:
     assert float(error) < 0.05 * float(eager[visible].abs().max())
 
 
-DEEPSEEK: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 768,
-    "num_attention_heads": 4,
-    "head_dim": 64,
-    "q_lora_rank": 128,
-    "kv_lora_rank": 128,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.05,
-}
-
-
-def test_deepseek_v3_learns_and_generates_with_192_and_128(
+def test_deepseek_v3_is_trained_with_192_and_128(
     computed: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the head dimensions that the model has; padded values would be 192 long."""
+    """With the head dimensions that it has: values that are padded would be 192 long."""
     seen, attend = [], transformers_attention.api.attention
 
     def noted(*given: torch.Tensor, **told: Any) -> Any:  # noqa: ANN401
@@ -198,37 +188,14 @@ def test_deepseek_v3_learns_and_generates_with_192_and_128(
         return attend(*given, **told)
 
     monkeypatch.setattr(transformers_attention.api, "attention", noted)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    tokens, keywords, visible = inputs("left")
-    losses: dict[str, list[float]] = {}
-    for name, dtype in (("exact", torch.float32), ("rough", torch.bfloat16), ("found", None)):
-        taught = model("DeepseekV3", "eager", dtype or torch.bfloat16, **DEEPSEEK).cuda().train()
-        if dtype is None:
-            warploom.patch(taught, linear=False)
-        optimizer = torch.optim.SGD(taught.parameters(), lr=0.1)
-        losses[name] = []
-        for _ in range(8):
-            loss = taught(tokens, labels=tokens, use_cache=False).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses[name].append(float(loss.detach()))
-    exact, rough, found = (torch.tensor(losses[name]) for name in ("exact", "rough", "found"))
-    assert computed["by_kernels"] == 8 * 2 and set(seen) == {(192, 192, 128)}
-    assert exact[-1] < exact[0] - 0.1
-    assert (found - exact).abs().max() < 2 * (rough - exact).abs().max() + 0.01
-    seen.clear()
-    speaking = model("DeepseekV3", "eager", **DEEPSEEK).cuda()
-    warploom.patch(speaking, linear=False)
-    said = speaking.generate(tokens, **keywords, max_new_tokens=6, do_sample=False)
-    assert computed["by_kernels"] > 8 * 2 and set(seen) == {(192, 192, 128)}
-    whole = torch.nn.functional.pad(visible.long(), (0, 6), value=1)
-    with torch.no_grad():
-        likely, near = (
-            model("DeepseekV3", "eager", dtype, **DEEPSEEK).cuda()(said, attention_mask=whole)
-            for dtype in (torch.float32, torch.bfloat16)
-        )
-    exact, rough = (one.logits[:, ROWS - 1 : -1].float() for one in (likely, near))
-    chosen = exact.gather(-1, said[:, ROWS:, None]).squeeze(-1)
-    allowed = 4 * float((rough - exact).abs().max()) + 0.02
-    assert float((exact.amax(-1) - chosen).max()) < allowed
+    taught = made("DeepseekV3", "eager")
+    warploom.patch(taught)
+    tokens, _, _ = inputs("whole")
+    optimizer, losses = torch.optim.SGD(taught.parameters(), lr=0.1), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        losses.append(taught(tokens, labels=tokens, use_cache=False).loss)
+        losses[-1].backward()
+        optimizer.step()
+    assert computed == {"by_kernels": 16} and set(seen) == {(192, 192, 128)}
+    assert losses[-1] < losses[0] - 0.1
