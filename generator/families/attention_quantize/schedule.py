@@ -42,8 +42,8 @@ class AttentionQuantizeOperation:
         default="fixed",
         name="{}",
         later=True,
-        doc="packed: sequences of different lengths follow each other, and cu_seqlens holds their "
-        "offsets; only where there is only v",
+        doc="whether sequences have one length, or (varlen) follow each other at the offsets in "
+        "cu_seqlens; only where there is only v",
     )
     family: Literal["attention_quantize"] = knob(
         default="attention_quantize", doc="the kernel family"
