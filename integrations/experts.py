@@ -55,7 +55,7 @@ def experts(
     down_bias: torch.Tensor | None = None,
     alpha: float = ALPHA,
     limit: float = LIMIT,
-    first_expert: int = 0,
+    first_expert: int | None = None,
     norm: Function | None = None,
 ) -> torch.Tensor:
     """Run each token through the experts that it chose, and sum their results by its weights.
@@ -65,8 +65,7 @@ def experts(
 
     Args:
         hidden: Tokens [.., H].
-        ids: The experts of each token, int64 or int32 [.., k]. Those outside of first_expert to
-            first_expert + E - 1 are skipped: they add nothing, as other ranks' experts must.
+        ids: The experts of each token, int64 or int32 [.., k]; -1 is none, and adds nothing.
         weights: Of these experts, fp16, bf16 or fp32 [.., k].
         gate_up: [E, 2 I, H], at most 1,024 experts; [E, H, 2 I] where transposed. Quantized weights
             are PackedExperts, as must be those of down.
@@ -79,7 +78,9 @@ def experts(
         down_bias: [E, H], or None.
         alpha: Of swiglu_oai: f(g) = g sigmoid(alpha g).
         limit: Of swiglu_oai: gate is at most this, and up between minus this and this.
-        first_expert: The id of the first of these experts.
+        first_expert: The id of the first of these experts, where other ranks have the others, which
+            add nothing here. None: it is 0, and ids that are no expert's are refused on the CPU, and
+            add nothing on a GPU, whose contents the host does not read.
         norm: A function of the rows [rows, H] of the second product, before they are weighted.
 
     Returns:
@@ -91,7 +92,8 @@ def experts(
     linear layers.
 
     Raises:
-        ProblemError: Before anything is launched, naming the value and the fix.
+        ProblemError: Before anything is launched, naming the value and the fix; for ids that are no
+            expert's where they are on the CPU.
 
     Example:
         >>> hidden = torch.randn(6, 64).bfloat16()
@@ -149,7 +151,7 @@ def routed(
     count: int,
     layer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     *,
-    first_expert: int = 0,
+    first_expert: int | None = None,
 ) -> torch.Tensor:
     """Run tokens [T, H] through the experts of their ids, and sum the results by their weights.
 

@@ -48,7 +48,8 @@ def forward(
         by_transformers: Callable[..., torch.Tensor] = own
         return by_transformers(module, hidden_states, top_k_index, top_k_weights)
     layer = partial(_layer, module)
-    result = routed(hidden_states, top_k_index, top_k_weights, module.num_experts, layer)
+    given = hidden_states, top_k_index, top_k_weights, module.num_experts, layer
+    result = routed(*given, first_expert=0)
     return result.to(hidden_states.dtype)
 
 

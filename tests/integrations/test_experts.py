@@ -54,7 +54,8 @@ def drawn(dtype: torch.dtype = torch.float32, biases: bool = False) -> dict[str,
 def chosen(extra: int = 2) -> torch.Tensor:
     """Ids of which some are no expert's here."""
     random = torch.Generator().manual_seed(4)
-    return torch.rand(TOKENS, EXPERTS + extra, generator=random).topk(K).indices
+    ids = torch.rand(TOKENS, EXPERTS + extra, generator=random).topk(K).indices
+    return ids.where(ids < EXPERTS, -1)
 
 
 def oai(both: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
@@ -229,6 +230,7 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         # Each of these was an error of torch's.
         ({"gate_up": torch.zeros(8)}, r"gate_up \[8\], down .* must be \[E, 2 I, H\]"),
         ({"gate_up": torch.zeros(EXPERTS, 2 * INNER, H).int()}, "must be of one type"),
+        ({"ids": chosen() + 7}, f"ids with .*must be from 0 to {EXPERTS - 1}.*pass first_expert"),
         ({"norm": 3}, "norm 3 of type int: must be a function"),
     ],
 )
