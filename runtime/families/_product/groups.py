@@ -121,23 +121,23 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
         have beside batches.
         """
         m, groups, device = self.a.shape[0], self.groups, self.a.get_device()
-        bound = epilogue.bind(steps, (groups,), m, n, device, batched=True)
         for kind, value, *_ in steps if self.by_rows else ():
             if not isinstance(value, torch.Tensor) or value.numel() < 2:
                 continue
-            of_rows = kind in ("scale_a", "scale_row")
-            if value.numel() != m if of_rows else value.dim() > 2:
-                name = _TENSORS[kind]
-                raise ProblemError(
-                    f"{name} {list(value.shape)} with {groups} groups",
-                    rule=f"must have {m} elements, one for each row of a"
-                    if of_rows
-                    else f"must be {[groups, n]} or {[n]}",
-                    fix="pass one vector for the rows of all groups"
-                    if of_rows
-                    else f"use {name}.flatten(0, -2)",
-                )
-        return bound
+            name, fix = _TENSORS[kind], "pass one vector for the rows of all groups"
+            if kind in ("scale_a", "scale_row"):
+                fits, rule = value.numel() == m, f"have {m} elements, one for each row of a"
+            else:
+                fits = tuple(value.shape) in ((groups, n), (1, n), (n,))
+                rule = f"be {[groups, n]} or {[n]}"
+                fix = f"use {name}.flatten(0, -2)" if value.dim() > 2 else f"reshape {name}"
+                if kind == "scale_b":
+                    rule += f", {[groups, 1]} for a scale of each matrix, or block scales of both "
+                    rule += f"operands, {[groups, -(-n // 128), -(-self.a.shape[1] // 128)]}"
+            if not fits:
+                told = f"{name} {list(value.shape)} with {groups} groups"
+                raise ProblemError(told, rule=f"must {rule}", fix=fix)
+        return epilogue.bind(steps, (groups,), m, n, device, batched=True)
 
     def steps_addressed(self, steps: Sequence[Item], **others: str) -> tuple[str, ...]:
         """What kernels call the tensors of an epilogue, in the order of the call's arguments: by

@@ -215,7 +215,7 @@ def grouped_gemm(
         return _masked(a, b, lengths, expected_m, tensors, options, (out, out_dtype, spec))
     dimensions = (a.dim(), b.dim())
     if b.dim() == 3 and scale_b is not None:
-        scale_b = _of_columns(scale_b, b.shape[-1])
+        scale_b = _of_columns(scale_b, b)
     steps = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias, "row_scale": row_scale}
     if dimensions != (2, 3):
         given = [name for name, one in steps.items() if one is not None]
@@ -315,7 +315,7 @@ def _masked(
             fix="call under torch.no_grad(), or pass the rows that count with offs",
         )
     if scale_b is not None:
-        scale_b = _of_columns(scale_b, b.shape[-1])
+        scale_b = _of_columns(scale_b, b)
     try:
         rows_of = tuple(_rows_of(one, groups, m) for one in (a, scale_a, row_scale))
     except RuntimeError as error:  # tensors that torch does not flatten, such as sparse ones
@@ -341,9 +341,10 @@ def _masked(
     return d.view(groups, m, d.shape[-1]) if out is None else out
 
 
-def _of_columns(scale_b: torch.Tensor, n: int) -> torch.Tensor:
-    """A scale [G, 1] of each matrix as that of its n columns; any other as it is."""
-    if scale_b.dim() == 2 and scale_b.shape[1] == 1 < n:
+def _of_columns(scale_b: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A scale [G, 1] of each matrix as that of its columns; any other as it is."""
+    groups, _, n = b.shape
+    if scale_b.shape == (groups, 1) and n > 1:
         return scale_b.expand(-1, n).contiguous()
     return scale_b
 

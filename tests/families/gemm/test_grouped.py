@@ -424,6 +424,8 @@ def test_transforms_of_torch_func_and_duals_are_named() -> None:
         ({"a": torch.ones(ROWS, K, dtype=torch.float16)}, "must have one type"),
         ({"bias": torch.ones(3, N)}, "bias"),
         ({"row_scale": torch.ones(3)}, "scale_row"),
+        ({"scale_b": torch.ones(4)}, r"scale_b \[4\] .*\[4, 32\] or \[32\], \[4, 1\] for a scale"),
+        ({"scale_b": torch.ones(3, 1)}, r"scale_b \[3, 1\] .* \[4, 1\] for a scale of each"),
         ({"bias": torch.ones(4, 1, N)}, r"bias \[4, 1, 32\] .* use bias.flatten"),
         ({"row_scale": torch.ones(4, ROWS)}, r"row_scale \[4, 37\] .* must have 37 elements"),
         ({"scale_a": torch.ones(4, ROWS)}, r"scale_a \[4, 37\] .* must have 37 elements"),
