@@ -79,8 +79,8 @@ def experts(
         alpha: Of swiglu_oai: f(g) = g sigmoid(alpha g).
         limit: Of swiglu_oai: gate is at most this, and up between minus this and this.
         first_expert: The id of the first of these experts, where other ranks have the others, which
-            add nothing here. None: it is 0, and ids that are no expert's are refused on the CPU, and
-            add nothing on a GPU, whose contents the host does not read.
+            add nothing here. None: it is 0, and ids that are no expert's are refused on the CPU,
+            and add nothing on a GPU, whose contents the host does not read.
         norm: A function of the rows [rows, H] of the second product, before they are weighted.
 
     Returns:

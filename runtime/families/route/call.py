@@ -54,7 +54,10 @@ class RouteCall(Arguments[Details, Results]):
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         Arguments.require(self)
-        bounds = ("experts", self.experts, 1, EXPERTS), ("first_expert", self.first, -_REACH, _REACH)
+        bounds = (
+            ("experts", self.experts, 1, EXPERTS),
+            ("first_expert", self.first, -_REACH, _REACH),
+        )
         for name, value, least, most in bounds:
             if type(value) is not int or not least <= value <= most:
                 raise ProblemError(
