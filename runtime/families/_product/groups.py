@@ -23,10 +23,16 @@ from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device, shown
 
-_TENSORS = {"bias": "bias", "scale_a": "scale_a", "scale_b": "scale_b", "scale_row": "row_scale"}
+_TENSORS = {
+    **{name: name for name in ("bias", "scale_a", "scale_b")},
+    "scale_row": "row_scale",
+    "residual": "residual",
+}
 """Items that have tensors, and what calls have for them, in the order of their declarations."""
 
-_WORDS = {"activation": (*FUNCTIONS,), "gate": GATES, "gate_interleaved": GATES}
+_NAMED = ("bias", "residual")  # items whose tensors kernels call so
+_GATED = ("gate", "gate_interleaved")
+_WORDS = {"activation": (*FUNCTIONS,), **dict.fromkeys(_GATED, GATES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,11 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
             if not isinstance(value, torch.Tensor) or value.numel() < 2:
                 continue
             name, fix = _TENSORS[kind], "pass one vector for the rows of all groups"
-            if kind in ("scale_a", "scale_row"):
+            if kind == "residual":
+                shape = (m, n // 2 if any(one[0] in _GATED for one in steps) else n)
+                fits, rule = tuple(value.shape) == shape, f"be {[*shape]}, a row for each of a"
+                fix = "pass one matrix for the rows of all groups"
+            elif kind in ("scale_a", "scale_row"):
                 fits, rule = value.numel() == m, f"have {m} elements, one for each row of a"
             else:
                 fits = tuple(value.shape) in ((groups, n), (1, n), (n,))
@@ -144,7 +154,7 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
         their places among the steps, or as `others` say.
         """
         fields = {
-            _TENSORS[item[0]]: f"{item[0] if item[0] == 'bias' else 'scale'}_{index}"
+            _TENSORS[item[0]]: f"{item[0] if item[0] in _NAMED else 'scale'}_{index}"
             for index, item in enumerate(steps)
             if item[0] in _TENSORS
         }

@@ -17,7 +17,7 @@ from rooms import Guarded
 import warploom
 from warploom.errors import DeviceError
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Bias, EpilogueStep, Gate, Scale
+from warploom.generator.epilogue import Bias, EpilogueStep, Gate, Residual, Scale, columns
 from warploom.generator.families.gemm import GemmOperation, complete
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -76,6 +76,8 @@ ROWS = [
     spec((128, 128), a="e4m3", accumulation="promoted", epilogue=(ROW, COLUMN)),
     spec((32, 128), a="e4m3", **SWAPPED),
     spec((128, 128), a="int8", d="int32"),
+    spec((128, 128), epilogue=(BIAS, Gate("silu"), ROW, Residual("bf16"))),
+    spec((32, 128), epilogue=(Residual("fp32"),), **SWAPPED),
 ]
 BLOCKS = [
     spec((128, 128), scales="fp32"),
@@ -97,6 +99,7 @@ MASKED = [
     spec((128, 128), "masked", epilogue=(BIAS, Gate("silu"), ROW)),
     spec((128, 128), "masked", scales="fp32"),
     spec((32, 128), "masked", scales="fp32", **SWAPPED),
+    spec((64, 64), "masked", consumers=1, epilogue=(Residual("bf16"),)),
 ]
 BY_K = [
     spec((128, 256), "k", cluster=(2, 1)),
@@ -214,7 +217,7 @@ class Call:
         )
 
 
-_OF_ROWS = ("scale_a", "row_scale")  # keywords that have a row for each of A's
+_OF_ROWS = ("scale_a", "row_scale", "residual")  # keywords that have a row for each of A's
 
 
 def poison(view: torch.Tensor) -> None:
@@ -316,6 +319,9 @@ def _epilogue(
             found["bias"] = drawn(routing.groups, n).to(TORCH[step.element])
         elif step == ROW:
             found["scale_a" if index == 0 else "row_scale"] = drawn(routing.size)
+        elif isinstance(step, Residual):
+            width = columns(operation.epilogue, n)
+            found["residual"] = drawn(routing.size, width).to(TORCH[step.element])
         else:
             found["scale_b"] = drawn(routing.groups, n)
     return found
