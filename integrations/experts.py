@@ -29,7 +29,10 @@ from warploom.runtime.families._product.steps.gate import (
     factor,
     split,
 )
+from warploom.runtime.families.cast.api import cast as quantize
 from warploom.runtime.families.combine.api import combine, permute
+from warploom.runtime.families.gemm.block_scales import TYPES as BLOCK_SCALES
+from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
 from warploom.runtime.families.route.api import route
@@ -38,6 +41,7 @@ from warploom.runtime.tensors import lowered, require_one_device, require_tensor
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 _TYPES = (*PRODUCTS, torch.float32)
+_FP8, _BLOCK = torch.float8_e4m3fn, 128
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
 
 
@@ -53,9 +57,11 @@ def experts(
     transposed: bool = False,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
+    gate_up_scale: torch.Tensor | None = None,
+    down_scale: torch.Tensor | None = None,
     alpha: float = ALPHA,
     limit: float = LIMIT,
-    first_expert: int = 0,
+    first_expert: int | None = None,
     norm: Function | None = None,
 ) -> torch.Tensor:
     """Run each token through the experts that it chose, and sum their results by its weights.
@@ -65,11 +71,10 @@ def experts(
 
     Args:
         hidden: Tokens [.., H].
-        ids: The experts of each token, int64 or int32 [.., k]. Those outside of first_expert to
-            first_expert + E - 1 are skipped: they add nothing, as other ranks' experts must.
+        ids: The experts of each token, int64 or int32 [.., k]; -1 is none, and adds nothing.
         weights: Of these experts, fp16, bf16 or fp32 [.., k].
-        gate_up: [E, 2 I, H], at most 1,024 experts; [E, H, 2 I] where transposed. Quantized weights
-            are PackedExperts, as must be those of down.
+        gate_up: [E, 2 I, H], at most 1,024 experts; [E, H, 2 I] where transposed. bf16, fp16 or
+            fp32, e4m3 with scales, or PackedExperts, as must be down.
         down: [E, H, I]; [E, I, H] where transposed. H and I are multiples of 8.
         gate: f: silu, gelu, gelu_tanh, relu, or swiglu_oai (gpt-oss's, by alpha and limit). Or a
             function of the first product [rows, N] that returns [rows, I], for any N.
@@ -77,21 +82,27 @@ def experts(
         transposed: Weights have their inputs first.
         gate_up_bias: [E, 2 I], or None.
         down_bias: [E, H], or None.
+        gate_up_scale: Of an e4m3 weight, fp32 or e8m0 [E, 2 I / 128, H / 128], rounded up: one for
+            each 128x128. Tokens are quantized by blocks of 1x128.
+        down_scale: Likewise, [E, H / 128, I / 128].
         alpha: Of swiglu_oai: f(g) = g sigmoid(alpha g).
         limit: Of swiglu_oai: gate is at most this, and up between minus this and this.
-        first_expert: The id of the first of these experts.
+        first_expert: The id of the first of these experts, where other ranks have the others, which
+            add nothing here. None: it is 0, and ids that are no expert's are refused on the CPU,
+            and add nothing on a GPU, whose contents the host does not read.
         norm: A function of the rows [rows, H] of the second product, before they are weighted.
 
     Returns:
         [.., H], of the type of hidden.
 
-    Weights of 16 bits are multiplied by kernels; fp32 ones by torch. Quantized weights are
-    multiplied by tokens of 16 bits, without gradients; their gate runs in the first kernel where
-    gate and up are interleaved. Under autocast tensors are converted, as torch converts those of
-    linear layers.
+    Weights of 16 bits are multiplied by kernels; fp32 ones by torch. PackedExperts and e4m3 weights
+    are multiplied by tokens of 16 bits, without gradients; the gate of PackedExperts runs in the
+    first kernel where gate and up are interleaved. Under autocast tensors are converted, as torch
+    converts those of linear layers.
 
     Raises:
-        ProblemError: Before anything is launched, naming the value and the fix.
+        ProblemError: Before anything is launched, naming the value and the fix; for ids that are no
+            expert's where they are on the CPU.
 
     Example:
         >>> hidden = torch.randn(6, 64).bfloat16()
@@ -103,7 +114,9 @@ def experts(
     given: dict[str, torch.Tensor] = {"hidden": hidden, "ids": ids, "weights": weights}
     for name, weight in (("gate_up", gate_up), ("down", down)):
         given[name] = weight.slabs if isinstance(weight, PackedExperts) else weight
-    _check_types(given, {"gate_up_bias": gate_up_bias, "down_bias": down_bias}, alpha, limit)
+    scales = {"gate_up_scale": gate_up_scale, "down_scale": down_scale}
+    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    _check_types(given, {**biases, **scales}, alpha, limit)
     kind, shape = hidden.dtype, hidden.shape
     hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
     gate_up, down = _lowered(gate_up), _lowered(down)
@@ -113,60 +126,22 @@ def experts(
         hidden = lowered(hidden)
     first, second = (_inputs_first(one, transposed) for one in (gate_up, down))
     _check(hidden, ids, weights, first, second, gate, gate_layout, norm)
+    _check_scales(hidden, {"gate_up": first, "down": second}, scales, transposed)
     _check_bias("gate_up_bias", gate_up_bias, first)
     _check_bias("down_bias", down_bias, second)
 
-    def layer(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        if isinstance(first, PackedExperts):
-            fused = gate_layout == "interleaved" and _has_kernel(gate, alpha, limit)
-            gated = grouped_mixed_gemm(
-                *(rows, first),
-                offs=offsets,
-                bias=gate_up_bias,
-                gate=gate if fused else None,  # type: ignore[arg-type]
-            )
-        elif fused := _is_fused(gate, rows, (first, gate_up_bias), transposed, alpha, limit):
-            gated = grouped_gemm(
-                *(rows, first),
-                offs=offsets,
-                bias=gate_up_bias,
-                gate=gate,  # type: ignore[arg-type]
-                gate_layout=gate_layout,
-            )
-        else:
-            gated = grouped_linear(rows, first, offsets, gate_up_bias)
-        if not fused:
-            gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
-        result = grouped_linear(gated.to(rows.dtype), second, offsets, down_bias)
-        return result if norm is None else norm(_within(result, offsets))
-
-    result = routed(hidden, ids, weights, len(first), layer, first_expert=first_expert)
-    return result.to(kind).reshape(shape)
-
-
-def routed(
-    hidden: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    count: int,
-    layer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    *,
-    first_expert: int = 0,
-) -> torch.Tensor:
-    """Run tokens [T, H] through the experts of their ids, and sum the results by their weights.
-
-    Args:
-        hidden: Tokens [T, H].
-        ids: The experts of each token [T, k].
-        weights: Of these experts [T, k].
-        count: How many experts there are.
-        layer: Takes the rows of all experts [rows, H], one expert's after another's, and where each
-            expert's end, int32 [count]; returns as many rows.
-        first_expert: The id of the first of these experts.
-    """
-    offsets, _, inverse = route(ids, count, first_expert=first_expert)
+    offsets, _, inverse = route(ids, len(first), first_expert=first_expert)
     rows = permute(hidden, inverse, offsets=offsets)
-    return combine(layer(rows, offsets), inverse, weights, offsets=offsets)
+    read = (first, gate_up_bias)
+    fused = _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit)
+    steps = {"gate": gate, "gate_layout": gate_layout} if fused else {}
+    gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, **steps)
+    if not fused:
+        gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
+    result = grouped_linear(gated.to(rows.dtype), second, offsets, down_bias, down_scale)
+    if norm is not None:
+        result = norm(_within(result, offsets))
+    return combine(result, inverse, weights, offsets=offsets).to(kind).reshape(shape)
 
 
 def _lowered(weight: torch.Tensor | PackedExperts) -> Any:  # noqa: ANN401
@@ -206,15 +181,23 @@ def grouped_linear(
     weight: torch.Tensor | PackedExperts,
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
+    scale: torch.Tensor | None = None,
+    **steps: Any,
 ) -> torch.Tensor:
     """Multiply the rows of each expert by its matrix [E, K, N]: by kernels, fp32 by torch.
 
-    Rows behind the last offset are undefined.
+    `scale` are the block scales of e4m3 matrices, and `steps` a gate that kernels have. Rows behind
+    the last offset are undefined.
     """
     if isinstance(weight, PackedExperts):
-        return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias)
+        gate = steps.get("gate")
+        return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias, gate=gate)
+    if scale is not None:
+        quantized, scale_a = quantize(rows, _FP8, block=(1, _BLOCK))
+        steps |= {"scale_a": scale_a, "scale_b": scale, "out_dtype": rows.dtype}
+        return grouped_gemm(quantized, weight, offs=offsets, bias=bias, **steps)
     if rows.dtype in PRODUCTS:
-        return grouped_gemm(rows, weight, offs=offsets, bias=bias)
+        return grouped_gemm(rows, weight, offs=offsets, bias=bias, **steps)
     # torch leaves the gradient of what is behind the last offset undefined: here it is zeros.
     product = functional.grouped_mm(_within(rows, offsets), _readable(weight), offs=offsets)
     if bias is None:
@@ -243,23 +226,25 @@ def gate_function(
 
 def _is_fused(
     gate: object,
+    layout: GateLayout,
     rows: torch.Tensor,
-    read: tuple[torch.Tensor | None, ...],
+    read: tuple[torch.Tensor | PackedExperts | None, ...],
     transposed: bool,
     alpha: float,
     limit: float,
 ) -> bool:
     """Whether the first product's kernel has the gate: a gradient needs what comes before it."""
-    if rows.dtype not in PRODUCTS or transposed or not _has_kernel(gate, alpha, limit):
+    if callable(gate) or (gate == SWIGLU_OAI and (alpha, limit) != (ALPHA, LIMIT)):
         return False
-    tensors = (rows, *read)
-    graded = any(one is not None and one.requires_grad for one in tensors)
+    weight = read[0]
+    if isinstance(weight, PackedExperts):
+        return layout == "interleaved"
+    if rows.dtype not in PRODUCTS or transposed:
+        return False
+    if weight is not None and weight.dtype == _FP8 and weight.shape[-1] % _BLOCK:
+        return False  # what a tile has of gate and up must share a scale
+    graded = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (rows, *read))
     return not (torch.is_grad_enabled() and graded)
-
-
-def _has_kernel(gate: object, alpha: float, limit: float) -> bool:
-    """Whether an epilogue has a gate."""
-    return not callable(gate) and (gate != SWIGLU_OAI or (alpha, limit) == (ALPHA, LIMIT))
 
 
 def _within(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -382,11 +367,11 @@ def _check(
             f"must be 1 to {EXPERTS}",
             "call it for some of the experts at a time, with first_expert, and add the results",
         )
-    plain = isinstance(gate_up, torch.Tensor)
+    plain = isinstance(gate_up, torch.Tensor) and first.dtype != _FP8
     if plain and (first.dtype not in _TYPES or first.dtype != second.dtype):
         _refuse(
             f"gate_up {shown(first.dtype)}, down {shown(second.dtype)}",
-            "must be of one type: bfloat16, float16 or float32",
+            "must be of one type: bfloat16, float16 or float32, or float8_e4m3fn with scales",
             "convert them",
         )
     if ids.shape != weights.shape or ids.shape[0] != hidden.shape[0]:
@@ -411,6 +396,49 @@ def _check_quantized(hidden: torch.Tensor, gate_up: object, down: object) -> Non
             "must be bfloat16 or float16",
             "convert them, or call it under torch.autocast",
         )
+
+
+def _check_scales(
+    hidden: torch.Tensor,
+    matrices: dict[str, torch.Tensor | PackedExperts],
+    scales: dict[str, torch.Tensor | None],
+    transposed: bool,
+) -> None:
+    """Raise ProblemError for block scales that are not those of e4m3 matrices [E, K, N]."""
+    for (name, weight), (which, scale) in zip(matrices.items(), scales.items(), strict=True):
+        if not isinstance(weight, torch.Tensor) or weight.dtype != _FP8:
+            if any(one is not None for one in scales.values()):
+                kind = shown(weight.dtype) if isinstance(weight, torch.Tensor) else "PackedExperts"
+                fix = "leave the scales out, or quantize both weights"
+                _refuse(f"{name} of {kind} with scales", "must be float8_e4m3fn", fix)
+            continue
+        count, k, n = weight.shape
+        shape = (count, blocks_of(n), blocks_of(k))
+        if scale is None or scale.shape != shape or scale.dtype not in BLOCK_SCALES:
+            given = None if scale is None else f"{_extents(scale)} of {shown(scale.dtype)}"
+            _refuse(
+                f"{which} {given} of {name} in float8_e4m3fn",
+                f"must be float32 or float8_e8m0fnu {[*shape]}: one for each 128x128 of a weight",
+                "quantize the weights by blocks of 128x128",
+            )
+        if transposed or n % 16 or k % 16:
+            _refuse(
+                f"{name} [{count}, {n}, {k}] in float8_e4m3fn, transposed {transposed}",
+                "must have its inputs last, and sizes that are multiples of 16",
+                "lay it out so, padded with zeros",
+            )
+        if hidden.dtype not in PRODUCTS:
+            _refuse(
+                f"tokens of {shown(hidden.dtype)} with {name} in float8_e4m3fn",
+                "must be bfloat16 or float16",
+                "convert them, or call it under torch.autocast",
+            )
+        if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+            _refuse(
+                f"{name} in float8_e4m3fn with tokens or a weight that require grad",
+                "must be without: GEMMs with block scales have no gradient",
+                "detach them, or call it under torch.no_grad()",
+            )
 
 
 def _extents(tensor: torch.Tensor) -> list[Any]:

@@ -7,7 +7,6 @@ them. What kernels do not take transformers computes: `unfit` says why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +18,10 @@ from warploom.integrations.expert_layers import (
     transform_refusal,
     weight_names,
 )
-from warploom.integrations.experts import routed
+from warploom.integrations.experts import Function, experts
+from warploom.integrations.gated_mlp import FUNCTIONS
 from warploom.integrations.linear_rules import PRODUCTS
-from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.block_scales import TYPES, blocks_of
-from warploom.runtime.families.gemm.grouped import grouped_gemm
 
 BLOCK = (128, 128)  # elements of a weight that share a scale
 _ALIGNMENT = 16  # elements of a row: 16 bytes
@@ -47,34 +45,27 @@ def forward(
             own = type(module).forward.__wrapped__
         by_transformers: Callable[..., torch.Tensor] = own
         return by_transformers(module, hidden_states, top_k_index, top_k_weights)
-    layer = partial(_layer, module)
-    result = routed(hidden_states, top_k_index, top_k_weights, module.num_experts, layer)
-    return result.to(hidden_states.dtype)
-
-
-def _layer(module: Any, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-    """The rows of each expert, run through it."""
     first, second = weight_names(module)
-    both = _multiplied(module, first, rows, offsets)
-    inner = module._apply_gate(both) if module.has_gate else module.act_fn(both)
-    return _multiplied(module, second, inner, offsets)
-
-
-def _multiplied(
-    module: Any,  # noqa: ANN401
-    name: str,
-    rows: torch.Tensor,
-    offsets: torch.Tensor,
-) -> torch.Tensor:
-    """The rows, quantized, times the weight of their expert."""
-    quantized, scale = cast(rows, torch.float8_e4m3fn, block=(1, 128))
-    return grouped_gemm(
-        *(quantized, getattr(module, name).mT),
-        offs=offsets,
-        scale_a=scale,
-        scale_b=getattr(module, f"{name}_scale_inv"),
-        out_dtype=rows.dtype,
+    return experts(
+        *(hidden_states, top_k_index, top_k_weights),
+        *(getattr(module, first), getattr(module, second)),
+        gate=gate_of(module),
+        gate_up_scale=getattr(module, f"{first}_scale_inv"),
+        down_scale=getattr(module, f"{second}_scale_inv"),
+        first_expert=0,  # expert parallelism has ids past the last for those of other ranks
     )
+
+
+def gate_of(module: Any) -> str | Function:  # noqa: ANN401
+    """What a layer does between its products: a gate by name, or a function."""
+    if not module.has_gate:
+        function: Function = module.act_fn
+        return function
+    changes = ("gate_softcap", "up_softcap", "swiglu_alpha", "swiglu_limit")
+    own = type(module)._apply_gate is finegrained_fp8.FP8Experts._apply_gate
+    plain = own and all(getattr(module, name, None) is None for name in changes)
+    applied: str | Function = module._apply_gate
+    return FUNCTIONS.get(type(module.act_fn).__name__, applied) if plain else applied
 
 
 def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401

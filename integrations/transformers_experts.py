@@ -69,6 +69,7 @@ def experts_forward(
         down_bias=getattr(module, f"{second}_bias") if module.has_bias else None,
         alpha=getattr(module, "alpha", ALPHA) if gate == SWIGLU_OAI else ALPHA,
         limit=getattr(module, "limit", LIMIT) if gate == SWIGLU_OAI else LIMIT,
+        first_expert=0,  # expert parallelism has ids past the last for those of other ranks
         norm=norm_of(module),
     )
 

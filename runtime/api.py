@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from warploom.errors import DeviceError, ProblemError, WarploomError
 from warploom.generator.build import build_many
@@ -14,10 +17,12 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
 from warploom.renamed import todays
 from warploom.runtime import kernel as kernels
+from warploom.runtime import targets
 from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import named
 from warploom.runtime.explanation import Explainable, Explanation
 from warploom.runtime.families import every
+from warploom.runtime.function import calls_of
 from warploom.runtime.plan import Plan, draft
 from warploom.runtime.tensors import shown
 
@@ -151,8 +156,8 @@ def explain(
 
     Args:
         a: What is explained: the first operand of a GEMM, q of an attention, a plan, a function
-            such as `warploom.mixed_gemm`, or an object with a method `explanation`, such as a layer
-            of `warploom.nn`.
+            such as `warploom.mixed_gemm` or `warploom.experts`, or an object with a method
+            `explanation`, such as a layer of `warploom.nn`.
         b: The second operand, k, or the first argument of the function or layer.
         v: v of an attention, or the next argument.
         more: Further arguments of the function or layer.
@@ -162,7 +167,8 @@ def explain(
         keywords: The keywords of the call.
 
     Returns:
-        The explanation; `print` shows it. An attention's has its gradients' kernel as well.
+        The explanation; `print` shows it. An attention's has its gradients' kernel as well, and
+        that of `warploom.experts` an explanation of each operation; these are not built.
 
     Raises:
         ProblemError: For a call that would raise it.
@@ -199,9 +205,35 @@ def explain(
             call.require()
             drafted = draft(call, found)
             return Explanation.on(found, drafted, known.gradients(drafted, found))
+    if function is not None and (told := _of_calls(function, operands, keywords, gpu)):
+        return told
     beside = len(operands) - (function is None)
     raise ProblemError(
         f"explain of {shown(a)} {f'and {beside} tensors' if beside else 'alone'}",
         rule="must be of a plan, of a and b, or of q, k and v",
         fix="pass the operands of the call; they may follow its function, such as warploom.gemm",
     )
+
+
+def _of_calls(
+    function: Callable[..., object],
+    operands: Sequence[Any],
+    keywords: Mapping[str, Any],
+    gpu: str | None,
+) -> Explanation | None:
+    """What a function of Warploom does by calls of declared ones; None where it makes none."""
+    if isinstance(function, type) or not getattr(function, "__module__", "").startswith("warploom"):
+        return None
+    try:
+        inspect.signature(function).bind(*operands, **keywords)
+    except TypeError:
+        return None
+    leaves = tree_leaves([*operands, keywords])
+    device = next((one.get_device() for one in leaves if isinstance(one, torch.Tensor)), -1)
+    there = targets.at_hand(device) if gpu is None else target(gpu)
+    told = []
+    for name, call in calls_of(function, operands, keywords):
+        call.require()
+        one = Explanation.on(there, draft(call, there))
+        told.append((name, replace(one, reference=gpu is None and device < 0)))
+    return told[0][1] if len(told) == 1 else Explanation.of_several(told) if told else None

@@ -25,6 +25,8 @@ class Explanation:
     `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
     kernels that came next. `gradients` is the same of the backward pass, if there is one. `gpu` is
     the GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
+    `operations` has the explanations of a function's operations, by their names, where it runs
+    several; then `kernel` is empty, and `seconds` their sum.
     `reference` is True of a call on CPU tensors, which runs no kernel; `torch` of one that torch's
     own kernels run, and then `kernel` is empty. `tuning` says how `warploom.autotune` stands.
     """
@@ -42,6 +44,7 @@ class Explanation:
     reference: bool = False
     torch: bool = False
     tuning: str = ""
+    operations: tuple[tuple[str, Explanation], ...] = ()
 
     @classmethod
     def of(cls, plan: Plan[Any, Any]) -> Explanation:
@@ -87,6 +90,24 @@ class Explanation:
         nothing: dict[str, Any] = {"kernel": "", "grid": 0, "stored": False, "copies": ()}
         return cls(**nothing, reason=reason, counters=counters.as_dict(), gpu=gpu, torch=True)
 
+    @classmethod
+    def of_several(cls, told: Sequence[tuple[str, Explanation]]) -> Explanation:
+        """What a function does that runs several operations, one after another."""
+        each = [one for _, one in told]
+        times = [one.seconds for one in each if one.seconds is not None]
+        return cls(
+            kernel="",
+            reason="",
+            grid=0,
+            stored=all(one.stored for one in each),
+            copies=tuple(f"{name}'s {copy}" for name, one in told for copy in one.copies),
+            counters=counters.as_dict(),
+            seconds=sum(times) if len(times) == len(each) else None,
+            gpu=each[0].gpu,
+            reference=each[0].reference,
+            operations=tuple(told),
+        )
+
     @property
     def backward(self) -> str | None:
         """The kernel of the gradients; None where there are none."""
@@ -94,6 +115,8 @@ class Explanation:
 
     def __str__(self) -> str:
         """One fact a line."""
+        if self.operations:
+            return "\n\n".join(f"calls    {name}\n{one}" for name, one in self.operations)
         if self.torch:
             told = ["runs     torch's own kernel", f"because  {self.reason}"]
             return "\n".join([f"GPU      {self.gpu}"] * bool(self.gpu) + told)

@@ -112,6 +112,7 @@ class QuantizedExperts(torch.nn.Module):
             down_bias=down[1],
             alpha=self.alpha,
             limit=self.limit,
+            first_expert=0,
         )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (as torch has it)

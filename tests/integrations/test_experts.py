@@ -54,7 +54,8 @@ def drawn(dtype: torch.dtype = torch.float32, biases: bool = False) -> dict[str,
 def chosen(extra: int = 2) -> torch.Tensor:
     """Ids of which some are no expert's here."""
     random = torch.Generator().manual_seed(4)
-    return torch.rand(TOKENS, EXPERTS + extra, generator=random).topk(K).indices
+    ids = torch.rand(TOKENS, EXPERTS + extra, generator=random).topk(K).indices
+    return ids.where(ids < EXPERTS, -1)
 
 
 def oai(both: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
@@ -143,9 +144,9 @@ def test_what_is_no_tokens_row_reaches_nothing(monkeypatch: pytest.MonkeyPatch) 
     own = module.grouped_linear
 
     def poisoned(
-        rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+        rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, *others: Any
     ) -> torch.Tensor:
-        found = own(rows, weight, offsets, bias)
+        found = own(rows, weight, offsets, *others)
         behind = torch.arange(len(rows))[:, None] >= offsets[-1]
         return torch.where(behind, torch.nan, found)
 
@@ -229,12 +230,53 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         # Each of these was an error of torch's.
         ({"gate_up": torch.zeros(8)}, r"gate_up \[8\], down .* must be \[E, 2 I, H\]"),
         ({"gate_up": torch.zeros(EXPERTS, 2 * INNER, H).int()}, "must be of one type"),
+        ({"ids": chosen() + 7}, f"ids with .*must be from 0 to {EXPERTS - 1}.*pass first_expert"),
         ({"norm": 3}, "norm 3 of type int: must be a function"),
     ],
 )
 def test_what_is_wrong_with_a_layer_is_told(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ProblemError, match=rule):
         warploom.experts(**{**drawn(), "ids": chosen(), **wrong})
+
+
+@pytest.mark.parametrize("inner", [64, 48])  # kernels have a gate of whole blocks alone
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu])
+@torch.no_grad()
+def test_fp8_weights_have_block_scales(dtype: torch.dtype, inner: int) -> None:
+    """What had no scale, or another expert's, would be far off."""
+    given, ids = drawn(torch.bfloat16), chosen()
+    random = torch.Generator().manual_seed(6)
+    weights, called = dict(given), dict(given)
+    shapes = {"gate_up": (EXPERTS, 2 * inner, H), "down": (EXPERTS, H, inner)}
+    for name, (count, n, k) in shapes.items():
+        called[name] = torch.randn(count, n, k, generator=random).to(torch.float8_e4m3fn)
+        powers = torch.randint(-6, 2, (count, -(-n // 128), -(-k // 128)), generator=random)
+        called[f"{name}_scale"] = (2.0**powers).to(dtype)
+        weights[name] = called[name].double() * 2.0**powers  # of one block each
+    exact = {key: one.double() for key, one in weights.items()}
+    silu = lambda both: functional.silu(both[..., :inner]) * both[..., inner:]  # noqa: E731
+    found, wanted = warploom.experts(ids=ids, **called), loop(exact, ids, silu)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - wanted).abs().max() < 2**-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"gate_up_scale": None}, r"gate_up_scale None .* \[6, 1, 1\]: one for each 128x128"),
+        ({"down_scale": torch.ones(EXPERTS)}, r"down_scale \[6\] of .*must be float32 or"),
+        ({"down": torch.zeros(EXPERTS, H, INNER)}, "down of torch.float32 with scales"),
+        ({"hidden": torch.zeros(TOKENS, H)}, "tokens of torch.float32 with gate_up"),
+        ({"hidden": drawn(torch.bfloat16)["hidden"]}, "have no gradient"),
+    ],
+)
+def test_what_is_wrong_with_fp8_weights_is_told(change: dict[str, Any], rule: str) -> None:
+    given = {name: one.detach() for name, one in drawn(torch.bfloat16).items()}
+    for name in ("gate_up", "down"):
+        given[name] = given[name].to(torch.float8_e4m3fn)
+        given[f"{name}_scale"] = torch.ones(EXPERTS, 1, 1)
+    with pytest.raises(ProblemError, match=rule):
+        warploom.experts(ids=chosen(), **{**given, **change})
 
 
 @pytest.mark.parametrize("name", ["gate_up", "down"])

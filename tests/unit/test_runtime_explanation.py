@@ -62,6 +62,28 @@ def test_a_call_that_is_left_to_torch_says_so_and_why_and_nothing_else() -> None
     assert named.startswith("GPU      NVIDIA H200\nruns     torch's own kernel\n")
 
 
+def test_a_function_of_several_operations_tells_each_of_them() -> None:
+    """Functions that are no family's own were refused: "must be of a plan"."""
+    hidden, ids = A.new_empty(16, 64, device="meta"), torch.empty(16, 2, device="meta").long()
+    weights = (hidden.new_empty(4, 96, 64), hidden.new_empty(4, 64, 48))
+    told = warploom.explain(
+        warploom.experts, hidden, ids, ids.bfloat16(), *weights, gpu="NVIDIA H200"
+    )
+    names = [name for name, _ in told.operations]
+    assert names == ["route", "permute", "grouped_gemm", "grouped_gemm", "combine"]
+    assert "gate_silu" in told.operations[2][1].kernel and all(
+        one.grid for _, one in told.operations
+    )
+    assert str(told).startswith("calls    route\nGPU      NVIDIA H200\nkernel   route_")
+    offs = torch.empty(4, dtype=torch.int32, device="meta")
+    grouped = warploom.explain(warploom.grouped_gemm, hidden, weights[0].mT, offs=offs, gpu="h200")
+    assert "_groups_rows_" in grouped.kernel and grouped.operations == ()
+    copied = warploom.explain(warploom.permute, A, torch.zeros(4, 2, dtype=torch.int32))
+    assert copied.reference and "_permute_" in copied.kernel
+    with pytest.raises(ProblemError, match="must come with offs"):
+        warploom.explain(warploom.grouped_gemm, hidden, weights[0].mT, gpu="h200")
+
+
 def test_every_label_has_its_column_and_the_tables_words_are_explained() -> None:
     lines = f"{warploom.explain(A, B)}\n{warploom.explain(Q, Q, Q)}".splitlines()
     assert all(line[8] == " " and line[9] != " " for line in lines)

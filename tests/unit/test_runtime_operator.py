@@ -70,7 +70,7 @@ SCHEMAS = {
     "str rounding, Tensor? rounding_state, str scale_layout, str? gate, Tensor? gradient, "
     "str? spec, *, "
     "Tensor(a!)? amax=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    "route": "(Tensor ids, int experts, int first_expert, str? spec) -> (Tensor, Tensor, Tensor)",
+    "route": "(Tensor ids, int experts, int? first_expert, str? spec) -> (Tensor, Tensor, Tensor)",
     "combine": "(Tensor rows, Tensor inverse, Tensor? weights, str? spec) -> Tensor",
     "permute": "(Tensor hidden, Tensor inverse, Tensor? weights, Tensor? combined, "
     "Tensor? offsets, str? spec) -> (Tensor, Tensor)",

@@ -23,10 +23,16 @@ from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device, shown
 
-_TENSORS = {"bias": "bias", "scale_a": "scale_a", "scale_b": "scale_b", "scale_row": "row_scale"}
+_TENSORS = {
+    **{name: name for name in ("bias", "scale_a", "scale_b")},
+    "scale_row": "row_scale",
+    "residual": "residual",
+}
 """Items that have tensors, and what calls have for them, in the order of their declarations."""
 
-_WORDS = {"activation": (*FUNCTIONS,), "gate": GATES, "gate_interleaved": GATES}
+_NAMED = ("bias", "residual")  # items whose tensors kernels call so
+_GATED = ("gate", "gate_interleaved")
+_WORDS = {"activation": (*FUNCTIONS,), **dict.fromkeys(_GATED, GATES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,30 +144,34 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
         have beside batches.
         """
         m, groups, device = self.a.shape[0], self.groups, self.a.get_device()
-        bound = epilogue.bind(steps, (groups,), m, n, device, batched=True)
         for kind, value, *_ in steps if self.by_rows else ():
             if not isinstance(value, torch.Tensor) or value.numel() < 2:
                 continue
-            of_rows = kind in ("scale_a", "scale_row")
-            if value.numel() != m if of_rows else value.dim() > 2:
-                name = _TENSORS[kind]
-                raise ProblemError(
-                    f"{name} {list(value.shape)} with {groups} groups",
-                    rule=f"must have {m} elements, one for each row of a"
-                    if of_rows
-                    else f"must be {[groups, n]} or {[n]}",
-                    fix="pass one vector for the rows of all groups"
-                    if of_rows
-                    else f"use {name}.flatten(0, -2)",
-                )
-        return bound
+            name, fix = _TENSORS[kind], "pass one vector for the rows of all groups"
+            if kind == "residual":
+                shape = (m, n // 2 if any(one[0] in _GATED for one in steps) else n)
+                fits, rule = tuple(value.shape) == shape, f"be {[*shape]}, a row for each of a"
+                fix = "pass one matrix for the rows of all groups"
+            elif kind in ("scale_a", "scale_row"):
+                fits, rule = value.numel() == m, f"have {m} elements, one for each row of a"
+            else:
+                fits = tuple(value.shape) in ((groups, n), (1, n), (n,))
+                rule = f"be {[groups, n]} or {[n]}"
+                fix = f"use {name}.flatten(0, -2)" if value.dim() > 2 else f"reshape {name}"
+                if kind == "scale_b":
+                    rule += f", {[groups, 1]} for a scale of each matrix, or block scales of both "
+                    rule += f"operands, {[groups, -(-n // 128), -(-self.a.shape[1] // 128)]}"
+            if not fits:
+                told = f"{name} {list(value.shape)} with {groups} groups"
+                raise ProblemError(told, rule=f"must {rule}", fix=fix)
+        return epilogue.bind(steps, (groups,), m, n, device, batched=True)
 
     def steps_addressed(self, steps: Sequence[Item], **others: str) -> tuple[str, ...]:
         """What kernels call the tensors of an epilogue, in the order of the call's arguments: by
         their places among the steps, or as `others` say.
         """
         fields = {
-            _TENSORS[item[0]]: f"{item[0] if item[0] == 'bias' else 'scale'}_{index}"
+            _TENSORS[item[0]]: f"{item[0] if item[0] in _NAMED else 'scale'}_{index}"
             for index, item in enumerate(steps)
             if item[0] in _TENSORS
         }

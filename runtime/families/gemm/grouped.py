@@ -37,7 +37,7 @@ def _plain(
 ) -> torch.Tensor:
     """The grouped GEMM without an epilogue, of which autograd knows nothing."""
     return _grouped(
-        *(a, b, offs, None, None, None, None, None, None, "halves", True, None),
+        *(a, b, offs, None, None, None, None, None, None, None, "halves", True, None),
         *(out, out_dtype, None),
     )[0]
 
@@ -61,7 +61,7 @@ class _Grouped(torch.autograd.Function):
         ctx.by_rows, ctx.dtype = b.dim() == 3, a.dtype
         ctx.bias = (bias.dtype, bias.dim()) if needs_bias and bias is not None else None
         return _grouped(
-            *(a, b, offs, bias, None, None, None, None, None, "halves", True, None),
+            *(a, b, offs, bias, None, None, None, None, None, None, "halves", True, None),
             *(None, out_dtype, spec),
         )[0]
 
@@ -129,6 +129,7 @@ def grouped_gemm(
     gate: str | None = None,
     gate_layout: GateLayout = "halves",
     row_scale: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = True,
@@ -169,8 +170,9 @@ def grouped_gemm(
             and the result [S, N / 2] is gate(first half) * second half. b must be `.mT` of a weight
             [G, N, K].
         gate_layout: "halves", or "interleaved" where columns of gate and up take turns.
-        row_scale: fp32 [S], or [G, M] with lengths: multiplies each row of the result last, as a
+        row_scale: fp32 [S], or [G, M] with lengths: multiplies each row, behind the gate, as a
             routing weight does.
+        residual: fp16, bf16 or fp32, of the shape of the result: added to it last.
         out: Where the result is written; None: it is made.
         out_dtype: Of the result; by default that of 16-bit operands, else bf16.
         use_fast_accum: False adds fp8 products up in fp32 registers every 128 of k.
@@ -178,8 +180,8 @@ def grouped_gemm(
 
     Returns:
         The result. Rows (or columns) past the last offset belong to no group: they are not written.
-        A group of k that is empty has zeros. It is differentiable in a and b of 16 bits, bias and
-        row_scale; gradients of rows that belong to no group are zeros.
+        A group of k that is empty has zeros. It is differentiable in a and b of 16 bits, bias,
+        row_scale and residual; gradients of rows that belong to no group are zeros.
 
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
 
@@ -194,7 +196,7 @@ def grouped_gemm(
         >>> warploom.grouped_gemm(tokens, experts.mT, offs=ends).shape
         torch.Size([6, 128])
     """
-    tensors = (bias, scale_a, scale_b, row_scale)
+    tensors = (bias, scale_a, scale_b, row_scale, residual)
     required = (a, b, a if offs is None else offs)
     if not all(isinstance(one, torch.Tensor) for one in (a, b)) or not all(
         one is None or isinstance(one, torch.Tensor) for one in (*tensors, out)
@@ -215,8 +217,9 @@ def grouped_gemm(
         return _masked(a, b, lengths, expected_m, tensors, options, (out, out_dtype, spec))
     dimensions = (a.dim(), b.dim())
     if b.dim() == 3 and scale_b is not None:
-        scale_b = _of_columns(scale_b, b.shape[-1])
+        scale_b = _of_columns(scale_b, b)
     steps = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias, "row_scale": row_scale}
+    steps["residual"] = residual
     if dimensions != (2, 3):
         given = [name for name, one in steps.items() if one is not None]
         given += ["activation"] * (activation is not None) + ["gate"] * (gate is not None)
@@ -242,6 +245,7 @@ def grouped_gemm(
             activation=activation,
             gate=gate,
             gate_layout=gate_layout,
+            residual=residual,
             out=out,
             out_dtype=out_dtype,
             use_fast_accum=use_fast_accum,
@@ -269,16 +273,17 @@ def grouped_gemm(
             spec=spec,
         )
         return transposed.t() if out is None else out
-    read = (a, b, bias, scale_a, scale_b, row_scale)
+    read = (a, b, *tensors)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
         eight_bits = a.dtype.itemsize == 1
         if out is None and not eight_bits and scale_a is None and scale_b is None:
             require_boolean("use_fast_accum", use_fast_accum)
             return _differentiable(
-                a, b, offs, bias, activation, gate, gate_layout, row_scale, out_dtype, spec
+                *(a, b, offs, bias, activation, gate, gate_layout, row_scale, residual),
+                *(out_dtype, spec),
             )
     return _grouped(
-        *(a, b, offs, bias, scale_a, scale_b, row_scale),
+        *(a, b, offs, bias, scale_a, scale_b, row_scale, residual),
         *(activation, gate, gate_layout, use_fast_accum, None, out, out_dtype, spec),
     )[0]
 
@@ -306,7 +311,7 @@ def _masked(
             rule="must be a number of rows, from 0 on",
             fix="leave it out for all rows of a batch",
         )
-    bias, scale_a, scale_b, row_scale = steps
+    bias, scale_a, scale_b, row_scale, residual = steps
     read = (a, b, *steps)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
         raise ProblemError(
@@ -315,9 +320,9 @@ def _masked(
             fix="call under torch.no_grad(), or pass the rows that count with offs",
         )
     if scale_b is not None:
-        scale_b = _of_columns(scale_b, b.shape[-1])
+        scale_b = _of_columns(scale_b, b)
     try:
-        rows_of = tuple(_rows_of(one, groups, m) for one in (a, scale_a, row_scale))
+        rows_of = tuple(_rows_of(one, groups, m) for one in (a, scale_a, row_scale, residual))
     except RuntimeError as error:  # tensors that torch does not flatten, such as sparse ones
         call = GroupedCall(a, b, lengths, bias, scale_a, scale_b, row_scale)
         raise explained(error, call.require) from error
@@ -336,15 +341,16 @@ def _masked(
             ) from None
     expected = m if expected_m is None else expected_m
     d = _grouped(
-        *(rows_of[0], b, lengths, bias, rows_of[1], scale_b, rows_of[2]),
+        *(rows_of[0], b, lengths, bias, rows_of[1], scale_b, rows_of[2], rows_of[3]),
         *(*options, expected, rows, out_dtype, spec),
     )[0]
     return d.view(groups, m, d.shape[-1]) if out is None else out
 
 
-def _of_columns(scale_b: torch.Tensor, n: int) -> torch.Tensor:
-    """A scale [G, 1] of each matrix as that of its n columns; any other as it is."""
-    if scale_b.dim() == 2 and scale_b.shape[1] == 1 < n:
+def _of_columns(scale_b: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A scale [G, 1] of each matrix as that of its columns; any other as it is."""
+    groups, _, n = b.shape
+    if scale_b.shape == (groups, 1) and n > 1:
         return scale_b.expand(-1, n).contiguous()
     return scale_b
 
@@ -365,6 +371,7 @@ def _differentiable(
     gate: str | None,
     gate_layout: GateLayout,
     row_scale: torch.Tensor | None,
+    residual: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     spec: KernelSpec | str | None,
 ) -> torch.Tensor:
@@ -372,11 +379,11 @@ def _differentiable(
     if not torch.compiler.is_dynamo_compiling() and (
         torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     ):  # which would ask torch.autograd.Function for more than it has
-        call = GroupedCall(a, b, offs, bias, row_scale=row_scale)
+        call = GroupedCall(a, b, offs, bias, row_scale=row_scale, residual=residual)
         call.require()
         call.refuse_tangents()
     listed = epilogue.items(activation=activation, gate=gate, gate_layout=gate_layout)
-    if not listed and row_scale is None:
+    if not listed and row_scale is None and residual is None:
         return _apply(a, b, bias, offs, out_dtype, spec)
     if spec is not None:
         raise ProblemError(
@@ -387,6 +394,7 @@ def _differentiable(
     call = GroupedCall(
         *(a, b, offs, bias),
         row_scale=row_scale,
+        residual=residual,
         activation=activation,
         gate=gate,
         gate_layout=gate_layout,
@@ -400,4 +408,8 @@ def _differentiable(
             # Rows of no group were not written, and would add to the gradient of their scale.
             found = torch.where(call.counted()[:, None], found, 0.0)
         found = found * row_scale.reshape(-1, 1)
+    if residual is not None:
+        if residual.requires_grad:  # zeros where it has no group
+            residual = torch.where(call.counted()[:, None], residual, 0.0)
+        found = found + residual
     return rounded(found, out_dtype or a.dtype, listed)

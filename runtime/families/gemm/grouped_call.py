@@ -77,6 +77,7 @@ class GroupedCall(GroupedProduct):
     scale_a: torch.Tensor | None = tensor(default=None)
     scale_b: torch.Tensor | None = tensor(default=None)
     row_scale: torch.Tensor | None = tensor(default=None)
+    residual: torch.Tensor | None = tensor(default=None)
     activation: str | None = option(default=None, schema="str?")
     gate: str | None = option(default=None, schema="str?")
     gate_layout: str = option(default="halves", schema="str")
@@ -116,7 +117,12 @@ class GroupedCall(GroupedProduct):
             gate=self.gate,
             gate_layout=self.gate_layout,  # type: ignore[arg-type]
         )
-        return self.with_row_scale(listed)
+        listed = self.with_row_scale(listed)
+        return listed if self.residual is None else [*listed, ("residual", self.residual, 1.0)]
+
+    def scalars(self, details: Details) -> tuple[float, ...]:
+        """The factor of a residual."""
+        return () if self.residual is None else (1.0,)
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -394,6 +400,8 @@ class GroupedCall(GroupedProduct):
             if isinstance(value, torch.Tensor) and value.numel() > 1:
                 if kind in ("scale_a", "scale_row"):
                     value = value.reshape(-1, 1)
+                elif kind == "residual":
+                    value = value[:, None]
                 else:
                     value = value.expand(self.groups, x.shape[-1])[group]
             items.append((kind, value, *item[2:]))

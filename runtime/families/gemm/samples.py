@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from warploom.generator.epilogue import Gate, columns
+from warploom.generator.epilogue import Gate, Residual, columns
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Sparse
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -82,7 +82,12 @@ class GemmData:
         columns_of_d = columns(operation.epilogue, n)
         extents = (m, columns_of_d) if by_rows else (groups, m, columns_of_d)
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
-        items = steps.samples(operation.epilogue, self._draws, Extents((groups,), m, n, k))
+        listed, last = operation.epilogue, operation.epilogue[-1:]
+        of_rows = by_rows and any(isinstance(one, Residual) for one in last)  # of no group alone
+        drawn = steps.samples(listed[: -of_rows or None], self._draws, Extents((groups,), m, n, k))
+        items = [*drawn]
+        if of_rows:
+            items += steps.samples(last, self._draws, Extents((), m, columns_of_d, k))
         if masked:
             ends = (self._draws.scales(groups) * shape.m).to(torch.int32)
         else:
@@ -219,12 +224,16 @@ def grouped_call(
 ) -> GroupedCall:
     """The call of a grouped GEMM, whose epilogue is in the order of the function's keywords."""
     values: dict[str, Any] = {item[0]: item[1] for item in one.listed}
+    rows = [item[1] for item in one.listed if item[0] == "scale_row"]
+    leading = bool(one.listed) and one.listed[0][0] == "scale_row"  # of A, not of the result
     gates = [item for item in one.listed if steps.step_of(item).step is Gate]
     return GroupedCall(
         *(one.a, one.b, one.offs),  # type: ignore[arg-type]
         bias=values.get("bias"),
-        scale_a=values.get("scale_a", values.get("scale_row")),
+        scale_a=values.get("scale_a", rows[0] if leading else None),
         scale_b=values.get("scale_b", values.get("scale_column")),
+        row_scale=rows[-1] if len(rows) > leading else None,
+        residual=values.get("residual"),
         activation=values.get("activation"),
         gate=gates[0][1] if gates else None,
         gate_layout=layout_of(gates[0]) if gates else "halves",

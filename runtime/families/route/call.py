@@ -45,7 +45,7 @@ class RouteCall(Arguments[Details, Results]):
 
     ids: torch.Tensor = tensor(aligned=False)
     experts: int = option(schema="int")
-    first_expert: int = option(default=0, schema="int")
+    first_expert: int | None = option(default=None, schema="int?")
     spec: KernelSpec | str | None = named_spec(default=None)
     offsets: torch.Tensor | None = result(default=None, aligned=False, public=False)
     order: torch.Tensor | None = result(default=None, aligned=False, public=False)
@@ -54,12 +54,20 @@ class RouteCall(Arguments[Details, Results]):
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         Arguments.require(self)
-        for name, least, most in (("experts", 1, EXPERTS), ("first_expert", -_REACH, _REACH)):
-            value = getattr(self, name)
+        bounds = (
+            ("experts", self.experts, 1, EXPERTS),
+            ("first_expert", self.first, -_REACH, _REACH),
+        )
+        for name, value, least, most in bounds:
             if type(value) is not int or not least <= value <= most:
                 raise ProblemError(
                     f"{name} {brief(value)}", rule=f"must be an int, {least} to {most}", fix=_FIX
                 )
+
+    @property
+    def first(self) -> int:
+        """The id of the first expert."""
+        return 0 if self.first_expert is None else self.first_expert
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
@@ -71,7 +79,7 @@ class RouteCall(Arguments[Details, Results]):
         shape = RouteShape(tokens, k, self.experts)
         choice = dispatch.choose(operation, shape, spec=self.kernel, device=target)
         first, second = self.ids.stride()
-        problem = RouteProblem(tokens, k, self.experts, self.first_expert, (first, second))
+        problem = RouteProblem(tokens, k, self.experts, self.first, (first, second))
         there = problem if problem.pairs else None
         return Draft(choice, there, self.addressed(), (), (), Details())
 
@@ -101,10 +109,23 @@ class RouteCall(Arguments[Details, Results]):
 
     def compute(self, details: Details, results: Results) -> None:
         """Compute all by plain torch operations."""
+        if self.first_expert is None and self.ids.numel():
+            _check_values(self.ids, self.experts)
         with torch.no_grad():
-            found = reference.route(self.ids, self.experts, self.first_expert)
+            found = reference.route(self.ids, self.experts, self.first)
             for into, one in zip(results, found, strict=True):
                 into.copy_(one)
+
+
+def _check_values(ids: torch.Tensor, experts: int) -> None:
+    """Raise ProblemError for ids on the CPU that are no expert's, where there are no others."""
+    wrong = ids[(ids < -1) | (ids >= experts)]
+    if wrong.numel():
+        raise ProblemError(
+            f"ids with {wrong[0].item()}",
+            rule=f"must be from 0 to {experts - 1}, or -1 for no expert",
+            fix="pass first_expert where ids may be of other ranks' experts, which are skipped",
+        )
 
 
 def _check(ids: torch.Tensor) -> None:

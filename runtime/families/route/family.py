@@ -37,7 +37,7 @@ class RouteRuntime(RuntimeFamily[RouteOperation, RouteShape]):
 
     def baselines(self, operation: RouteOperation, trial: RouteTrial) -> list[Baseline]:
         """torch's sort and what follows it, eager and compiled."""
-        given = [(one.ids, one.experts, one.first_expert) for one in trial.sets]
+        given = [(one.ids, one.experts, one.first) for one in trial.sets]
         return eager_and_compiled(partial(reference.route), given)
 
 

@@ -67,7 +67,7 @@ class RouteTrial:
     @cached_property
     def _expected(self) -> Results:
         one = self.sets[0]
-        return reference.route(one.ids, one.experts, one.first_expert)
+        return reference.route(one.ids, one.experts, one.first)
 
 
 def share(results: list[torch.Tensor] | Results, expected: Results) -> float:

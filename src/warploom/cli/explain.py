@@ -89,7 +89,7 @@ def command(
 def _plain(found: Explanation) -> dict[str, Any]:
     """An explanation as JSON values; what other calls of this process did is no part of it."""
     told = {one.name: getattr(found, one.name) for one in dataclasses.fields(found)}
-    del told["counters"]
+    del told["counters"], told["operations"]
     told["runners_up"] = [_kernel(one) for one in found.runners_up]
     told["gradients"] = found.gradients and {
         **_kernel(found.gradients),

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator.epilogue import Amax
+from warploom.generator.epilogue import Amax, Gate, Residual, Scale
 from warploom.generator.families._product import Batches
 from warploom.generator.families.gemm import (
     MOST_GROUPS,
@@ -105,6 +105,7 @@ def test_the_epilogue_is_that_of_the_group() -> None:
     a, w = operands()
     bias, row = torch.randn(len(ENDS), N), torch.rand(ROWS)
     scale_a, scale_b = torch.rand(ROWS), torch.rand(len(ENDS), N)
+    residual = torch.randn(ROWS, N)
     group, last = group_of_rows(), ENDS[-1]
     x = products(a.double(), w.double())
     scaled = scale_a[:last, None] * scale_b[group] * x
@@ -125,6 +126,14 @@ def test_the_epilogue_is_that_of_the_group() -> None:
         (
             {"gate": "silu", "gate_layout": "interleaved"},
             silu(x[:, 0::2]) * x[:, 1::2],
+        ),
+        (
+            {"bias": bias, "row_scale": row, "residual": residual},
+            biased * row[:last, None] + residual[:last],
+        ),
+        (
+            {"gate": "silu", "residual": residual[:, ::2].to(BF16).contiguous()},
+            silu(x[:, :half]) * x[:, half:] + residual[:last, ::2].to(BF16),
         ),
     ]
     for keywords, exact in cases:
@@ -167,7 +176,7 @@ def test_what_is_empty_has_the_result_of_nothing(shape: tuple[int, int, int, int
     assert by_k.shape == (groups, k, n)
 
 
-@pytest.mark.parametrize("which", ["plain", "bias", "bias of all", "gate", "row_scale"])
+@pytest.mark.parametrize("which", ["plain", "bias", "bias of all", "gate", "row_scale", "residual"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_are_those_of_the_rows_that_have_a_group(which: str, compiled: bool) -> None:
     """Rows of no group have zeros: what lies there would go into the gradient of their tokens."""
@@ -180,6 +189,8 @@ def test_gradients_are_those_of_the_rows_that_have_a_group(which: str, compiled:
         keywords = {"bias": bias.requires_grad_()}
     if which == "row_scale":
         keywords = {"row_scale": torch.rand(ROWS, requires_grad=True)}
+    if which == "residual":
+        keywords = {"residual": torch.randn(ROWS, N, requires_grad=True)}
     tensors = [one for one in keywords.values() if isinstance(one, torch.Tensor)]
 
     def call(a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -197,6 +208,8 @@ def test_gradients_are_those_of_the_rows_that_have_a_group(which: str, compiled:
         exact = torch.nn.functional.silu(exact[:, : N // 2]) * exact[:, N // 2 :]
     if which == "row_scale":
         exact = exact * wide[2][: ENDS[-1], None]
+    if which == "residual":
+        exact = exact + wide[2][: ENDS[-1]]
     wanted = torch.autograd.grad(exact, wide, dd[: ENDS[-1]].double())
     for one, other, of in zip(found, wanted, (*read, *tensors), strict=True):
         assert one.dtype == of.dtype and one.shape == of.shape
@@ -275,12 +288,20 @@ def masked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_rows_that_do_not_count_are_neither_read_nor_written() -> None:
     a, w, lengths = masked()
     bias, scale = torch.randn(len(LENGTHS), N, dtype=BF16), torch.rand(len(LENGTHS), 9)
+    residual = torch.randn(len(LENGTHS), 9, N)
     out = torch.full((len(LENGTHS), 9, N), 7.0, dtype=BF16)
     d = warploom.grouped_gemm(
-        a, w.mT, lengths=lengths, expected_m=4, bias=bias, row_scale=scale, out=out
+        *(a, w.mT),
+        lengths=lengths,
+        expected_m=4,
+        bias=bias,
+        row_scale=scale,
+        residual=residual,
+        out=out,
     )
     assert d.data_ptr() == out.data_ptr()
     exact = (a.double() @ w.mT.double() + bias[:, None].double()) * scale[..., None].double()
+    exact += residual
     for group, length in enumerate(LENGTHS):
         assert not length or close(d[group, :length], exact[group, :length])
         assert (d[group, length:] == 7).all()
@@ -322,7 +343,7 @@ def test_a_kernel_of_masked_batches_is_chosen_by_the_rows_that_are_expected() ->
         ({"expected_m": 2.5}, "expected_m 2.5"),
         ({"a": torch.ones(36, K, dtype=BF16)}, r"must be \[G, M, K\]"),
         ({"out": torch.ones(4, 10, N, dtype=BF16)[:, :9]}, "batches 9 rows apart"),
-        ({"row_scale": torch.ones(4, 8)}, "scale_row"),
+        ({"row_scale": torch.ones(4, 8)}, "row_scale"),
         ({"bias": torch.ones(N, requires_grad=True)}, "masked batches are not differentiated"),
         ({"row_scale": torch.ones(4, 9).to_sparse()}, "row_scale, a sparse tensor"),
         ({"a": torch.ones(4, 9, K, dtype=BF16).to_sparse()}, "a, a sparse tensor"),
@@ -418,8 +439,12 @@ def test_transforms_of_torch_func_and_duals_are_named() -> None:
         ({"a": torch.ones(ROWS, K)}, "element types of operands"),
         ({"a": torch.ones(ROWS, K, dtype=torch.float16)}, "must have one type"),
         ({"bias": torch.ones(3, N)}, "bias"),
-        ({"row_scale": torch.ones(3)}, "scale_row"),
+        ({"row_scale": torch.ones(3)}, r"row_scale \[3\] .* 37 elements"),
+        ({"scale_b": torch.ones(4)}, r"scale_b \[4\] .*\[4, 32\] or \[32\], \[4, 1\] for a scale"),
+        ({"scale_b": torch.ones(3, 1)}, r"scale_b \[3, 1\] .* \[4, 1\] for a scale of each"),
         ({"bias": torch.ones(4, 1, N)}, r"bias \[4, 1, 32\] .* use bias.flatten"),
+        ({"residual": torch.ones(4, ROWS, N)}, r"residual \[4, 37, 32\] .* must be \[37, 32\]"),
+        ({"residual": torch.ones(4 * ROWS, N)}, r"residual .* must be \[37, 32\], a row for each"),
         ({"row_scale": torch.ones(4, ROWS)}, r"row_scale \[4, 37\] .* must have 37 elements"),
         ({"scale_a": torch.ones(4, ROWS)}, r"scale_a \[4, 37\] .* must have 37 elements"),
         ({"row_scale": torch.ones(ROWS, dtype=BF16)}, "must be fp32"),
@@ -653,8 +678,13 @@ struct Parameters {{
 
 @pytest.mark.parametrize(
     "operation",
-    [BY_ROWS, BY_K, MASKED, BLOCKS, replace(BLOCKS, groups="masked", block_scale_b="e8m0")],
-    ids=["rows", "k", "masked", "blocks", "masked blocks"],
+    [
+        *(BY_ROWS, BY_K, MASKED, BLOCKS),
+        replace(BLOCKS, groups="masked", block_scale_b="e8m0"),
+        replace(BY_ROWS, epilogue=(Gate("silu"), Scale("row"), Residual("bf16"))),
+        replace(MASKED, epilogue=(Scale("row"), Scale("row"), Residual("fp32"))),
+    ],
+    ids=["rows", "k", "masked", "blocks", "masked blocks", "residual", "masked residual"],
 )
 def test_samples_are_calls_of_their_operation(operation: GemmOperation) -> None:
     """What the tuner times is drawn here, and held against float64."""
@@ -676,17 +706,21 @@ def test_kernels_are_handed_every_tensor_by_its_place_in_the_epilogue(gpu: Prete
     """A bias in the place of a scale would be seen on a GPU alone."""
     a, w = operands()
     ends, bias = offsets(*ENDS), torch.ones(len(ENDS), N, dtype=BF16)
-    row = torch.ones(ROWS)
+    row, residual = torch.ones(ROWS), torch.ones(ROWS, N // 2)
+    steps = {"bias": bias, "gate": "silu", "row_scale": row, "scale_a": row, "residual": residual}
     for _ in range(3):
-        d = warploom.grouped_gemm(
-            a, w.mT, offs=ends, bias=bias, gate="silu", row_scale=row, scale_a=row
-        )
+        d = warploom.grouped_gemm(a, w.mT, offs=ends, **steps)  # type: ignore[arg-type]
     for launch in gpu.launches:
         given = {"a": a, "b": w, "offsets": ends, "bias_1": bias, "scale_0": row, "scale_3": row}
+        given["residual_4"] = residual
         assert {name: launch[name] for name in given} == {
             name: one.data_ptr() for name, one in given.items()
         }
     assert gpu.launches[-1]["d"] == d.data_ptr()
+    call = GroupedCall(a, w.mT, ends, **steps)  # type: ignore[arg-type]
+    drafted = call.draft(NO_GPU)
+    scalars = dict(zip(drafted.scalars, call.scalars(drafted.details), strict=True))
+    assert scalars == {"residual_4_beta": 1.0}
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["lengths", "offs"])
@@ -722,7 +756,7 @@ def test_block_scales_are_read_wherever_they_lie() -> None:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", ["scale_a", "scale_b", "row_scale", "out"])
+@pytest.mark.parametrize("name", ["scale_a", "scale_b", "row_scale", "residual", "out"])
 @pytest.mark.parametrize("form", ["rows", "masked", "columns"])
 def test_numbers_in_the_place_of_tensors_are_named(form: str, name: str, grad: bool) -> None:
     a, w = operands()

@@ -139,7 +139,7 @@ def test_no_rows_and_no_groups_give_nothing() -> None:
         ({"a": torch.ones(ROWS, K, dtype=BF16, requires_grad=True)}, "have no gradient"),
         ({"weight": torch.ones(4, N, K)}, "must be PackedExperts"),
         ({"bias": torch.ones(3, N)}, "bias"),
-        ({"row_scale": torch.ones(3)}, "scale_row"),
+        ({"row_scale": torch.ones(3)}, "row_scale"),
         ({"bias": torch.ones(4, 1, N)}, r"bias \[4, 1, 48\] .* use bias.flatten"),
         ({"row_scale": torch.ones(4, ROWS)}, r"row_scale \[4, 37\] .* must have 37 elements"),
         ({"scale_a": torch.ones(4, ROWS)}, r"scale_a \[4, 37\] .* must have 37 elements"),

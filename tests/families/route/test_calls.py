@@ -102,6 +102,8 @@ def test_a_call_is_explained_for_a_gpu_that_is_not_here() -> None:
         ({"experts": 1025}, "must be an int, 1 to 1024"),
         ({"experts": 8.0}, "must be an int, 1 to 1024"),
         ({"first_expert": True}, "must be an int"),
+        ({"ids": torch.tensor([[0, 9]])}, "ids with 9: must be from 0 to 3, or -1.*first_expert"),
+        ({"ids": torch.tensor([[0, -2]])}, "ids with -2: must be from 0 to 3"),
         ({"spec": "gemm_sm90a_bf16_128x256x64_cluster2x1_stages4_c2b9e29c"}, "another operation"),
     ],
 )

@@ -16,7 +16,7 @@ from rooms import Guarded
 
 import warploom
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Bias, EpilogueStep, Gate, Scale
+from warploom.generator.epilogue import Bias, EpilogueStep, Gate, Residual, Scale, columns
 from warploom.generator.families.gemm import GemmOperation, complete
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -75,6 +75,8 @@ ROWS = [
     spec((128, 128), a="e4m3", accumulation="promoted", epilogue=(ROW, COLUMN)),
     spec((32, 128), a="e4m3", **SWAPPED),
     spec((128, 128), a="int8", d="int32"),
+    spec((128, 128), epilogue=(BIAS, Gate("silu"), ROW, Residual("bf16"))),
+    spec((32, 128), epilogue=(Residual("fp32"),), **SWAPPED),
 ]
 BLOCKS = [
     spec((128, 128), scales="fp32"),
@@ -96,6 +98,7 @@ MASKED = [
     spec((128, 128), "masked", epilogue=(BIAS, Gate("silu"), ROW)),
     spec((128, 128), "masked", scales="fp32"),
     spec((32, 128), "masked", scales="fp32", **SWAPPED),
+    spec((64, 64), "masked", consumers=1, epilogue=(Residual("bf16"),)),
 ]
 BY_K = [
     spec((128, 256), "k", cluster=(2, 1)),
@@ -213,7 +216,7 @@ class Call:
         )
 
 
-_OF_ROWS = ("scale_a", "row_scale")  # keywords that have a row for each of A's
+_OF_ROWS = ("scale_a", "row_scale", "residual")  # keywords that have a row for each of A's
 
 
 def poison(view: torch.Tensor) -> None:
@@ -314,6 +317,10 @@ def _epilogue(
             found["bias"] = drawn(generator, routing.groups, n).to(TORCH[step.element])
         elif step == ROW:
             found["scale_a" if index == 0 else "row_scale"] = drawn(generator, routing.size)
+        elif isinstance(step, Residual):
+            width = columns(operation.epilogue, n)
+            residual = drawn(generator, routing.size, width)
+            found["residual"] = residual.to(TORCH[step.element])
         else:
             found["scale_b"] = drawn(generator, routing.groups, n)
     return found

@@ -65,7 +65,7 @@ class Made:
     def verify(self) -> list[torch.Tensor]:
         """Run it, and assert that each number is right and that nothing else was written."""
         found, call = self.run(), self.call
-        wanted = reference.route(call.ids, call.experts, call.first_expert)
+        wanted = reference.route(call.ids, call.experts, call.first)
         for name, one, held in zip(call.outputs, found, wanted, strict=True):
             bad = (one != held).nonzero()
             assert not len(bad), (name, bad[0].tolist(), one[tuple(bad[0])], held[tuple(bad[0])])
