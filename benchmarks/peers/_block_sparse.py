@@ -19,6 +19,7 @@ from benchmarks.peers._products import TYPES, Shape, moved, ours, sets
 from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Scale
 from warploom.generator.families.gemm import SPARSE_BLOCK, GemmOperation, Layout, Sparse
+from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.gemm.block_masks import expanded, size_of
 from warploom.runtime.families.gemm.family import by_bsr
@@ -68,7 +69,12 @@ def _contenders(sparse: Sparse, density: float, shape: Shape, asked: Asked) -> l
         for one in sets(replace(plain, sparse=sparse), shape, asked.device)
     ]
     found = [
-        _contender("warploom", sparse, given, lambda one: run(sparse_call(sparse, one))[0]),
+        _contender("warploom", sparse, given),
+        *(
+            _contender(spec.name, sparse, given, spec)
+            for spec in asked.specs
+            if spec.operation == replace(plain, sparse=sparse)
+        ),
         replace(ours(plain, given, "warploom, dense"), peer=True),
     ]
     if sparse == "a" and m % SPARSE_BLOCK == k % SPARSE_BLOCK == 0:
@@ -77,9 +83,12 @@ def _contenders(sparse: Sparse, density: float, shape: Shape, asked: Asked) -> l
 
 
 def _contender(
-    name: str, sparse: Sparse, given: list[Operands], call: Callable[[Operands], torch.Tensor]
+    name: str, sparse: Sparse, given: list[Operands], spec: KernelSpec | None = None
 ) -> Contender:
     outs = [replace(one, out=wrong(torch.empty_like(one.out))) for one in given]
+
+    def call(one: Operands) -> torch.Tensor:
+        return run(sparse_call(sparse, one, spec))[0]
 
     def share() -> float:
         return max(largest_share(call(one), *sparse_call(sparse, one).bound()) for one in outs[:1])

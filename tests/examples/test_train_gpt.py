@@ -73,6 +73,22 @@ def test_it_trains_in_fp8() -> None:
     assert done.exit_code == 2 and "--recipe" in done.output
 
 
+def test_it_trains_with_dropped_blocks_and_goes_on_with_the_same(tmp_path: Path) -> None:
+    """A resumed run that drew masks of its own, or an option that reaches no layer, would show."""
+    dropping = (*SHORT, "--dropout-blocks", "0.5")
+    whole = result(*dropping)
+    assert whole["dropout blocks"] == 0.5 and len(whole["losses"]) == 6
+    plain = result(*SHORT)
+    assert whole["losses"] != plain["losses"]
+    assert whole["losses"][-1] < whole["losses"][0]
+    parts = (*dropping, "--checkpoint", tmp_path / "parts.npz")
+    result(*parts, "--stop-at", 3)
+    assert result(*parts, "--resume")["losses"] == whole["losses"]
+    for refused in (("--implementation", "torch"), ("--recipe", "rowwise")):
+        done = run(*dropping, *refused)
+        assert done.exit_code == 2 and "--dropout-blocks" in done.output
+
+
 def test_the_implementations_are_the_same_model(tmp_path: Path) -> None:
     """Names of weights, their values and the losses: what differs is rounding of bf16."""
     ours, peers = (

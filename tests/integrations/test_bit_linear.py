@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.integrations.bitnet import (
-    AutoBitLinear,
-    BitLinear,
-    pack_weights,
-    replace_with_bitnet_linear,
-)
+from bitnet_models import bitnet, filled
+from transformers.integrations.bitnet import AutoBitLinear, BitLinear
 
 import warploom
 from warploom.errors import ProblemError
@@ -30,23 +26,6 @@ def eager() -> Iterator[None]:
     """transformers compiles what its layers do to activations: a minute, for the same numbers."""
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def filled(layer: Any, seed: int = 0) -> Any:  # noqa: ANN401
-    """A layer with ternary weights and a scale, as a checkpoint fills it."""
-    draw = torch.Generator().manual_seed(seed)
-    codes = torch.randint(-1, 2, (layer.out_features, layer.in_features), generator=draw)
-    scale = torch.rand(1, generator=draw) / 4 + 0.1
-    with torch.no_grad():
-        if type(layer) is BitLinear:
-            layer.weight = pack_weights(codes)
-            layer.weight_scale = (1 / scale).to(layer.dtype)
-        else:
-            layer.weight.copy_(codes)
-            layer.weight_scale = scale.to(layer.weight.dtype)
-        if layer.bias is not None:
-            layer.bias.copy_(torch.randn(layer.bias.shape, generator=draw))
-    return layer.requires_grad_(False)
 
 
 def layer(kind: str, n: int = 72, k: int = 96, **options: Any) -> Any:  # noqa: ANN401
@@ -88,33 +67,6 @@ def test_a_state_loads_and_kernels_are_named() -> None:
     told = warploom.explain(wide, x.bfloat16(), gpu="NVIDIA H200")
     assert "int8_ternary_bf16" in told.kernel
     assert torch.equal(copy.deepcopy(made)(x), made(x))
-
-
-def bitnet(kind: str, **options: Any) -> Any:  # noqa: ANN401
-    """A tiny BitNet with random ternary weights, as transformers loads one."""
-    torch.manual_seed(0)
-    config = transformers.BitNetConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = transformers.BitNetForCausalLM(config)
-    how = transformers.BitNetQuantConfig(
-        linear_class=kind, **{"quantization_mode": "offline", **options}
-    )
-    model = replace_with_bitnet_linear(model, ["lm_head"], quantization_config=how)
-    for seed, module in enumerate(model.modules()):
-        if isinstance(module, BitLinear | AutoBitLinear):
-            module.to_empty(device="cpu")
-            filled(module, seed)
-    model.is_quantized = True
-    return model.eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -140,6 +140,8 @@ def test_layers_of_a_model_are_tuned_by_its_name(space: Path) -> None:
 
 def test_shipped_spaces_have_many_legal_points() -> None:
     root = Path(__file__).parents[2] / "configs" / "mixed_gemm"
-    for name in ("space", "space_8bit", "space_2bit"):
+    formats = {"space": 1, "space_8bit": 1, "space_2bit": 2, "space_microscaling": 2}
+    assert {path.stem for path in root.glob("space*.yaml")} == set(formats)
+    for name, count in formats.items():
         listed = problems(root / f"{name}.yaml", ["16x4096x4096", "4096x4096x4096"])
-        assert len(listed) == 2 and min(len(one.space) for one in listed) > 50
+        assert len(listed) == 2 * count and min(len(one.space) for one in listed) > 50

@@ -42,6 +42,7 @@ def context(
     auxiliary = any(step["auxiliary"] for step in applied)
     return {
         "accumulator": operation.accumulator,
+        "paired": False,  # whether clusters take tiles of a list, that share A where it lets them
         "d": element(operation.d),
         "steps": steps,
         "applied": applied,

@@ -186,7 +186,13 @@ def _sparse_schedule(operation: GemmOperation, schedule: GemmSchedule) -> list[r
         else None,
         f"cluster {schedule.cluster} with {sparse}: must be 1 along n, as blocks of a cluster have "
         "one list"
-        if operation.sparse != "a" and cluster_n > 1
+        if operation.sparse == "b" and cluster_n > 1
+        else None,
+        f"raster {schedule.raster}, swizzle_size {schedule.swizzle_size}, cluster "
+        f"{schedule.cluster} with {sparse}: must be along_m, at most 32 and (1, 1) or (1, 2), as "
+        "a list is in bands of rows, of which clusters take two blocks"
+        if operation.sparse == "d"
+        and (schedule.raster != "along_m" or schedule.swizzle_size > 32 or cluster_n > 2)
         else None,
         f"split_k {schedule.split_k}, cluster_split_k {schedule.cluster_split_k}, stream_k "
         f"{schedule.stream_k} with {sparse}: must be 1, 1 and false, as lists differ in length"

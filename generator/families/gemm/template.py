@@ -34,6 +34,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "pieces_b": operation.pieces_b,
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
+        "paired": operation.sparse == "d" and schedule.cluster_size > 1,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "groups": "rows" if operation.by_rows else operation.groups,
         "most_groups": MOST_GROUPS,

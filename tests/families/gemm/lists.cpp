@@ -18,6 +18,27 @@ uint32_t __ballot_sync(uint32_t, bool vote) {
   return votes[warp];
 }
 
+int __reduce_add_sync(uint32_t, int value) {
+  static int sums[kListThreads / 32];
+  const int warp = threadIdx.x / 32;
+  pthread_barrier_wait(&warps[warp]);
+  if (threadIdx.x % 32 == 0) sums[warp] = 0;
+  pthread_barrier_wait(&warps[warp]);
+  __atomic_fetch_add(&sums[warp], value, __ATOMIC_SEQ_CST);
+  pthread_barrier_wait(&warps[warp]);
+  return sums[warp];
+}
+
+int __shfl_sync(uint32_t, int value, int lane) {
+  static int values[kListThreads];
+  const int warp = threadIdx.x / 32;
+  pthread_barrier_wait(&warps[warp]);
+  values[threadIdx.x] = value;
+  pthread_barrier_wait(&warps[warp]);
+  return values[32 * warp + lane];
+}
+
+int __clz(uint32_t bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 
 static Parameters given;
@@ -28,6 +49,12 @@ static void* thread(void* number) {
   return nullptr;
 }
 
+// Whether all tiles of a cluster read the same rows of A: so says a tile of a block-sparse D.
+template <class Tile>
+static auto shares(const Tile& tile, int) -> decltype(tile.shares_a) { return tile.shares_a; }
+template <class Tile>
+static bool shares(const Tile&, long) { return false; }
+
 static const char* broken(int clusters, const int* lengths) {
   const Parameters& p = given;
   const int blocks_m = (p.m + 127) / 128, blocks_n = (p.n + 127) / 128, blocks_k = (p.k + 127) / 128;
@@ -35,10 +62,15 @@ static const char* broken(int clusters, const int* lengths) {
   gridDim.x = clusters * kClusterSize;
   const ListedTiles tiles(p);
   std::set<std::pair<int, int>> seen;
-  int zeros = 0;
+  int zeros = 0, apart = 0;
   for (int index = 0; index < tiles.count(); ++index) {
+    const TileCoord leader = tiles.at(index, 0);
+    apart += kSparse == 'd' && !shares(leader, 0) && leader.k_tiles > 1;
     for (int rank = 0; rank < kClusterSize; ++rank) {
       const TileCoord at = tiles.at(index, rank);
+      if (at.k_tiles != leader.k_tiles || shares(at, 0) != shares(leader, 0)) return "a cluster's tiles differ in length";
+      if (shares(at, 0) && at.m != leader.m) return "tiles of several rows share A";
+      if (kSparse == 'd' && at.m / 128 == rows && kClusterSize > 1) continue;  // it fills a cluster up
       if (at.m < 0 || at.n < 0 || at.m % kTileM || at.n % kTileN || !seen.insert({at.m, at.n}).second)
         return "a tile comes up twice, or begins within one";
       KTiles k_tiles(p, at);
@@ -67,6 +99,7 @@ static const char* broken(int clusters, const int* lengths) {
   }
   for (int row = 1; kSparse != 'd' && row < rows; ++row)
     if (lengths[2 * row + 1] > lengths[2 * row - 1]) return "a longer list comes behind a shorter one";
+  if (kClusterSize > 1 && 2 * apart > rows + 1) return "blocks of a row were not put together";
   const int tiles_m = (p.m + kTileM - 1) / kTileM, tiles_n = (p.n + kTileN - 1) / kTileN;
   return int(seen.size()) >= tiles_m * tiles_n ? nullptr : "a tile is left out";
 }
@@ -80,7 +113,7 @@ int main() {
     const int rows = kSparse == 'b' ? blocks_n : blocks_m, columns = kSparse == 'd' ? blocks_n : blocks_k;
     std::vector<uint8_t> mask(rows * columns);
     for (auto& one : mask) one = std::rand() % 100 < percent;
-    std::vector<int> lists(3 * rows, -1), entries(rows * columns, -1);
+    std::vector<int> lists(3 * rows, -1), entries(rows * (columns + 1) + 2 * kClusterSize, -1);
     given.mask = mask.data();
     given.mask_row = transposed ? 1 : columns;
     given.mask_column = transposed ? rows : 1;

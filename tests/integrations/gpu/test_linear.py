@@ -14,6 +14,7 @@ from linear_bounds import ACTIVATIONS, differentiated, within
 
 import warploom
 from warploom.integrations.recipes import RECIPES
+from warploom.runtime.families.gemm.block_masks import dropout_mask, expanded
 
 pytestmark = pytest.mark.gpu
 # rows, in_features, out_features: ragged ones, rows that TMA cannot read, and one of a model
@@ -71,6 +72,38 @@ def test_results_and_gradients_are_those_of_float64(
     ):
         assert within(leaf.grad, exact, magnitude)
     assert all(torch.equal(one, leaf.grad) for one, leaf in zip(first, leaves, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(300, 520, 392), (1024, 1024, 512)])
+def test_dropped_blocks_and_their_gradients_are_those_of_float64(
+    shape: tuple[int, int, int],
+) -> None:
+    """A mask that a pass does not share, blocks of dx not written, or a lost 1 / (1 - p) show."""
+    m, k, n = shape
+    module, x, dy = layer(k, n, dropout_blocks=0.5), rows(m, k).requires_grad_(), rows(m, n)
+    assert "sparse_a" in warploom.explain(module, x).kernel
+    module(x).backward(dy)  # builds and loads what it needs, which waits
+    module.zero_grad()
+    x.grad = None
+    state = torch.cuda.get_rng_state()
+    with poisoned():
+        y = module(x)
+        y.backward(dy)
+    torch.cuda.set_rng_state(state)
+    counts = expanded(dropout_mask(m, k, 0.5, x.device), m, k)
+    assert 0.1 < counts.double().mean() < 0.9
+    dropped = (2 * x.detach() * counts).requires_grad_()
+    residual = torch.zeros_like(dy)
+    dx, _, dw, db = differentiated(module, dropped, residual, dy)
+    with torch.no_grad():
+        assert module.bias is not None
+        magnitude = dropped.double().abs() @ module.weight.double().abs().t() + 4
+        assert within(y, dropped.double() @ module.weight.double().t() + module.bias, magnitude)
+    assert within(x.grad, *(2 * counts * one for one in dx))
+    assert within(module.weight.grad, *dw) and within(module.bias.grad, *db)
+    whole = module.eval()(x)
+    module.dropout_blocks = 0.0
+    assert torch.equal(whole, module(x))
 
 
 @pytest.mark.parametrize("shape", [(ROWS, IN), (3, 5, IN), (IN,), (0, IN), (2, 0, IN)])

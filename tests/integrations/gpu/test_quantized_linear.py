@@ -1,18 +1,20 @@
-"""`warploom.nn.QuantizedLinear` on a GPU: results and gradients, in graphs, in a patched model."""
+"""Layers of quantized and 2:4 weights on a GPU: results, gradients, graphs, patched models."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_bounds import ACTIVATIONS, within
+from bitnet_models import bitnet
+from linear_bounds import ACTIVATIONS, differentiated, within
 from mixed_samples import random, sample
 from tiny_models import model
 
 import warploom
-from warploom.nn import QuantizedLinear
+from warploom.nn import BitLinear, QuantizedLinear, SparseLinear
 from warploom.runtime.families._product.epilogue import items
 from warploom.runtime.families.mixed_gemm.reference import error_share
 
@@ -94,3 +96,86 @@ def test_a_patched_model_says_what_its_rounded_weights_say() -> None:
     found, rough = speaking(ids).logits.float(), exact(ids).logits.float()
     right = exact.float()(ids).logits
     assert (found - right).abs().max() < 3 * (rough - right).abs().max() + 2**-6
+
+
+# ---- 2:4 sparse weights --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_results_and_gradients_of_a_sparse_layer_are_those_of_float64(
+    activation: str | None, rows: int
+) -> None:
+    """Metadata of another k, or a gradient by values whose zeros are left out, would show."""
+    weight, bias = warploom.sparsify(random(N, K).cuda() / 16), random(N, seed=3).cuda()
+    module = SparseLinear.from_sparse(weight, bias, activation=activation)
+    x, dy = random(rows, K, seed=4).cuda().requires_grad_(), random(rows, N, seed=5).cuda()
+    assert "sparse_gemm_sm90a" in warploom.explain(module, x).kernel
+    y = module(x)
+    y.backward(dy)
+    z = F.linear(x.detach().double(), module.weight.double(), bias.double())
+    magnitude = x.detach().double().abs() @ module.weight.double().abs().t() + 4
+    assert within(y.detach(), ACTIVATIONS[activation](z), magnitude)
+    dx, _, _, db = differentiated(module, x, torch.zeros_like(dy), dy)
+    assert within(x.grad, *dx)
+    assert module.bias is not None
+    assert within(module.bias.grad, *db, 2**-5)  # as above
+
+
+@torch.no_grad()
+def test_a_patched_model_of_sparse_weights_says_what_it_said() -> None:
+    patched = model("Llama", "eager", hidden_size=128, intermediate_size=256, head_dim=32).cuda()
+    layers = [one for one in patched.model.modules() if isinstance(one, torch.nn.Linear)]
+    for one in layers:
+        one.weight.copy_(warploom.sparsify(one.weight).dense())
+    plain, ids = copy.deepcopy(patched), torch.randint(2, 64, (2, 9), device="cuda")
+    warploom.patch(patched, sparse="2:4")
+    packed = [one for one in patched.modules() if isinstance(one, SparseLinear)]
+    assert len(packed) == len(layers) == 14
+    assert not warploom.explain(packed[0], random(18, 128).cuda()).torch
+    found, rough = patched(ids).logits.float(), plain(ids).logits.float()
+    right = plain.float()(ids).logits
+    assert (found - right).abs().max() < 3 * (rough - right).abs().max() + 2**-6
+
+
+# ---- BitNet --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_results_and_gradients_of_a_bitnet_layer_are_those_of_float64(rows: int) -> None:
+    """A row's scale that another row gets, or codes of a wrong order along k, would show."""
+    source = torch.nn.Linear(K, N, device="cuda", dtype=torch.bfloat16)
+    module = BitLinear.from_linear(source)
+    x, dy = random(rows, K).cuda().requires_grad_(), random(rows, N, seed=5).cuda()
+    assert "int8_ternary_bf16" in warploom.explain(module, x).kernel
+    y = module(x)
+    y.backward(dy)
+    given, weight = x.detach().double(), module.weight.dequantize(torch.float32).double()
+    scale = 127 / given.abs().amax(1, keepdim=True)
+    exact = (given * scale).round() / scale @ weight.t() + source.bias.double()
+    # A value between two codes may be rounded to either.
+    magnitude = given.abs() @ weight.abs().t() + 1
+    assert within(y.detach(), exact, magnitude)
+    assert within(x.grad, dy.double() @ weight, dy.double().abs() @ weight.abs())
+
+
+@torch.no_grad()
+def test_a_patched_bitnet_generates() -> None:
+    """Each token is, to bf16, the likeliest of transformers' model in fp32."""
+    with torch.compiler.set_stance("force_eager"):  # transformers compiles its rounding for minutes
+        plain = bitnet("autobitlinear").bfloat16().cuda()
+        patched, exact = copy.deepcopy(plain), bitnet("autobitlinear").cuda()
+        exact.load_state_dict(plain.state_dict())  # in fp32
+        warploom.patch(patched, attention=False)
+        packed = [one for one in patched.modules() if isinstance(one, BitLinear)]
+        assert len(packed) == 14
+        wide = random(8, packed[0].in_features).cuda()
+        assert "int8_ternary_bf16" in warploom.explain(packed[0], wide).kernel
+        tokens = torch.tensor([[1, 7, 23, 5], [1, 9, 3, 60]], device="cuda")
+        said = patched.generate(tokens, max_new_tokens=8, do_sample=False)
+        assert said.shape == (2, 12)
+        found, rough, right = (one(said).logits.float() for one in (patched, plain, exact))
+    allowed = 4 * float((rough - right).abs().max()) + 0.02
+    assert float((found - right).abs().max()) < allowed
+    right, new = right[:, 3:-1], said[:, 4:, None]
+    assert float((right.amax(-1) - right.gather(-1, new).squeeze(-1)).max()) < allowed

@@ -66,6 +66,9 @@ KERNELS = [
     spec("d", (128, 128)),
     spec("d", (128, 128), a="fp16", d="fp16", layouts="col row", store="direct", **PINGPONG),
     spec("d", (128, 128), a="e4m3", d="fp32", **PINGPONG),
+    spec("d", (128, 128), layouts="row row", cluster=(1, 2), **PINGPONG),
+    spec("d", (128, 128), a="fp16", d="fp16", layouts="col row", cluster=(1, 2), store="direct"),
+    spec("d", (128, 128), a="e4m3", d="fp32", cluster=(1, 2), swizzle_size=3, **PINGPONG),
 ]
 SHAPES = {
     "a block": (128, 128, 128),
@@ -200,7 +203,13 @@ MUTANTS = {
         KERNELS[15], r"computed \? all_k_tiles : 1", (520, 512, 1024), "max(all_k_tiles - 1, 1)"
     ),
     "blocks of D are counted from 0 in each round": Mutant(
-        KERNELS[15], r"before \+= counted\[i\];", (4224, 4224, 128)
+        KERNELS[15], r"own_seen \+= __popc\(own\);", (4224, 4224, 128)
+    ),
+    "blocks of two rows of D share A": Mutant(
+        KERNELS[19], r"computed && list.*?columns;", (4224, 4224, 128), "computed;"
+    ),
+    "a block of D alone in its row has but a half of A": Mutant(
+        KERNELS[19], r"a_begin \+ a_slice : a_rows;", (4224, 4224, 128), "a_begin + a_slice : a_slice;"
     ),
 }
 
