@@ -43,7 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin with a GPU of this process's own, before anything asks for one."""
+    """Begin with a GPU of this process's own, before anything asks for one.
+
+    torch collects garbage before each capture: a graph destroyed in one would invalidate it.
+    """
+    if is_gpu_session(config):
+        os.environ["TORCH_CUDAGRAPH_GC"] = "1"
     if WORKER is not None and is_gpu_session(config):
         share_gpus.begin_with(int(WORKER.removeprefix("gw")))
 
