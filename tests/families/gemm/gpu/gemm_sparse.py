@@ -209,7 +209,10 @@ MUTANTS = {
         KERNELS[19], r"computed && list.*?columns;", (4224, 4224, 128), "computed;"
     ),
     "a block of D alone in its row has but a half of A": Mutant(
-        KERNELS[19], r"a_begin \+ a_slice : a_rows;", (4224, 4224, 128), "a_begin + a_slice : a_slice;"
+        KERNELS[19],
+        r"a_begin \+ a_slice : a_rows;",
+        (4224, 4224, 128),
+        "a_begin + a_slice : a_slice;",
     ),
 }
 
