@@ -120,8 +120,10 @@ def experts(
     kind, shape = hidden.dtype, hidden.shape
     hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
     gate_up, down = _lowered(gate_up), _lowered(down)
-    plain = isinstance(gate_up, torch.Tensor) and gate_up.dtype in _TYPES
-    hidden = hidden.to(gate_up.dtype) if plain else lowered(hidden)
+    if isinstance(gate_up, torch.Tensor) and gate_up.dtype in _TYPES:
+        hidden = hidden.to(gate_up.dtype)
+    else:
+        hidden = lowered(hidden)
     first, second = (_inputs_first(one, transposed) for one in (gate_up, down))
     _check(hidden, ids, weights, first, second, gate, gate_layout, norm)
     _check_scales(hidden, {"gate_up": first, "down": second}, scales, transposed)

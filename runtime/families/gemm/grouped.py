@@ -324,7 +324,8 @@ def _masked(
     try:
         rows_of = tuple(_rows_of(one, groups, m) for one in (a, scale_a, row_scale, residual))
     except RuntimeError as error:  # tensors that torch does not flatten, such as sparse ones
-        raise explained(error, GroupedCall(a, b, lengths, *steps).require) from error
+        call = GroupedCall(a, b, lengths, bias, scale_a, scale_b, row_scale, residual)
+        raise explained(error, call.require) from error
     out, out_dtype, spec = results
     rows = None
     if out is not None:
