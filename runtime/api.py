@@ -20,7 +20,7 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime import targets
 from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import named
-from warploom.runtime.explanation import Explainable, Explanation
+from warploom.runtime.explanation import Explainable, Explanation, of_several
 from warploom.runtime.families import every
 from warploom.runtime.function import calls_of
 from warploom.runtime.plan import Plan, draft
@@ -236,4 +236,4 @@ def _of_calls(
         call.require()
         one = Explanation.on(there, draft(call, there))
         told.append((name, replace(one, reference=gpu is None and device < 0)))
-    return told[0][1] if len(told) == 1 else Explanation.of_several(told) if told else None
+    return told[0][1] if len(told) == 1 else of_several(told) if told else None

@@ -90,24 +90,6 @@ class Explanation:
         nothing: dict[str, Any] = {"kernel": "", "grid": 0, "stored": False, "copies": ()}
         return cls(**nothing, reason=reason, counters=counters.as_dict(), gpu=gpu, torch=True)
 
-    @classmethod
-    def of_several(cls, told: Sequence[tuple[str, Explanation]]) -> Explanation:
-        """What a function does that runs several operations, one after another."""
-        each = [one for _, one in told]
-        times = [one.seconds for one in each if one.seconds is not None]
-        return cls(
-            kernel="",
-            reason="",
-            grid=0,
-            stored=all(one.stored for one in each),
-            copies=tuple(f"{name}'s {copy}" for name, one in told for copy in one.copies),
-            counters=counters.as_dict(),
-            seconds=sum(times) if len(times) == len(each) else None,
-            gpu=each[0].gpu,
-            reference=each[0].reference,
-            operations=tuple(told),
-        )
-
     @property
     def backward(self) -> str | None:
         """The kernel of the gradients; None where there are none."""
@@ -135,6 +117,24 @@ class Explanation:
             lines += [f"backward {self.backward}", *_because(self.gradients.reason)]
             lines += _times(self.gradients.seconds, self.gradients.runners_up)
         return "\n".join(lines)
+
+
+def of_several(told: Sequence[tuple[str, Explanation]]) -> Explanation:
+    """What a function does that runs several operations, one after another."""
+    each = [one for _, one in told]
+    times = [one.seconds for one in each if one.seconds is not None]
+    return Explanation(
+        kernel="",
+        reason="",
+        grid=0,
+        stored=all(one.stored for one in each),
+        copies=tuple(f"{name}'s {copy}" for name, one in told for copy in one.copies),
+        counters=counters.as_dict(),
+        seconds=sum(times) if len(times) == len(each) else None,
+        gpu=each[0].gpu,
+        reference=each[0].reference,
+        operations=tuple(told),
+    )
 
 
 @runtime_checkable

@@ -324,7 +324,7 @@ def _masked(
     try:
         rows_of = tuple(_rows_of(one, groups, m) for one in (a, scale_a, row_scale, residual))
     except RuntimeError as error:  # tensors that torch does not flatten, such as sparse ones
-        call = GroupedCall(a, b, lengths, bias, scale_a, scale_b, row_scale)
+        call = GroupedCall(a, b, lengths, bias, scale_a, scale_b, row_scale, residual)
         raise explained(error, call.require) from error
     out, out_dtype, spec = results
     rows = None

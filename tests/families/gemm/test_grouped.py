@@ -123,14 +123,8 @@ def test_the_epilogue_is_that_of_the_group() -> None:
             {"bias": bias, "gate": "silu", "row_scale": row},
             silu(biased[:, :half]) * biased[:, half:] * row[:last, None],
         ),
-        (
-            {"gate": "silu", "gate_layout": "interleaved"},
-            silu(x[:, 0::2]) * x[:, 1::2],
-        ),
-        (
-            {"bias": bias, "row_scale": row, "residual": residual},
-            biased * row[:last, None] + residual[:last],
-        ),
+        ({"gate": "silu", "gate_layout": "interleaved"}, silu(x[:, 0::2]) * x[:, 1::2]),
+        ({"row_scale": row, "residual": residual}, x * row[:last, None] + residual[:last]),
         (
             {"gate": "silu", "residual": residual[:, ::2].to(BF16).contiguous()},
             silu(x[:, :half]) * x[:, half:] + residual[:last, ::2].to(BF16),
@@ -290,15 +284,8 @@ def test_rows_that_do_not_count_are_neither_read_nor_written() -> None:
     bias, scale = torch.randn(len(LENGTHS), N, dtype=BF16), torch.rand(len(LENGTHS), 9)
     residual = torch.randn(len(LENGTHS), 9, N)
     out = torch.full((len(LENGTHS), 9, N), 7.0, dtype=BF16)
-    d = warploom.grouped_gemm(
-        *(a, w.mT),
-        lengths=lengths,
-        expected_m=4,
-        bias=bias,
-        row_scale=scale,
-        residual=residual,
-        out=out,
-    )
+    steps = {"bias": bias, "row_scale": scale, "residual": residual, "out": out}
+    d = warploom.grouped_gemm(a, w.mT, lengths=lengths, expected_m=4, **steps)
     assert d.data_ptr() == out.data_ptr()
     exact = (a.double() @ w.mT.double() + bias[:, None].double()) * scale[..., None].double()
     exact += residual
