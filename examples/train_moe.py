@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 import torch
-import transformers
+from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import python_texts
 import timing
@@ -28,10 +28,10 @@ LEARNING_RATE = 1e-3
 ROUNDS = 5  # of steps that are timed, behind those whose losses are told
 
 
-def tiny_or_whole(tiny: bool) -> transformers.Qwen3MoeConfig:
+def tiny_or_whole(tiny: bool) -> Qwen3MoeConfig:
     """A Qwen3-MoE of bytes."""
     width, experts = (64, 8) if tiny else (512, 32)
-    return transformers.Qwen3MoeConfig(
+    return Qwen3MoeConfig(
         vocab_size=256,
         hidden_size=width,
         num_hidden_layers=2 if tiny else 4,
@@ -66,7 +66,7 @@ def main(
     rows = text.unfold(0, context or (32 if tiny else 512), 1)
     drawn = torch.randint(len(rows), (steps, batch), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    model = transformers.Qwen3MoeForCausalLM(tiny_or_whole(tiny)).bfloat16().to(device).train()
+    model = Qwen3MoeForCausalLM(tiny_or_whole(tiny)).bfloat16().to(device).train()
     models: dict[str, Any] = {"torch": model, "warploom": copy.deepcopy(model)}
     patch = warploom.patch(models["warploom"])
     losses, calls = {}, dict[str, Callable[[], object]]()
@@ -75,8 +75,12 @@ def main(
         losses[name] = torch.stack([step(rows[at].to(device)) for at in drawn]).tolist()
         calls[name] = partial(step, rows[drawn[0]].to(device))
     seconds = timing.medians(timing.interleave(calls, device, rounds=ROUNDS))
-    found = {"device": device_name(device), "patch": repr(patch)}
-    found |= {"losses": losses, "seconds": seconds}
+    found = {
+        "device": device_name(device),
+        "patch": repr(patch),
+        "losses": losses,
+        "seconds": seconds,
+    }
     click.echo(json.dumps(found, indent=2) if as_json else told(found))
 
 
