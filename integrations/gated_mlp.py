@@ -172,7 +172,17 @@ class GatedMLP(torch.nn.Module):
         return made
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (as torch has it)
-        """As a module's: tensors in the memory of the parameters, with a storage for each."""
+        """Return the tensors as a module's, in the memory of the parameters, with a storage for each.
+
+        Savers such as safetensors refuse tensors that share a storage, as joined weights do.
+
+        Args:
+            args: Of torch.nn.Module.state_dict.
+            kwargs: Of the same.
+
+        Returns:
+            The tensors by their names.
+        """
         state = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         names = (f"{prefix}{layer}.{name}" for layer in PROJECTIONS for name in ("weight", "bias"))

@@ -64,7 +64,8 @@ SCHEMAS = {
     "attention_decode_out": f"{DECODE}, str? spec, *, Tensor(a!) out) -> Tensor",
     "attention_merge": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
-    "attention_quantize": "(Tensor v, Tensor? q, Tensor? k, str scores, bool smooth, str? spec)"
+    "attention_quantize": "(Tensor v, Tensor? q, Tensor? k, str scores, bool smooth, str? spec, "
+    "Tensor? cu_seqlens=None)"
     f" -> ({', '.join(['Tensor'] * 8)})",
     "cast": "(Tensor x, ScalarType dtype, str block, bool transpose, Tensor? scale, bool pow2, "
     "str rounding, Tensor? rounding_state, str scale_layout, str? gate, Tensor? gradient, "
@@ -73,7 +74,7 @@ SCHEMAS = {
     "route": "(Tensor ids, int experts, int? first_expert, str? spec) -> (Tensor, Tensor, Tensor)",
     "combine": "(Tensor rows, Tensor inverse, Tensor? weights, str? spec) -> Tensor",
     "permute": "(Tensor hidden, Tensor inverse, Tensor? weights, Tensor? combined, "
-    "Tensor? offsets, str? spec) -> (Tensor, Tensor)",
+    "Tensor? offsets, str? spec, SymInt? count=None) -> (Tensor, Tensor)",
     "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {FUNCTION}, {OPTIONS}, {FURTHER}) -> (Tensor, Tensor, Tensor)",
 }

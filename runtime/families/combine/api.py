@@ -100,7 +100,7 @@ def permute(
     if torch.is_grad_enabled() and _any_requires_grad(hidden):
         permuted: torch.Tensor = PermuteGradient.apply(hidden, inverse, offsets, spec)  # type: ignore[no-untyped-call]
         return permuted
-    rows, _ = permute_tokens(hidden, inverse, None, None, offsets, None, spec)
+    rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec, None)
     return rows
 
 

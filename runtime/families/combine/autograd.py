@@ -41,7 +41,7 @@ class CombineGradient(torch.autograd.Function):
         """Gradients of rows and of weights."""
         (gradient,) = gradients
         inverse, weights, offsets, rows = ctx.saved_tensors
-        given = (gradient, inverse, weights, rows, offsets, ctx.count, None)
+        given = (gradient, inverse, weights, rows, offsets, None, ctx.count)
         found, of_weights = permute_tokens(*given)
         return found, None, of_weights, None, None
 
@@ -58,7 +58,7 @@ class PermuteGradient(torch.autograd.Function):
         spec: KernelSpec | str | None,
     ) -> torch.Tensor:
         """Copy tokens."""
-        rows, _ = permute_tokens(hidden, inverse, None, None, offsets, None, spec)
+        rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec, None)
         ctx.save_for_backward(inverse)
         return rows
 

@@ -120,8 +120,8 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
     weights: torch.Tensor | None = tensor(default=None)
     combined: torch.Tensor | None = tensor(default=None)
     offsets: torch.Tensor | None = tensor(default=None, null=True)
-    count: int | None = option(default=None, schema="SymInt?")
     spec: KernelSpec | str | None = named_spec(default=None)
+    count: int | None = option(default=None, schema="SymInt?=None")
     out: torch.Tensor | None = result(default=None, public=False)
     gradient_out: torch.Tensor | None = result(default=None, public=False)
 
