@@ -172,7 +172,7 @@ class GatedMLP(torch.nn.Module):
         return made
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (as torch has it)
-        """Return the tensors as a module's, in the memory of the parameters, with a storage for each.
+        """Return the tensors of a module in the memory of the parameters, a storage for each.
 
         Savers such as safetensors refuse tensors that share a storage, as joined weights do.
 
