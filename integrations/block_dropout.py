@@ -104,9 +104,10 @@ def explanation(
         p: The probability of a block to be dropped.
         gpu: The name of a GPU.
     """
-    x = input.reshape(-1, input.shape[-1])
+    x = input.detach().reshape(-1, input.shape[-1])
     mask = x.new_empty((blocks_of(x.shape[0]), blocks_of(x.shape[1])), dtype=torch.bool)
-    call = BlockSparseCall(x, weight.t(), mask, bias, "a", 1 / (1 - p))
+    bias = None if bias is None else bias.detach()
+    call = BlockSparseCall(x, weight.detach().t(), mask, bias, "a", 1 / (1 - p))
     if gpu is None:
         return Explanation.of(planned(call))
     found = target(gpu)

@@ -52,7 +52,7 @@ class PatchedExperts:
 def layers_of(model: torch.nn.Module) -> Iterator[Any]:
     """The layers of experts that look up what runs them, as their class was decorated to."""
     for module in model.modules():
-        if hasattr(module, "_is_expert_parallel") and hasattr(module, "is_concatenated"):
+        if hasattr(module, "has_gate") and hasattr(module, "is_concatenated"):
             yield module
 
 

@@ -53,7 +53,7 @@ def test_patched_models_compute_as_their_experts_with_these_weights(
 ) -> None:
     """Rows of gate and up that are taken for each other would be another layer."""
     made = model(name, monkeypatch)
-    before = [one for one in made.modules() if hasattr(one, "_is_expert_parallel")]
+    before = [one for one in made.modules() if hasattr(one, "is_concatenated")]
     given = [copy.deepcopy(one) for one in before]
     patch = warploom.patch(made, weights=weights, attention=False)
     (row,) = [row for row in patch.rows if row.what.startswith("experts of")]

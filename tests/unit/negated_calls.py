@@ -237,11 +237,11 @@ CASES = {
         lambda: {"ids": integers(*range(8)).reshape(4, 2)},
     ),
     "combine": Case(
-        lambda **given: warploom.combine(**given, inverse=PLACES),
+        lambda **given: warploom.combine(**given, inverse=PLACES.to(given["rows"].device)),
         lambda: {"rows": random(8, DIM), "weights": random(4, 2, dtype=FP32)},
     ),
     "permute": Case(
-        lambda **given: warploom.permute(**given, inverse=PLACES),
+        lambda **given: warploom.permute(**given, inverse=PLACES.to(given["hidden"].device)),
         lambda: {"hidden": random(4, DIM)},
     ),
     "gradients of attention": Case(

@@ -59,7 +59,7 @@ def test_a_layer_computes_the_product_of_its_quantized_input(
     copies, launches = counters.copies, counters.launches
     found = one(x)
     assert counters.launches > launches
-    assert counters.copies == copies
+    assert counters.copies == copies + (k % 16 > 0)  # TMA reads rows of multiples of 16 bytes
     assert found.dtype == dtype
     assert_close(found, exact(x, one), 2**-7)
 
