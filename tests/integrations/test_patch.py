@@ -201,7 +201,7 @@ def test_models_that_cannot_be_patched_are_left_alone() -> None:
         (on_meta, "lm_head: weight on meta"),
         (wrapped, "lm_head: .* forward was replaced"),
         (apart, "1: weight on cpu, bias on meta"),
-        (Quantised(torch.nn.Linear(4, 4)), "quantised: .*linear=False"),
+        (Quantised(torch.nn.Linear(4, 4)), "Quantised, which is quantized: .*linear=False"),
         (torch.nn.Linear(4, 4), "from_torch"),
     ]
     for refusing, words in refused:

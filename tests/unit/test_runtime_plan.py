@@ -81,7 +81,7 @@ def test_an_address_that_tma_cannot_read_is_refused_by_name_whenever_it_comes(
         if address == 64:
             made.run((address,), (0.5,), lambda: None)
             continue
-        with pytest.raises(ProblemError, match=r"q at 0x48, pitches .* multiples of 16 bytes"):
+        with pytest.raises(ProblemError, match=r"q at 0x48, strides .* multiples of 16 bytes"):
             made.run((address,), (0.5,), lambda: None)
     assert kernel.fired == ["before", "main", "after"]
 
@@ -93,7 +93,7 @@ def test_an_address_that_the_driver_does_not_take_is_refused_by_name(
     made.run((64,), (0.5,), lambda: None)
     invalid = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
     monkeypatch.setattr(cuda, "cuTensorMapReplaceAddress", lambda *_: (invalid,))
-    with pytest.raises(ProblemError, match="q at 0x80, pitches"):
+    with pytest.raises(ProblemError, match="q at 0x80, strides"):
         made.run((128,), (0.5,), lambda: None)
     assert len(kernel.fired) == 3
 

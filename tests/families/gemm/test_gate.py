@@ -132,7 +132,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"epilogue": [("gate", 3)]}, "gate 3: must be one of"),
     "no layout": ({"gate": "silu", "gate_layout": "rows"}, "gate_layout 'rows': must be one of"),
     "layout alone": ({"gate_layout": "interleaved"}, "gate_layout interleaved without gate"),
-    "both": ({"gate": "silu", "activation": "relu"}, "activation 'relu' beside gate 'silu'"),
+    "both": (
+        {"gate": "silu", "activation": "relu"},
+        "activation 'relu' with gate 'silu': must be one of them",
+    ),
     "list": ({"gate": "silu", "epilogue": [("scale", 2.0)]}, "epilogue= together with scale"),
     "twice": ({"epilogue": [("gate", "silu")] * 2}, "at most one gate"),
     "sums": (

@@ -143,5 +143,5 @@ def test_columns_of_one_buffer_are_read_and_written() -> None:
 
 def test_rows_without_one_pitch_are_refused_for_that() -> None:
     a, b = torch.randn(2, 33, 16).bfloat16(), torch.randn(16, 100).bfloat16()
-    with pytest.raises(ProblemError, match="one pitch through all rows: use a row-major out"):
+    with pytest.raises(ProblemError, match="one stride through all rows: use a row-major out"):
         warploom.gemm(a, b, out=torch.empty(2, 40, 100).bfloat16()[:, :33])

@@ -263,7 +263,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: warploom.gemm(
             A, B, epilogue=[("scale", 2.0), ("scale", 2.0), ("scale", 2.0)], algorithm="strassen2"
         ),
-        "room for 6 steps",
+        "must leave 6 steps to the algorithm: a kernel has at most 8",
     ),
     "overlap": (lambda: warploom.gemm(A, B, out=A, algorithm="strassen"), "overlap"),
     "mismatch": (lambda: warploom.gemm(A, B[:32], algorithm="strassen"), "one K"),
