@@ -57,9 +57,10 @@ static uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
 static uint32_t both(uint32_t pair, int half) { return (pair >> 16 * half & 0xffff) * 0x10001; }
 PART
 
-// A `Decode` with these scales and zero points, or one that has neither.
+// A `Decode` with these scales and zero points, with those of them that it has.
 template <class D> static D made(uint32_t scales, uint32_t zeros) {
   if constexpr (std::is_constructible_v<D, uint32_t, uint32_t>) return D(scales, zeros);
+  else if constexpr (std::is_constructible_v<D, uint32_t>) return D(kScaled ? scales : zeros);
   else return D();
 }
 
