@@ -188,8 +188,6 @@ def test_illegal_kernels_say_why() -> None:
     ):
         with pytest.raises(SpecificationError, match=told):
             spec_of(grouped(step))
-    with pytest.raises(SpecificationError, match="interleaved"):
-        spec_of(grouped(Gate("silu", "interleaved"), groups="none"))
     for change in ({"cluster_split_k": 2}, {"store": "tma", "tile": (16, 64, 128)}):
         with pytest.raises(SpecificationError, match="must be 1 and direct"):
             spec_of(grouped(), **change)
