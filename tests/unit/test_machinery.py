@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("generator", "quantization", "runtime", "tuning", "src/warploom/cli", "benchmarks")
 # A family's own places, what several share, and the functions that users call; and packages that
 # call a layout of weights, a checkpoint of several ("mixed-precision"), or fields of a model's file
-# ("num_attention_heads"), as a family is called.
+# ("num_attention_heads"), as a family is called. And a program that measures one family alone.
 PLACES = re.compile(
     r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py|generator/models\.py"
-    r"|quantization/importers/(?:awq|compressed_tensors)\.py"
+    r"|quantization/importers/(?:awq|compressed_tensors)\.py|benchmarks/attention_errors\.py"
 )
 # Of a family whose name is a word of Python and torch (typing.cast, autocast): its modules, classes
 # and kernels. The first word of sparse_gemm is one of torch (torch.sparse), that of fp32_pieces a
