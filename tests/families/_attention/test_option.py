@@ -55,7 +55,10 @@ def test_every_place_of_a_modifier_is_one_that_kernels_have() -> None:
     """A place of another name would be left out of kernels without a word."""
     texts = "".join(path.read_text() for path in TEMPLATES.glob("*attention*/*.*"))
     known = set(re.findall(r'~ "#(\w+)"', texts))
-    files = {path.stem: path for path in (TEMPLATES / "_attention" / "modifiers").iterdir()}
+    files = {
+        path.name.removesuffix(".cuh.jinja"): path
+        for path in (TEMPLATES / "_attention" / "modifiers").iterdir()
+    }
     assert files.keys() <= {kind.name for kind in MODIFIERS}
     for path in files.values():
         places = PLACE.findall(path.read_text())
