@@ -18,6 +18,7 @@ from warploom.runtime.families.mixed_gemm.layer import Layer as MixedLayer
 BF16, FP32 = torch.bfloat16, torch.float32
 M, N, K, HEADS, ROWS, DIM = 16, 32, 64, 2, 128, 64
 PLACES = torch.tensor([[3, 1], [0, -1], [6, 7], [2, 4]], dtype=torch.int32)
+FULL = torch.tensor([[3, 1], [0, 5], [6, 7], [2, 4]], dtype=torch.int32)  # of every row
 Tensors = dict[str, torch.Tensor]
 
 
@@ -241,7 +242,7 @@ CASES = {
         lambda: {"rows": random(8, DIM), "weights": random(4, 2, dtype=FP32)},
     ),
     "permute": Case(
-        lambda **given: warploom.permute(**given, inverse=PLACES.to(given["hidden"].device)),
+        lambda **given: warploom.permute(**given, inverse=FULL.to(given["hidden"].device)),
         lambda: {"hidden": random(4, DIM)},
     ),
     "gradients of attention": Case(

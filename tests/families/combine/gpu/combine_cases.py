@@ -110,7 +110,7 @@ def made(
         out = guarded((tokens, columns), dtype, pad)
         return Made(CombineCall(rows, inverse, weights, kernel, out.view), [out])
     out = guarded((tokens * k, columns), dtype, pad)
-    call = PermuteCall(drawn(tokens), inverse, weights, None, offsets, None, kernel, out.view)
+    call = PermuteCall(drawn(tokens), inverse, weights, None, offsets, kernel, None, out.view)
     if not operation.dot or weights is None:
         return Made(call, [out])
     gradient = guarded((tokens, k), weights.dtype)

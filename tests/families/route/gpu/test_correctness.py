@@ -59,5 +59,7 @@ def test_ids_of_any_strides_are_read(kernel: KernelSpec) -> None:
 
 def test_the_gpu_computes_what_the_reference_does() -> None:
     ids = cases.drawn("skipping", 700, 6, 33)
-    for one, held in zip(warploom.route(ids, 33), warploom.route(ids.cpu(), 33), strict=True):
+    for one, held in zip(
+        *(warploom.route(one, 33, first_expert=0) for one in (ids, ids.cpu())), strict=True
+    ):
         assert torch.equal(one.cpu(), held)

@@ -1,10 +1,11 @@
-"""Kernels that are wrong in one place."""
+"""Kernels that are wrong in one place, and what sanitizers say of right ones."""
 
 from __future__ import annotations
 
 import mutants
 import pytest
-from processes import Note
+import sparse_gemm_sanitized
+from processes import TOOLS, Note, assert_nothing_found
 from sparse_gemm_mutants import MUTANTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
@@ -15,3 +16,8 @@ def test_a_kernel_that_is_wrong_in_one_place_is_caught(name: str, note: Note) ->
     found = mutants.outcome(MUTANTS[name])
     note(f"mutants.{name}", found)
     assert found == "caught"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_sanitizer_that_runs_finds_nothing(tool: str, note: Note) -> None:
+    assert_nothing_found(tool, sparse_gemm_sanitized.__file__, note)
