@@ -100,7 +100,9 @@ def test_a_toolchain_changed_in_place_is_another_one(
     found.require_unchanged()
     change(settled.folder / "one.h")
     assert Toolchain.of((settled,)).identity != found.identity
-    with pytest.raises(ToolchainError, match=r"files of headers in .* were changed after this process read them"):
+    with pytest.raises(
+        ToolchainError, match=r"files of headers in .* were changed after this process read them"
+    ):
         found.require_unchanged()
 
 
