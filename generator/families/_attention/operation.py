@@ -117,6 +117,11 @@ class Operation(Modified):
         return self.hides and not any(modifier.adds for modifier in self.modifiers)
 
     @property
+    def placed(self) -> bool:
+        """Whether what is added to a score depends on its row or column."""
+        return any(modifier.placed for modifier in self.modifiers)
+
+    @property
     def leans(self) -> bool:
         """Whether all that changes scores falls or rises evenly on a side of the diagonal."""
         changing = [one for one in self.modifiers if one.adds or one.hides]

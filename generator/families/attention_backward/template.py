@@ -102,7 +102,7 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "scored": operation.scored,
         "hides": operation.hides,
         "reads": operation.masked or operation.bias != "none",
-        "placed": operation.masked or operation.bias == "fp32" or operation.alibi,
+        "placed": operation.masked or operation.bias == "fp32" or operation.placed,
         "places": True,
         "column_pairs": False,  # two accumulators are of one column
         "staged": operation.staged,

@@ -67,7 +67,7 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "scored": operation.scored,
         "hides": operation.hides,
         "reads": operation.masked or operation.bias != "none",
-        "placed": operation.bias == "fp32" or operation.alibi,
+        "placed": operation.bias == "fp32" or operation.placed,
         "changed": _changed(operation),
         "staged": operation.staged,
         # Where a mask of keys hides nothing of a tile, scores are as they are without it.

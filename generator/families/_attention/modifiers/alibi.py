@@ -20,6 +20,7 @@ class Alibi(Modifier):
     place = 30
     feature = True
     adds = True
+    placed = True
     leans = True
 
     def parameters(self) -> Sequence[Field[Any]]:

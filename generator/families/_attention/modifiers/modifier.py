@@ -40,6 +40,7 @@ class Modifier:
 
     caps: ClassVar[bool] = False  # scores are bent before anything is added to them
     adds: ClassVar[bool] = False  # something is added to scores: see `added`
+    placed: ClassVar[bool] = False  # `added` asks for a score's row or column
     leans: ClassVar[bool] = False  # that falls or rises evenly on each side of the diagonal
     hides: ClassVar[bool] = False  # any score may be left out, wherever it is
     trims: ClassVar[bool] = False  # tiles that it hides are left out

@@ -16,6 +16,7 @@ class Recency(Modifier):
     doc = "rate * column is added to scores, by rates of heads"
     place = 35
     adds = True
+    placed = True
 
     def parameters(self) -> Sequence[Field[Any]]:
         return [pointer("recency", "const float", "[heads]")]
