@@ -1,15 +1,17 @@
 # Every verb makes the virtual environment it needs: `make demo` or `make test` in a fresh clone is
 # the only command. gpu-test takes $(PYTHON) as it is, since machines with a GPU bring their torch;
-# FAMILY may name the one family whose tests are to run, GPU_TESTS some of the files. What passes is
-# noted beside the tests, or in the folder RECORD, laid out like tests/: `cp -r RECORD/. tests/` brings
-# it back from another machine. WORKERS is the most processes that tests run in. `make quick` checks
-# what was changed since the branch left BASE, in a minute; `make test` checks all.
+# FAMILY may name the one family whose tests are to run, GPU_TESTS some of the files, and GPU_OPTIONS
+# may be `--missing`, for those that no record holds for, `--seconds 500` or `--workers 8`. What passes
+# is noted beside the tests, or in the folder RECORD, laid out like tests/: `cp -r RECORD/. tests/`
+# brings it back from another machine. WORKERS is the most processes that the other tests run in.
+# `make quick` checks what was changed since the branch left BASE, in a minute; `make test` all.
 
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
 FAMILY :=
-GPU_TESTS := $(if $(FAMILY),tests/families/$(FAMILY)/gpu,tests/gpu $(wildcard tests/integrations/gpu tests/families/*/gpu))
+GPU_TESTS := $(if $(FAMILY),tests/families/$(FAMILY)/gpu)
+GPU_OPTIONS :=
 RECORD := tests
 WORKERS := 4
 BASE := main
@@ -48,7 +50,7 @@ lint: $(INSTALLED)
 
 gpu-test:
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH \
-		$(PYTHON) -m pytest -q -m gpu -n $(WORKERS) --dist loadgroup --record $(RECORD) $(GPU_TESTS)
+		$(PYTHON) tools/run_gpu_tests.py --record $(RECORD) $(GPU_OPTIONS) $(GPU_TESTS)
 
 # mkdocs' notice about its next version is no matter of this site.
 site: $(INSTALLED)

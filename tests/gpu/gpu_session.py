@@ -40,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", type=Path, help="note in this folder which files of gpu tests passed"
     )
+    parser.addoption(
+        "--store", type=Path, help="build the kernels of gpu tests here, where other runs find them"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,7 +153,12 @@ def pytest_terminal_summary(
         if _file(report.nodeid) in counts
         for entry in report.user_properties
     ]
-    written = gpu_records.write(folder, counts, failed, notes) if passed or failed else []
+    from filelock import FileLock
+
+    lock = gpu_records.ROOT / "build" / "records.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with FileLock(lock):  # runs on other GPUs write the same records
+        written = gpu_records.write(folder, counts, failed, notes) if passed or failed else []
     for path in written:
         terminalreporter.write_line(f"noted in {path}")
     if not written:
@@ -165,8 +173,10 @@ def store_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     """Where the tests' store lies: the processes of a session of gpu tests share it."""
     base = tmp_path_factory.getbasetemp()
     shared = WORKER is not None and is_gpu_session(request.config)
-    folder = (base.parent if shared else base) / "store"
-    folder.mkdir(exist_ok=True)
+    folder: Path = (
+        request.config.getoption("--store") or (base.parent if shared else base) / "store"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -9,13 +9,13 @@ import subprocess
 
 def begin_with(number: int) -> None:
     """Turn CUDA's list of GPUs so that number `number`, counted round and round, comes first."""
-    names = _visible()
+    names = visible()
     if names:
         first = number % len(names)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first:] + names[:first])
 
 
-def _visible() -> list[str]:
+def visible() -> list[str]:
     """The GPUs as CUDA_VISIBLE_DEVICES names them; none where there is no driver."""
     if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in given.split(",") if name]

@@ -1,0 +1,199 @@
+"""Runs GPU tests with a pytest for each GPU, and records what passed: `run_gpu_tests.py [PATHS]`.
+
+Files are shared out in lists of about a thousand tests, so that little is lost where the time ends:
+one pytest over several GPUs ran 12 tests a second where one for each of two ran 30 and 9. What
+passed is noted when a list ends; a list that is stopped has the files noted that were finished.
+`make gpu-test` calls it.
+"""
+
+# ruff: noqa: S603 (pytest, of this environment)
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "tools"), str(ROOT / "tests" / "gpu")]
+
+import gpu_records  # noqa: E402
+import share_gpus  # noqa: E402
+
+LIST = 1_000  # tests after which a list is full
+UNKNOWN = 100  # tests that a file without a record is taken to have
+GRACE = 45  # seconds in which an interrupted pytest writes what passed
+
+
+def files_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Return the files of GPU tests under these paths of the repository; without paths, all."""
+    chosen = [root / path for path in paths] or [
+        root / "tests" / one for one in gpu_records.places()
+    ]
+    if absent := [str(path) for path in chosen if not path.exists()]:
+        raise click.BadParameter(
+            f"there is no {', '.join(absent)}: name files or folders of tests."
+        )
+    found = (
+        file for path in chosen for file in ([path] if path.is_file() else path.rglob("test_*.py"))
+    )
+    return sorted(
+        {file.relative_to(root).as_posix() for file in found if file.parent.name == "gpu"}
+    )
+
+
+def records(folder: Path, root: Path = ROOT) -> dict[str, Any]:
+    """Return the record of each place in `folder`, or the repository's where that has none."""
+    found = {}
+    for place in gpu_records.places(root):
+        written = (base / place / "record.json" for base in (folder, root / "tests"))
+        if path := next((one for one in written if one.is_file()), None):
+            found[place] = json.loads(path.read_text())
+    return found
+
+
+def missing(files: Sequence[str], folder: Path, root: Path = ROOT) -> list[str]:
+    """Return those of the files that no GPU has passed on this code."""
+    held = {
+        f"tests/{place}/{name}"
+        for place, record in records(folder, root).items()
+        if record["digest"] == gpu_records.digest(gpu_records.places(root)[place], root)
+        for name in record["tests"]
+    }
+    return [file for file in files if file not in held]
+
+
+def lists(files: Sequence[str], known: Mapping[str, Any]) -> list[list[str]]:
+    """Share files out in lists of about LIST tests, by the records `known`; large files first."""
+    counts = {
+        f"tests/{place}/{name}": sum(count.values())
+        for place, record in known.items()
+        for name, count in record["tests"].items()
+    }
+    sizes = {file: counts.get(file, UNKNOWN) for file in files}
+    shared: list[list[str]] = []
+    held: list[int] = []
+    for file in sorted(files, key=lambda file: (-sizes[file], file)):
+        room = (index for index, size in enumerate(held) if size + sizes[file] <= LIST)
+        index = next(room, len(held))
+        if index == len(held):
+            shared.append([])
+            held.append(0)
+        shared[index].append(file)
+        held[index] += sizes[file]
+    return shared
+
+
+class Run:
+    """Lists of files that several GPUs run, each taking the next one, until the time ends."""
+
+    def __init__(
+        self,
+        work: Sequence[list[str]],
+        arguments: Sequence[str],
+        logs: Path,
+        end: float,
+        root: Path = ROOT,
+    ) -> None:
+        """Run `work` in `root` with these arguments of pytest until time.monotonic() is `end`."""
+        self.root = root
+        self.arguments = list(arguments)
+        self.logs = logs
+        self.end = end
+        self.failed = False
+        self.waiting: SimpleQueue[tuple[int, list[str]]] = SimpleQueue()
+        for entry in enumerate(work):
+            self.waiting.put(entry)
+
+    def on(self, gpu: str) -> None:
+        """Run list after list on one GPU."""
+        while True:
+            try:
+                number, files = self.waiting.get_nowait()
+            except Empty:
+                return
+            if time.monotonic() > self.end:
+                self.failed = True
+                click.echo(f"list {number}: not begun, since the time is over: {' '.join(files)}")
+            else:
+                self._run(number, files, gpu)
+
+    def _run(self, number: int, files: Sequence[str], gpu: str) -> None:
+        begun = time.monotonic()
+        log = self.logs / f"list{number}.log"
+        command = [sys.executable, "-m", "pytest", *self.arguments, *files]
+        command += [f"--basetemp={self.logs / f'temporary{number}'}"]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+        with log.open("w") as written:
+            process = subprocess.Popen(
+                command, cwd=self.root, env=environment, stdout=written, stderr=subprocess.STDOUT
+            )
+            while process.poll() is None and time.monotonic() < self.end:
+                time.sleep(0.1)
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.failed |= process.returncode != 0
+        lines = log.read_text(errors="replace").splitlines()
+        told = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        last = lines[-1].strip("= ") if lines else "pytest printed nothing"
+        seconds = time.monotonic() - begun
+        click.echo(
+            "\n  ".join([f"list {number} on GPU {gpu}, {seconds:.0f} s: {last} ({log})", *told])
+        )
+
+
+@click.command()
+@click.argument("paths", nargs=-1)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    default=ROOT / "tests",
+    help="The folder, laid out like tests/, where records are written.",
+)
+@click.option(
+    "--missing", "only_missing", is_flag=True, help="Only files that no record holds for."
+)
+@click.option(
+    "--workers", type=int, help="Processes a GPU (default: its share of CPUs, at most 16)."
+)
+@click.option("--seconds", type=float, default=float("inf"), help="When to stop and write records.")
+def main(
+    paths: tuple[str, ...], record: Path, only_missing: bool, workers: int | None, seconds: float
+) -> None:
+    """Run the GPU tests of PATHS (default: all) with one pytest for each visible GPU.
+
+    The exit status is 1 where a test failed or was not run.
+    """
+    end = time.monotonic() + seconds
+    files = files_of(paths)
+    if only_missing:
+        files = missing(files, record)
+    gpus = share_gpus.visible() or [""]
+    workers = workers or max(1, min(16, len(os.sched_getaffinity(0)) // len(gpus)))
+    logs = ROOT / "build" / "gpu_tests"
+    logs.mkdir(parents=True, exist_ok=True)
+    arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup", "-p"]
+    arguments += ["no:cacheprovider", "--store", str(logs / "store"), "--record", str(record)]
+    run = Run(lists(files, records(record)), arguments, logs, end)
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        list(pool.map(run.on, gpus))
+    sys.exit(run.failed)
+
+
+if __name__ == "__main__":
+    main()
