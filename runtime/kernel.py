@@ -15,7 +15,7 @@ from warploom.errors import DeviceError
 from warploom.generator import build as building
 from warploom.generator.artifact import Artifact
 from warploom.generator.launches import Launch
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 from warploom.runtime.counters import counters
@@ -23,7 +23,7 @@ from warploom.runtime.driver import DEFAULT_STREAMS, check, enter, refuse_fork, 
 
 _kernels: dict[KernelSpec, Kernel] = {}
 _building: dict[KernelSpec, threading.Lock] = {}  # a kernel is built once, beside others
-_loading = ForkLock()
+_loading = fork_lock()
 
 os.register_at_fork(after_in_child=_kernels.clear)  # their handles are the parent's
 os.register_at_fork(after_in_child=_building.clear)

@@ -21,7 +21,7 @@ from warploom import hooks
 from warploom.errors import KernelMissingError
 from warploom.generator.build import require
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.locks import ForkLock, remember
+from warploom.generator.locks import fork_lock, remember
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
 from warploom.runtime.call import Arguments, Call, DetailsT, Draft, Key, ResultsT
@@ -231,7 +231,7 @@ def run(call: Call[Any, ResultsT]) -> ResultsT:
 
 _listeners: list[Callable[[Plan[Any, Any]], None]] = []
 _unheard: dict[tuple[type[Plan[Any, Any]], str], Callable[..., Any]] = {}
-_hearing = ForkLock()
+_hearing = fork_lock()
 
 
 @contextmanager
