@@ -72,11 +72,14 @@ def built(spec: KernelSpec, device: int) -> Kernel:
 
 
 def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
-    """The file and the name of every Python function of ours that a call calls, in order."""
+    """The file and the name of every Python function of ours that a call calls, in order.
+
+    Comprehensions are left out: since Python 3.12 those of lists, dicts and sets are no functions.
+    """
     codes: list[CodeType] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":
+        if event == "call" and not frame.f_code.co_name.endswith("comp>"):
             codes.append(frame.f_code)
 
     sys.setprofile(note)
