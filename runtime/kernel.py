@@ -111,25 +111,18 @@ class Kernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
         config.sharedMemBytes, config.hStream = launch.shared_bytes, driver.CUstream(stream)
-        config.attrs = _attributes(launch)
+        kinds = driver.CUlaunchAttributeID
+        cluster, early = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
+        cluster.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimensions = cluster.value.clusterDim
+        dimensions.x, dimensions.y, dimensions.z = launch.cluster, 1, 1
+        early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        config.attrs = [cluster, early] if launch.early else [cluster]
         config.numAttrs = len(config.attrs)
         fire = partial(driver.cuLaunchKernelEx, config, driver.CUfunction(int(handle)))
         roams = stream in DEFAULT_STREAMS and torch.cuda.device_count() > 1
         return Prepared(fire, device, roams)
-
-
-def _attributes(launch: Launch) -> list[driver.CUlaunchAttribute]:
-    kind = driver.CUlaunchAttributeID
-    cluster = driver.CUlaunchAttribute()
-    cluster.id = kind.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    dimensions = cluster.value.clusterDim
-    dimensions.x, dimensions.y, dimensions.z = launch.cluster, 1, 1
-    if not launch.early:
-        return [cluster]
-    early = driver.CUlaunchAttribute()
-    early.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    early.value.programmaticStreamSerializationAllowed = 1
-    return [cluster, early]
 
 
 def kernel(spec: KernelSpec, device: int | None = None) -> Kernel:

@@ -252,8 +252,16 @@ class LaunchPlan:
         self._place = torch.device("cuda", self.device)
         self._own = threading.local()
         self._make_room: Callable[[], torch.Tensor] | None = None  # for a call's workspaces
-        self._room_bytes, self._offsets = _laid_out(self.workspaces, kept=False)
-        self._kept_bytes, self._kept_offsets = _laid_out(self.workspaces, kept=True)
+        self._room_bytes = self._kept_bytes = 0
+        self._offsets, self._kept_offsets = dict[str, int](), dict[str, int]()  # in those bytes
+        for workspace in self.workspaces:
+            size = -(-workspace.bytes // _ALIGN) * _ALIGN
+            if workspace.kept:
+                self._kept_offsets[workspace.tensor] = self._kept_bytes
+                self._kept_bytes += size
+            else:
+                self._offsets[workspace.tensor] = self._room_bytes
+                self._room_bytes += size
         self._configured: dict[int, Launches] = {}  # by stream
         self._template: Template | None = None
 
@@ -322,16 +330,6 @@ class LaunchPlan:
         addresses += tuple([room + offset for offset in self._offsets.values()])
         addresses += tuple([zeros + offset for offset in self._kept_offsets.values()])
         return template.bind(addresses, scalars)
-
-
-def _laid_out(workspaces: Sequence[Workspace], *, kept: bool) -> tuple[int, dict[str, int]]:
-    """Bytes for all that are `kept`, or for all others, and where each begins."""
-    size, offsets = 0, {}
-    for workspace in workspaces:
-        if workspace.kept == kept:
-            offsets[workspace.tensor] = size
-            size += -(-workspace.bytes // _ALIGN) * _ALIGN
-    return size, offsets
 
 
 def plan_launches(
