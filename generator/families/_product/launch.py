@@ -394,7 +394,17 @@ def operand_a(*, trimmed: bool) -> list[Field[AtLaunch]]:
 
 def finished(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
     """Where D lies, and what each step of the epilogue reads and stores."""
-    fields = _stored(operation, schedule)
+    fields: list[Field[AtLaunch]] = []
+    if schedule.store == "tma":
+        fields.append(tensor_map("d_map", "D, in staging boxes", lambda at: at.d_map()))
+    else:
+        fields += [
+            pointer("d", ELEMENTS[operation.d].cpp, "D[m][pitch]"),
+            int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),
+        ]
+        if operation.batched and not operation.by_rows:
+            meaning = "elements between batches of D"
+            fields.append(int64("d_batch", meaning, lambda at: at.problem.batch_pitch_d))
     for index, step in enumerate(operation.epilogue):
         fields += step.fields(index)
         if step.partial:
@@ -440,19 +450,6 @@ def _partial(operation: ProductOperation, step: int) -> list[Field[AtLaunch]]:
     if operation.batched:
         meaning = "elements between the partial sums of batches"
         fields.append(int64(f"{name}_partial_batch", meaning, lambda at: at.partial_batch()))
-    return fields
-
-
-def _stored(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
-    if schedule.store == "tma":
-        return [tensor_map("d_map", "D, in staging boxes", lambda at: at.d_map())]
-    fields: list[Field[AtLaunch]] = [
-        pointer("d", ELEMENTS[operation.d].cpp, "D[m][pitch]"),
-        int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),
-    ]
-    if operation.batched and not operation.by_rows:
-        meaning = "elements between batches of D"
-        fields.append(int64("d_batch", meaning, lambda at: at.problem.batch_pitch_d))
     return fields
 
 
