@@ -491,19 +491,6 @@ def partial_workspaces(
     return workspaces
 
 
-def partial_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
-    """The launches that add them up, in order; ProblemError for too many blocks of one."""
-    problem, launches = at.problem, list[Launch]()
-    for index, step in enumerate(at.operation.epilogue):
-        if step.partial:
-            grid = -(-problem.n // PARTIAL_COLUMNS) * at.vectors(index)
-            n = f"n {problem.n}, batches {problem.batches}"
-            limits.refuse_beyond({f"{n}: blocks of sums": grid})
-            entry = f"{at.spec.name}_{partial_name(at.operation, index)}"
-            launches.append(Launch(entry, grid, PARTIAL_THREADS, 1, 0, values, early=True))
-    return launches
-
-
 # ---- The second launch of `split_k` --------------------------------------------------------------
 #
 # It adds up the partial tiles of all parts of k, in one order, and has the epilogue and the store.
@@ -519,23 +506,31 @@ def parts_at_once(layout: ProductLayout) -> int:
     return max(1, IN_FLIGHT * FRAGMENT // layout.chunk_columns)
 
 
-def reduction_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
-    """The launch that adds up, where there are parts; ProblemError for too many blocks of it."""
-    schedule, layout, problem = at.schedule, at.layout, at.problem
-    if schedule.split_k == 1:
-        return []
-    chunks = schedule.rows // WGMMA_M * (schedule.columns // layout.chunk_columns)
-    grid = tiles(schedule, problem) * schedule.multicast * chunks
-    n = f"m {problem.m}, n {problem.n}, batches {problem.batches}"
-    limits.refuse_beyond({f"{n}: blocks that add up parts of k": grid})
-    return [
-        Launch(
-            f"{at.spec.name}_reduction",
-            grid,
-            WARPGROUP,
-            1,
-            layout.reduction_bytes,
-            values,
-            early=True,
-        )
-    ]
+# ---- Launches ------------------------------------------------------------------------------------
+
+
+def kernel_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
+    """One persistent launch, one that adds up parts of k, and one for each step with partial sums.
+
+    Raises ProblemError for too many blocks of one.
+    """
+    schedule, layout, problem, name = at.schedule, at.layout, at.problem, at.spec.name
+    size, shared = schedule.cluster_size, layout.shared_bytes
+    grid = at.cut.clusters * size
+    launches = [Launch(name, grid, schedule.threads, size, shared, values, early=True)]
+    if schedule.split_k > 1:
+        chunks = schedule.rows // WGMMA_M * (schedule.columns // layout.chunk_columns)
+        grid = tiles(schedule, problem) * schedule.multicast * chunks
+        mnb = f"m {problem.m}, n {problem.n}, batches {problem.batches}"
+        limits.refuse_beyond({f"{mnb}: blocks that add up parts of k": grid})
+        shared = layout.reduction_bytes
+        entry = f"{name}_reduction"
+        launches.append(Launch(entry, grid, WARPGROUP, 1, shared, values, early=True))
+    for index, step in enumerate(at.operation.epilogue):
+        if step.partial:
+            grid = -(-problem.n // PARTIAL_COLUMNS) * at.vectors(index)
+            nb = f"n {problem.n}, batches {problem.batches}"
+            limits.refuse_beyond({f"{nb}: blocks of sums": grid})
+            entry = f"{name}_{partial_name(at.operation, index)}"
+            launches.append(Launch(entry, grid, PARTIAL_THREADS, 1, 0, values, early=True))
+    return launches

@@ -17,11 +17,10 @@ from warploom.generator.families._product.launch import (
     counted,
     extents,
     finished,
+    kernel_launches,
     operand_a,
     part_workspaces,
-    partial_launches,
     partial_workspaces,
-    reduction_launches,
 )
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
@@ -343,8 +342,7 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     """
     schedule = spec.schedule
     at = at_launch(spec, problem, device)
-    clusters = at.cut.clusters
-    limits.refuse_beyond(counted(schedule, at.most(), clusters))
+    limits.refuse_beyond(counted(schedule, at.most(), at.cut.clusters))
     if spec.operation.groups == "masked":  # whose rows are counted through all batches
         rows = schedule.tile[0] * schedule.cluster[0]
         limits.refuse_beyond({f"m {problem.m}": problem.m + rows})
@@ -358,18 +356,7 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
         told = f"sparse {spec.operation.sparse}: {rows}x{columns} blocks"
         limits.refuse_beyond({told: rows * columns})
     values = parameters(spec).values(at)
-    listing = [Launch(f"{spec.name}_lists", 1, LIST_THREADS, 1, 0, values, early=True)]
-    return [
-        *(listing if spec.operation.sparse != "none" else ()),
-        Launch(
-            entry=spec.name,
-            grid=clusters * schedule.cluster_size,
-            block=schedule.threads,
-            cluster=schedule.cluster_size,
-            shared_bytes=at.layout.shared_bytes,
-            parameters=values,
-            early=True,
-        ),
-        *reduction_launches(at, values),
-        *partial_launches(at, values),
-    ]
+    every = kernel_launches(at, values)
+    if spec.operation.sparse != "none":
+        every.insert(0, Launch(f"{spec.name}_lists", 1, LIST_THREADS, 1, 0, values, early=True))
+    return every

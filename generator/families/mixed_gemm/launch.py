@@ -20,9 +20,9 @@ from warploom.generator.families._product.launch import (
     counted,
     extents,
     finished,
+    kernel_launches,
     operand_a,
     part_workspaces,
-    partial_launches,
     partial_workspaces,
     tiles,
 )
@@ -243,28 +243,15 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
     """
     schedule = spec.schedule
     at = AtLaunch(spec, problem, device)
-    clusters = at.cut.clusters
     most = problem
     if spec.operation.groups == "rows":
         most = most_tiles(schedule, problem)
         refuse_groups(problem.batches)
         rows = problem.batches * -(-problem.n // ROWS) * ROWS
         limits.refuse_beyond({f"{problem.batches} groups of n {problem.n}: rows of W": rows})
-    limits.refuse_beyond(counted(schedule, most, clusters))
+    limits.refuse_beyond(counted(schedule, most, at.cut.clusters))
     if spec.operation.a == "int8" and not spec.operation.group:
         limits.refuse_beyond(
             {f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT}
         )
-    values = parameters(spec).values(at)
-    return [
-        Launch(
-            entry=spec.name,
-            grid=clusters * schedule.cluster_size,
-            block=schedule.threads,
-            cluster=schedule.cluster_size,
-            shared_bytes=at.layout.shared_bytes,
-            parameters=values,
-            early=True,
-        ),
-        *partial_launches(at, values),
-    ]
+    return kernel_launches(at, parameters(spec).values(at))
