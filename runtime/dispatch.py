@@ -297,9 +297,7 @@ def choose(
     given `spec` that computes another one, or that these tensors cannot have.
     """
     described = family(operation.family)
-    if reasons := described.operation_faults(operation):
-        value, _, rule = reasons[0].partition(": ")
-        raise ProblemError(value, rule=rule, fix=described.table.advice)
+    described.require_legal(operation)
     if spec is not None:
         return Choice(_checked(spec, operation, requires), "the spec that was given")
     found, here = known(device.gpu), environment(device, operation.family)
