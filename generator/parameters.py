@@ -92,17 +92,14 @@ class ParameterBlock(Generic[AtT]):
 
     fields   in the order in which they lie
     offsets  of each field, in bytes
-    packer   packs their values; its size is that of the struct
+    size     sizeof the struct, in bytes
+    packer   packs their values
     """
 
     fields: tuple[Field[AtT], ...]
     offsets: Mapping[str, int]
+    size: int
     packer: struct.Struct
-
-    @property
-    def size(self) -> int:
-        """Sizeof the struct in bytes."""
-        return self.packer.size
 
     def values(self, at: AtT) -> dict[str, Value]:
         """What every field holds: one mapping serves all launches that read the block."""
@@ -126,4 +123,4 @@ def block(fields: list[Field[AtT]]) -> ParameterBlock[AtT]:
         notation += f"{-end % kind.alignment}x{kind.format}"
         end = offsets[field.name] + kind.size
     packer = struct.Struct(f"{notation}{-end % _ALIGNMENT}x")
-    return ParameterBlock(ordered, offsets, packer)
+    return ParameterBlock(ordered, offsets, packer.size, packer)

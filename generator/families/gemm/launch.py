@@ -311,25 +311,22 @@ def _blocks(operation: GemmOperation, problem: GemmProblem) -> tuple[int, int]:
     return rows, columns
 
 
-def _list_workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
-    """The lists of a call: of its tiles, or the blocks of each and how many these are."""
-    operation, schedule = spec.operation, spec.schedule
-    if operation.sparse == "none":
-        return []
-    rows, columns = _blocks(operation, problem)
-    if operation.sparse == "d":
-        size, spare = schedule.cluster_size, 2 * schedule.cluster_size - 2
-        places = (rows * columns + spare) // size * size
-        return [Workspace("tiles", 4 * (places + rows))]
-    return [Workspace("lists", 4 * 3 * rows), Workspace("entries", 4 * rows * columns)]
-
-
 def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
-    """Lists of blocks, partial sums of columns, and of parts of tiles."""
-    sums = gemm_layout(spec.operation, spec.schedule).sums_bytes
-    parts = part_workspaces(spec.schedule, problem, sums)
-    lists = _list_workspaces(spec, problem)
-    return lists + partial_workspaces(spec, problem) + parts
+    """Lists of a mask (of tiles, or the blocks of each and how many these are), partial sums of
+    columns, and of parts of tiles.
+    """
+    operation, schedule = spec.operation, spec.schedule
+    lists = list[Workspace]()
+    if operation.sparse != "none":
+        rows, columns = _blocks(operation, problem)
+        if operation.sparse == "d":
+            size, spare = schedule.cluster_size, 2 * schedule.cluster_size - 2
+            places = (rows * columns + spare) // size * size
+            lists = [Workspace("tiles", 4 * (places + rows))]
+        else:
+            lists = [Workspace("lists", 4 * 3 * rows), Workspace("entries", 4 * rows * columns)]
+    sums = gemm_layout(operation, schedule).sums_bytes
+    return lists + partial_workspaces(spec, problem) + part_workspaces(schedule, problem, sums)
 
 
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
