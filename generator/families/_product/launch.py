@@ -240,10 +240,14 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
         eights = 8 * tile.slices
         return replace(tile, extent=-(-rows // eights) * eights)
 
+    def most(self) -> ProductProblem:
+        """The product of as many tiles as there may be, wherever groups end."""
+        return self.problem
+
     @cached_property
     def cut(self) -> Cut:
-        """How tiles go to clusters."""
-        return cut(self.schedule, self.problem, self.device)
+        """How tiles go to clusters: as many as there may be."""
+        return cut(self.schedule, self.most(), self.device)
 
     def a_map(self) -> TensorMap:
         """Of the tiles of A, but for the last where that one is trimmed.
@@ -339,8 +343,9 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
         )
 
 
-def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -> dict[str, int]:
+def _counted(at: AtLaunch) -> dict[str, int]:
     """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    schedule, problem = at.schedule, at.most()
     m, n, k = schedule.tile
     rows, columns = m * schedule.cluster[0], n * schedule.cluster[1]
     along_m, parts = schedule.raster == "along_m", parts_of_k(schedule, problem)
@@ -354,7 +359,7 @@ def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -
         f"m {problem.m}": problem.m + rows,
         f"n {problem.n}": problem.n + columns,
         f"k {problem.k}": problem.k + k * schedule.cluster_split_k,
-        what: count * parts + turns * clusters,  # the first that is not one any more
+        what: count * parts + turns * at.cut.clusters,  # the first that is not one any more
         f"swizzle_size {schedule.swizzle_size} of {across} tiles": schedule.swizzle_size * across,
     }
 
@@ -512,8 +517,9 @@ def parts_at_once(layout: ProductLayout) -> int:
 def kernel_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
     """One persistent launch, one that adds up parts of k, and one for each step with partial sums.
 
-    Raises ProblemError for too many blocks of one.
+    Raises ProblemError for extents beyond 32 bits.
     """
+    limits.refuse_beyond(_counted(at))
     schedule, layout, problem, name = at.schedule, at.layout, at.problem, at.spec.name
     size, shared = schedule.cluster_size, layout.shared_bytes
     grid = at.cut.clusters * size

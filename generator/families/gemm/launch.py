@@ -13,8 +13,6 @@ from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.groups import most_tiles, refuse_groups
 from warploom.generator.families._product.launch import (
-    Cut,
-    counted,
     extents,
     finished,
     kernel_launches,
@@ -122,10 +120,6 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
         return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
 
-    def most(self) -> GemmProblem:
-        """The GEMM of as many tiles as there may be."""
-        return self.problem
-
 
 class PiecesAtLaunch(AtLaunch):
     """What those of a GEMM of pieces are, which an operand has side by side along k."""
@@ -143,11 +137,6 @@ class PiecesAtLaunch(AtLaunch):
 
 class GroupedAtLaunch(AtLaunch):
     """What those of a grouped GEMM are."""
-
-    @cached_property
-    def cut(self) -> Cut:
-        """How tiles go to clusters: as many as there may be."""
-        return launch.cut(self.schedule, self.most(), self.device)
 
     def most(self) -> GemmProblem:
         """The GEMM of as many tiles as groups may have, whatever their offsets or lengths are."""
@@ -339,7 +328,6 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     """
     schedule = spec.schedule
     at = at_launch(spec, problem, device)
-    limits.refuse_beyond(counted(schedule, at.most(), at.cut.clusters))
     if spec.operation.groups == "masked":  # whose rows are counted through all batches
         rows = schedule.tile[0] * schedule.cluster[0]
         limits.refuse_beyond({f"m {problem.m}": problem.m + rows})
