@@ -20,7 +20,7 @@ from typing import Literal, Self
 from warploom.errors import CompilationError, KernelMissingError, ToolchainError
 from warploom.generator import nvrtc
 from warploom.generator.artifact import Artifact
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store, key, source_digest
@@ -47,7 +47,7 @@ class Counters:
 
 
 counters = Counters()
-_counting = ForkLock()
+_counting = fork_lock()
 
 
 def build(spec: KernelSpec, store: Store | None = None, *, policy: str | None = None) -> Artifact:

@@ -8,7 +8,7 @@ knows no family.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic
 
@@ -52,10 +52,12 @@ class DeviceLimits:
     gpu: str = ""
     nvrtc: str | None = None
     arch: str = ""
+    _at_a_time: Mapping[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.arch:
-            object.__setattr__(self, "arch", kind(self.gpu).arch)
+        known = kind(self.gpu)
+        object.__setattr__(self, "arch", self.arch or known.arch)
+        object.__setattr__(self, "_at_a_time", known.at_a_time or DEFAULT.at_a_time)
 
     def clusters(self, size: int) -> int:
         """How many clusters of `size` blocks, each filling a multiprocessor, run at a time.
@@ -63,8 +65,7 @@ class DeviceLimits:
         A cluster lies in one GPC, in which some multiprocessors are left over: as its kind counts
         them, else the default, for as many multiprocessors as there are.
         """
-        known = kind(self.gpu).at_a_time or DEFAULT.at_a_time
-        return max(1, self.multiprocessors * known[size] // known[1])
+        return max(1, self.multiprocessors * self._at_a_time[size] // self._at_a_time[1])
 
 
 # What calls on the CPU are planned for: a GPU like the default, that nothing was tuned on.

@@ -10,31 +10,21 @@ import threading
 from typing import TypeVar
 
 
-class ForkLock:
-    """A lock of a module, used as a context.
+def fork_lock() -> threading.Lock:
+    """A lock of a module, used as a context, that a forked child has unlocked.
 
     Made once, at import: fork handlers cannot be taken back. What it guards must be whole between
     any two statements, since a fork may come at any of them.
     """
-
-    def __init__(self) -> None:
-        self._renew()
-        os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+    lock = threading.Lock()
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock
 
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-_lock = ForkLock()
+_lock = fork_lock()
 
 
 def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> None:

@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 
 from warploom.errors import CompilationError, ToolchainError
 from warploom.generator import nvrtc_program
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 
 _NAME = "headers.h"
 _USED = "using precompiled header file"
 
-_lock = ForkLock()  # held for entries of these two, never while something compiles
+_lock = fork_lock()  # held for entries of these two, never while something compiles
 _seen: set[tuple[str, ...]] = set()  # headers and options that a text was compiled with
 _files: dict[tuple[str, ...], int | None] = {}  # descriptors; None where there is none
 

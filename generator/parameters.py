@@ -12,8 +12,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
-from itertools import chain
+from operator import attrgetter
 from typing import Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -37,12 +36,10 @@ class Kind(Enum):
     FLOAT = (4, "f")
 
     def __init__(self, size: int, notation: str) -> None:
+        self.place = len(type(self).__members__)  # among the kinds
         self.size = size  # bytes
         self.format = notation  # of Python's struct module
         self.alignment = _ALIGNMENT if notation == "128s" else size
-
-
-_ORDER = {kind: place for place, kind in enumerate(Kind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,36 +86,20 @@ def scalar(name: str, meaning: str) -> Field:
     return Field(name, Kind.FLOAT, "float", meaning, lambda at: Argument(name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ParameterBlock(Generic[AtT]):
-    """The fields of one kernel's parameters, in layout order (see `block`)."""
+    """The fields of one kernel's parameters, as `block` lays them out.
+
+    fields   in the order in which they lie
+    offsets  of each field, in bytes
+    size     sizeof the struct, in bytes
+    packer   packs their values
+    """
 
     fields: tuple[Field[AtT], ...]
-
-    @cached_property
-    def offsets(self) -> dict[str, int]:
-        """Byte offset of each field."""
-        offsets, end = {}, 0
-        for field in self.fields:
-            kind = field.kind
-            offsets[field.name] = end + -end % kind.alignment
-            end = offsets[field.name] + kind.size
-        return offsets
-
-    @cached_property
-    def size(self) -> int:
-        """sizeof the struct in bytes."""
-        last = self.fields[-1]
-        end = self.offsets[last.name] + last.kind.size
-        return end + -end % _ALIGNMENT
-
-    @cached_property
-    def _packer(self) -> struct.Struct:
-        text, end = "<", 0
-        for field in self.fields:
-            text += f"{self.offsets[field.name] - end}x{field.kind.format}"
-            end = self.offsets[field.name] + field.kind.size
-        return struct.Struct(f"{text}{self.size - end}x")
+    offsets: Mapping[str, int]
+    size: int
+    packer: struct.Struct
 
     def values(self, at: AtT) -> dict[str, Value]:
         """What every field holds: one mapping serves all launches that read the block."""
@@ -126,7 +107,7 @@ class ParameterBlock(Generic[AtT]):
 
     def pack(self, values: Mapping[str, bytes | int | float]) -> bytes:
         """Return the block's bytes, padding zeroed; `values` has exactly the fields' names."""
-        return self._packer.pack(*[values[field.name] for field in self.fields])
+        return self.packer.pack(*[values[field.name] for field in self.fields])
 
 
 def block(fields: list[Field[AtT]]) -> ParameterBlock[AtT]:
@@ -134,7 +115,12 @@ def block(fields: list[Field[AtT]]) -> ParameterBlock[AtT]:
     names = [field.name for field in fields]
     if len(set(names)) != len(names):
         raise ValueError(f"parameter names repeat: {names}")
-    by_kind: list[list[Field[AtT]]] = [[] for _ in _ORDER]
-    for field in fields:
-        by_kind[_ORDER[field.kind]].append(field)
-    return ParameterBlock(tuple(chain.from_iterable(by_kind)))
+    ordered = tuple(sorted(fields, key=attrgetter("kind.place")))
+    offsets, notation, end = dict[str, int](), "<", 0
+    for field in ordered:
+        kind = field.kind
+        offsets[field.name] = end + -end % kind.alignment
+        notation += f"{-end % kind.alignment}x{kind.format}"
+        end = offsets[field.name] + kind.size
+    packer = struct.Struct(f"{notation}{-end % _ALIGNMENT}x")
+    return ParameterBlock(ordered, offsets, packer.size, packer)

@@ -170,12 +170,9 @@ class Records:
 
     def exact(self, operation: Operation, shape: Shape, here: Environment) -> Record | None:
         """The record of this very problem in this environment; of several the newest."""
-        found = [r for r in self.of(operation, shape) if not r.environment.differences(here)]
-        return max(found, key=attrgetter("measured"), default=None)
-
-    def of(self, operation: Operation, shape: Shape) -> list[Record]:
-        """Every record of this very problem, stale ones too."""
-        return self._index.get(operation, {}).get(shape, [])
+        every = self._index.get(operation, {}).get(shape, [])
+        fresh = [record for record in every if not record.environment.differences(here)]
+        return max(fresh, key=attrgetter("measured"), default=None)
 
     def _of_operation(self, operation: Operation) -> Iterator[Record]:
         return chain.from_iterable(self._index.get(operation, {}).values())

@@ -51,14 +51,10 @@ def noting() -> Iterator[Checks]:
         _noted.reset(token)
 
 
-def _note(name: str, value: object, rule: str) -> None:
-    if (checks := _noted.get()) is not None:
-        checks.named.append(Check(name, value, rule))
-
-
 def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
     """`value` is one of `allowed`."""
-    _note(field, value, f"one of {', '.join(map(str, allowed))}")
+    if (checks := _noted.get()) is not None:
+        checks.named.append(Check(field, value, f"one of {', '.join(map(str, allowed))}"))
     for choice in allowed:
         if value == choice and type(value) is type(choice):
             return None
@@ -68,7 +64,8 @@ def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
 
 def multiple_of(field: str, value: int, divisor: int) -> Reason:
     """`value` is a positive multiple of `divisor`."""
-    _note(field, value, f"a positive multiple of {divisor}")
+    if (checks := _noted.get()) is not None:
+        checks.named.append(Check(field, value, f"a positive multiple of {divisor}"))
     if value > 0 and divisor > 0 and value % divisor == 0:
         return None
     return f"{field} {value}: must be a positive multiple of {divisor}"
@@ -77,7 +74,8 @@ def multiple_of(field: str, value: int, divisor: int) -> Reason:
 def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
     """`n` is legal for wgmma (PTX ISA): multiples of 8 to 256; int8 has 8, 16, 24 and then 16s."""
     step = "8, 24 and multiples of 16" if integer else "multiples of 8"
-    _note(field, n, f"{step}, at most 256 (the n of wgmma)")
+    if (checks := _noted.get()) is not None:
+        checks.named.append(Check(field, n, f"{step}, at most 256 (the n of wgmma)"))
     if n in range(8, 257, 8) and (not integer or n <= 24 or n % 16 == 0):
         return None
     return f"{field} {n}: must be what wgmma takes: {step}, at most 256"
@@ -85,7 +83,8 @@ def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
 
 def fits_shared(used: int, arch: Architecture) -> Reason:
     """Dynamic shared memory is within what one block may opt in to."""
-    _note("shared memory", used, f"at most {arch.shared_bytes} bytes")
+    if (checks := _noted.get()) is not None:
+        checks.named.append(Check("shared memory", used, f"at most {arch.shared_bytes} bytes"))
     if used <= arch.shared_bytes:
         return None
     return (
@@ -96,7 +95,8 @@ def fits_shared(used: int, arch: Architecture) -> Reason:
 
 def fits_registers(registers: int, budget: int) -> Reason:
     """What a thread is expected to hold fits its registers without spills."""
-    _note("registers expected of a thread", registers, f"at most {budget}")
+    if (checks := _noted.get()) is not None:
+        checks.named.append(Check("registers expected of a thread", registers, f"at most {budget}"))
     if registers <= budget:
         return None
     return (

@@ -471,7 +471,8 @@ class Declared:
             nested=self.nested,
             gradients=self.gradients,
         )
-        dispatch.named(self.spec)  # type: ignore[attr-defined]
+        if self.spec is not None:  # type: ignore[attr-defined]
+            dispatch.named(self.spec)  # type: ignore[attr-defined]
 
     # ---- Operators -------------------------------------------------------------------------------
 

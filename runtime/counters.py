@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from warploom.generator import build
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 
 _LOCKED = ("loads", "plans", "copies")
 
@@ -25,7 +25,7 @@ class Counters:
         self.loads = self.plans = self.copies = 0
         self.launch_numbers = itertools.count()
         self._not_launches = 0  # numbers drawn by reading, and before the reset
-        self._lock = ForkLock()
+        self._lock = fork_lock()
 
     def __repr__(self) -> str:
         """All counters by name."""

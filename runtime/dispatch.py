@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator import names
@@ -296,16 +297,11 @@ def choose(
     given `spec` that computes another one, or that these tensors cannot have.
     """
     described = family(operation.family)
-    if reasons := described.operation_faults(operation):
-        value, _, rule = reasons[0].partition(": ")
-        raise ProblemError(value, rule=rule, fix=described.table.advice)
+    described.require_legal(operation)
     if spec is not None:
         return Choice(_checked(spec, operation, requires), "the spec that was given")
     found, here = known(device.gpu), environment(device, operation.family)
-
-    def fit(schedule: Schedule) -> KernelSpec | None:
-        return fitting(operation, shape, schedule, device.arch, requires)
-
+    fit = partial(fitting, operation, shape, arch=device.arch, requires=requires)
     choice = recorded(found.records.exact(operation, shape, here), fit)
     asked = Asked(operation, shape, requires, recorded=choice is not None)
     unread = [*found.unread]

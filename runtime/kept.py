@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from cuda.bindings import driver
 
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 from warploom.runtime.driver import LEGACY_STREAMS, PER_THREAD_STREAM, check, enter
 
 LEAST = 128  # bytes: a cache line, so that counters of different streams do not meet in one
@@ -52,7 +52,7 @@ class _Zeros:
 
 Key = tuple[int, ...]
 
-_lock = ForkLock()
+_lock = fork_lock()
 _found: dict[Key, tuple[int, int]] = {}  # address and bytes, by device and stream
 _captured: dict[Key, _Zeros] = {}  # by device, capture and stream
 _lent: list[tuple[Key, _Zeros]] = []  # all that graphs have, or had until now

@@ -15,7 +15,7 @@ from warploom.errors import DeviceError
 from warploom.generator import build as building
 from warploom.generator.artifact import Artifact
 from warploom.generator.launches import Launch
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 from warploom.runtime.counters import counters
@@ -23,7 +23,7 @@ from warploom.runtime.driver import DEFAULT_STREAMS, check, enter, refuse_fork, 
 
 _kernels: dict[KernelSpec, Kernel] = {}
 _building: dict[KernelSpec, threading.Lock] = {}  # a kernel is built once, beside others
-_loading = ForkLock()
+_loading = fork_lock()
 
 os.register_at_fork(after_in_child=_kernels.clear)  # their handles are the parent's
 os.register_at_fork(after_in_child=_building.clear)
@@ -111,25 +111,18 @@ class Kernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
         config.sharedMemBytes, config.hStream = launch.shared_bytes, driver.CUstream(stream)
-        config.attrs = _attributes(launch)
+        kinds = driver.CUlaunchAttributeID
+        cluster, early = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
+        cluster.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimensions = cluster.value.clusterDim
+        dimensions.x, dimensions.y, dimensions.z = launch.cluster, 1, 1
+        early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        config.attrs = [cluster, early] if launch.early else [cluster]
         config.numAttrs = len(config.attrs)
         fire = partial(driver.cuLaunchKernelEx, config, driver.CUfunction(int(handle)))
         roams = stream in DEFAULT_STREAMS and torch.cuda.device_count() > 1
         return Prepared(fire, device, roams)
-
-
-def _attributes(launch: Launch) -> list[driver.CUlaunchAttribute]:
-    kind = driver.CUlaunchAttributeID
-    cluster = driver.CUlaunchAttribute()
-    cluster.id = kind.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    dimensions = cluster.value.clusterDim
-    dimensions.x, dimensions.y, dimensions.z = launch.cluster, 1, 1
-    if not launch.early:
-        return [cluster]
-    early = driver.CUlaunchAttribute()
-    early.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    early.value.programmaticStreamSerializationAllowed = 1
-    return [cluster, early]
 
 
 def kernel(spec: KernelSpec, device: int | None = None) -> Kernel:

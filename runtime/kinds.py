@@ -18,14 +18,14 @@ from weakref import WeakSet
 import torch
 from torch.autograd import forward_ad
 
-from warploom.generator.locks import ForkLock, remember
+from warploom.generator.locks import fork_lock, remember
 
 KindT = TypeVar("KindT")
 Entry = tuple[bool, object, Callable[..., bool], KindT]  # grad mode, options, guard, what is kept
 
 _ALIKE = 8  # kinds that are kept of tensors of the same shapes, which guards tell apart
 _shape = attrgetter("shape")
-_lock = ForkLock()
+_lock = fork_lock()
 _places: WeakSet[Kinds[object]] = WeakSet()
 
 

@@ -8,13 +8,13 @@ allocated per call on the current stream, but for those that are kept (see warpl
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from cuda.bindings import driver as cuda
@@ -120,6 +120,23 @@ _MAP_ALIGN = 128  # of CUtensorMap in the headers of CUDA 13
 _pointer = struct.Struct("<Q")
 
 
+@dataclass(slots=True)
+class _Part:
+    """One block: what stays of it, and which fields hold what of a call.
+
+    maps       name, offset in the block, request, and index among the tensors
+    addresses, scalars   name, and index among the tensors or scalars
+    values     what stays
+    encoded    the tensor maps at the addresses that came first
+    """
+
+    maps: list[tuple[str, int, TensorMap, int]] = field(default_factory=list)
+    addresses: list[tuple[str, int]] = field(default_factory=list)
+    scalars: list[tuple[str, int]] = field(default_factory=list)
+    values: dict[str, bytes | int | float] = field(default_factory=dict)
+    encoded: dict[str, bytes] | None = None
+
+
 class Template:
     """The blocks of `launches`, which all are laid out as `block`, at addresses yet to come.
 
@@ -137,13 +154,23 @@ class Template:
         for launch in launches:
             if launch.parameters not in mappings:
                 mappings.append(launch.parameters)
-        self._first = (
-            -(-POINTER * len(launches) // _MAP_ALIGN) * _MAP_ALIGN
-        )  # the first block begins here
+        self._first = -(-POINTER * len(launches) // _MAP_ALIGN) * _MAP_ALIGN  # block begins here
         self._shared = [mappings.index(launch.parameters) for launch in launches]
-        self._parts = [_Part(block, each, tensors, scalars) for each in mappings]
-        self._size = block.size
+        self._parts = [_Part() for _ in mappings]
+        self._block, self._size = block, block.size
         self._counts = len(tensors), len(scalars)
+        for part, parameters in zip(self._parts, mappings, strict=True):
+            for name, value in parameters.items():
+                match value:
+                    case TensorMap():
+                        offset, place = block.offsets[name], tensors.index(value.tensor)
+                        part.maps.append((name, offset, value, place))
+                    case Address():
+                        part.addresses.append((name, tensors.index(value.tensor)))
+                    case Argument():
+                        part.scalars.append((name, scalars.index(value.name)))
+                    case _:
+                        part.values[name] = value
 
     def bind(self, addresses: Sequence[int], scalars: Sequence[float]) -> Bound:
         """Return the blocks for these addresses and scalars; nothing changes them afterwards.
@@ -157,64 +184,22 @@ class Template:
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         start = -base % _MAP_ALIGN
         blocks = start + self._first
-        for index, part in enumerate(parts):
-            part.write(memory, base, blocks + index * size, addresses, scalars)
+        for part, place in zip(parts, count(blocks, size), strict=False):
+            encoded, others = part.encoded, part.maps  # whose addresses are others
+            if encoded is None:
+                encoded = {name: encode(map_, addresses[index]) for name, _, map_, index in others}
+                part.encoded, others = encoded, []  # by several threads, maybe: any will do
+            values = part.values | encoded
+            for name, index in part.addresses:
+                values[name] = addresses[index]
+            for name, index in part.scalars:
+                values[name] = scalars[index]
+            memory[place : place + size] = self._block.pack(values)
+            for _, offset, request, index in others:
+                replace(request, base + place + offset, addresses[index])
         for index, shared in enumerate(self._shared):
             _pointer.pack_into(memory, start + index * POINTER, base + blocks + shared * size)
         return memory, base + start
-
-
-class _Part:
-    """One block: what stays of it, and which fields hold what of a call."""
-
-    def __init__(
-        self,
-        block: ParameterBlock,
-        parameters: Mapping[str, Value],
-        tensors: Sequence[str],
-        scalars: Sequence[str],
-    ) -> None:
-        place = {name: index for index, name in enumerate(tensors)}
-        self._block = block
-        self._maps: list[tuple[str, int, TensorMap, int]] = []
-        self._addresses: list[tuple[str, int]] = []
-        self._scalars: list[tuple[str, int]] = []
-        self._values: dict[str, bytes | int | float] = {}
-        self._encoded: dict[str, bytes] | None = None  # at the addresses that came first
-        for name, value in parameters.items():
-            match value:
-                case TensorMap():
-                    self._maps.append((name, block.offsets[name], value, place[value.tensor]))
-                case Address():
-                    self._addresses.append((name, place[value.tensor]))
-                case Argument():
-                    self._scalars.append((name, list(scalars).index(value.name)))
-                case _:
-                    self._values[name] = value
-
-    def write(
-        self,
-        memory: bytearray,
-        base: int,
-        start: int,
-        addresses: Sequence[int],
-        scalars: Sequence[float],
-    ) -> None:
-        """Write the block into `memory`, which lies at `base`, from the byte `start` on."""
-        encoded, others = self._encoded, self._maps  # whose addresses are others
-        if encoded is None:
-            encoded = {
-                name: encode(request, addresses[index]) for name, _, request, index in self._maps
-            }
-            self._encoded, others = encoded, []  # by several threads, maybe: any of them will do
-        values = self._values | encoded
-        for name, index in self._addresses:
-            values[name] = addresses[index]
-        for name, index in self._scalars:
-            values[name] = scalars[index]
-        memory[start : start + self._block.size] = self._block.pack(values)
-        for _, offset, request, index in others:
-            replace(request, base + start + offset, addresses[index])
 
 
 # ---- Plans ---------------------------------------------------------------------------------------
@@ -227,7 +212,7 @@ _BOUND = 1 << 14  # calls kept over all plans, by addresses, stream and scalars:
 _STREAMS = 64  # of a plan, that launches are kept configured for
 # Ordered: the oldest of a dict is found behind all places of those that went before it.
 _bound: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
-_numbers = itertools.count()
+_numbers = count()
 
 os.register_at_fork(after_in_child=_bound.clear)
 
@@ -252,8 +237,16 @@ class LaunchPlan:
         self._place = torch.device("cuda", self.device)
         self._own = threading.local()
         self._make_room: Callable[[], torch.Tensor] | None = None  # for a call's workspaces
-        self._room_bytes, self._offsets = _laid_out(self.workspaces, kept=False)
-        self._kept_bytes, self._kept_offsets = _laid_out(self.workspaces, kept=True)
+        self._room_bytes = self._kept_bytes = 0
+        self._offsets, self._kept_offsets = dict[str, int](), dict[str, int]()  # in those bytes
+        for workspace in self.workspaces:
+            size = -(-workspace.bytes // _ALIGN) * _ALIGN
+            if workspace.kept:
+                self._kept_offsets[workspace.tensor] = self._kept_bytes
+                self._kept_bytes += size
+            else:
+                self._offsets[workspace.tensor] = self._room_bytes
+                self._room_bytes += size
         self._configured: dict[int, Launches] = {}  # by stream
         self._template: Template | None = None
 
@@ -322,16 +315,6 @@ class LaunchPlan:
         addresses += tuple([room + offset for offset in self._offsets.values()])
         addresses += tuple([zeros + offset for offset in self._kept_offsets.values()])
         return template.bind(addresses, scalars)
-
-
-def _laid_out(workspaces: Sequence[Workspace], *, kept: bool) -> tuple[int, dict[str, int]]:
-    """Bytes for all that are `kept`, or for all others, and where each begins."""
-    size, offsets = 0, {}
-    for workspace in workspaces:
-        if workspace.kept == kept:
-            offsets[workspace.tensor] = size
-            size += -(-workspace.bytes // _ALIGN) * _ALIGN
-    return size, offsets
 
 
 def plan_launches(

@@ -21,7 +21,7 @@ from warploom import hooks
 from warploom.errors import KernelMissingError
 from warploom.generator.build import require
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.locks import ForkLock, remember
+from warploom.generator.locks import fork_lock, remember
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
 from warploom.runtime.call import Arguments, Call, DetailsT, Draft, Key, ResultsT
@@ -161,8 +161,8 @@ def draft(call: Call[DetailsT, Any], target: DeviceLimits) -> Draft[DetailsT]:
     return replace(drafted, copies=tuple(dict.fromkeys((*names, *drafted.copies))))
 
 
-def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
-    """Check a call, choose its kernel, load it, and remember the plan."""
+def make(call: Call[Any, Any], kind: type[PlanT], key: Key | None = None) -> PlanT:
+    """Check a call, choose its kernel, load it, and remember the plan by `key`, its signature."""
     device = call.device
     target = targets.at_hand(device)
     call.require()
@@ -173,7 +173,7 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
         raise
     drafted = draft(call, target)
     call.refuse()
-    launch, key = None, call.signature()
+    launch, key = None, key or call.signature()
     if device >= 0 and drafted.problem is not None:
         spec, problem = drafted.choice.spec, drafted.problem
         try:
@@ -215,23 +215,25 @@ def planned(call: Call[Any, Any], kind: type[PlanT]) -> PlanT: ...
 
 def planned(call: Call[Any, Any], kind: type[Plan[Any, Any]] | None = None) -> Plan[Any, Any]:
     """The plan of a call, which is made where there is none: of its type's class, or this one."""
-    plan: Plan[Any, Any] | None = known.get(call.signature())
-    return plan or make(call, kind or _types.get(type(call), Plan))
+    key = call.signature()
+    plan: Plan[Any, Any] | None = known.get(key)
+    return plan or make(call, kind or _types.get(type(call), Plan), key)
 
 
 def run(call: Call[Any, ResultsT]) -> ResultsT:
     """Run a call by its plan, which is made where there is none: all that a plain family needs."""
     try:
-        found: Plan[Any, ResultsT] | None = known.get(call.signature())
+        key = call.signature()
+        found: Plan[Any, ResultsT] | None = known.get(key)
     except Exception as error:
         raise explained(error, call.require) from error.__cause__
     call.refuse()
-    return (found or make(call, Plan)).run(call)
+    return (found or make(call, Plan, key)).run(call)
 
 
 _listeners: list[Callable[[Plan[Any, Any]], None]] = []
 _unheard: dict[tuple[type[Plan[Any, Any]], str], Callable[..., Any]] = {}
-_hearing = ForkLock()
+_hearing = fork_lock()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from warploom.generator import records_file
 from warploom.generator.families import family
 from warploom.generator.gpus import distance, file_name, kind, lenders
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 from warploom.generator.model import Constants, load, rescaled, shipped
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.toolchain import find
@@ -63,7 +63,7 @@ class Lender:
 
 _known: dict[str, Known] = {}
 _lent: dict[str, tuple[Lender, ...]] = {}
-_learning = ForkLock()
+_learning = fork_lock()
 
 
 def known(gpu: str) -> Known:

@@ -13,16 +13,20 @@ from typing import Any, ClassVar, Generic, Protocol, get_args
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
+from warploom.errors import ProblemError
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.table import OperationT, ScheduleT, ShapeT, Table
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.locks import remember
 from warploom.generator.models import Model
 from warploom.generator.parameters import ParameterBlock
 from warploom.generator.shapes import Work, extents_of
 from warploom.generator.specification import KernelSpec
 
 ProblemT = TypeVar("ProblemT", default=Any)
+
+_LEGAL = 1024  # operations remembered of each family
 
 
 class Layout(Protocol):
@@ -99,6 +103,9 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         cls.table = cls.table_type(folder(cls))
         _check(cls)
 
+    def __init__(self) -> None:
+        self._legal: dict[OperationT, bool] = {}  # that were met: each is examined once
+
     @property
     def name(self) -> str:
         """The name of its folder, here and in templates/."""
@@ -115,6 +122,15 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     def operation_faults(self, operation: OperationT) -> list[str]:
         """Why an operation is not legal, whatever its schedule is."""
         return rules.fields(operation) or self.operation_reasons(operation)
+
+    def require_legal(self, operation: OperationT) -> None:
+        """Raise ProblemError for an operation that is not legal."""
+        if operation in self._legal:
+            return
+        if reasons := self.operation_faults(operation):
+            value, _, rule = reasons[0].partition(": ")
+            raise ProblemError(value, rule=rule, fix=self.table.advice)
+        remember(self._legal, operation, True, _LEGAL)
 
     def schedule_faults(
         self, arch: Architecture, operation: OperationT, schedule: ScheduleT

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import functools
+import json
+import runpy
 import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import torch
 from cuda.bindings import driver as cuda
@@ -27,6 +29,13 @@ H200 = target("NVIDIA H200")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """What a pretended GPU launched, by the addresses of parameter blocks."""
+    plan.forget()
+    yield pretend(monkeypatch)
+    plan.forget()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pretend a GPU, and return the list of what it launches from now on."""
     arguments: list[int] = []
 
     def encode_tiled(*request: Any) -> tuple[cuda.CUresult, cuda.CUtensorMap]:
@@ -54,21 +63,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(cuda, "cuTensorMapReplaceAddress", replace_address)
     monkeypatch.setattr(cuda, "cuLaunchKernelEx", launch)
     monkeypatch.setattr(cuda, "cuStreamGetId", lambda stream: (0, int(stream)))
-    plan.forget()
-    forget()
-    yield arguments
-    plan.forget()
-
-
-def forget() -> None:
-    """Empty the caches that forget their oldest entries: other tests of the process left them in
-    any state, where a new call computes what calls like it had found out.
-    """
-    for name, module in [*sys.modules.items()]:
-        for one in vars(module).values() if name.startswith("warploom.") else ():
-            is_cache = isinstance(one, functools._lru_cache_wrapper)
-            if is_cache and one.cache_parameters()["maxsize"] is not None:
-                one.cache_clear()
+    return arguments
 
 
 def built(spec: KernelSpec, device: int) -> Kernel:
@@ -77,23 +72,51 @@ def built(spec: KernelSpec, device: int) -> Kernel:
 
 
 def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
-    """The file and the name of every Python function of ours that a call calls, in order."""
-    steps: list[tuple[str, str]] = []
-    rooms = tuple(str(ROOT / room) for room in ("generator", "runtime", "src", "quantization"))
+    """The file and the name of every Python function of ours that a call calls, in order.
+
+    Comprehensions are left out: since Python 3.12 those of lists, dicts and sets are no functions.
+    """
+    codes: list[CodeType] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        code = frame.f_code
-        if event == "call" and str(Path(code.co_filename).resolve()).startswith(rooms):
-            steps.append((str(Path(code.co_filename).resolve()), code.co_qualname))
+        if event == "call" and not frame.f_code.co_name.endswith("comp>"):
+            codes.append(frame.f_code)
 
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return steps
+    rooms = tuple(str(ROOT / room) for room in ("generator", "runtime", "src", "quantization"))
+    steps = [(str(Path(code.co_filename).resolve()), code.co_qualname) for code in codes]
+    return [(file, function) for file, function in steps if file.startswith(rooms)]
 
 
-def counts(steps: list[tuple[str, str]]) -> tuple[int, int, int]:
-    """Files, functions and calls of a walk."""
-    return len({file for file, _ in steps}), len(set(steps)), len(steps)
+Counts = tuple[int, int, int]  # of files, functions and calls
+
+
+def new_call_counts(file: str) -> Counts:
+    """Count what the second call of a file's `calls()` walks through, as new as the first was.
+
+    It is counted in a process of its own. In one that ran other tests, what a call finds in caches
+    depends on those, and so did the counts.
+    """
+    program = forked.Program("import cold_calls; cold_calls.print_counts()", [file])
+    (ended,) = forked.run(program)
+    assert ended.returncode == 0, ended.stderr
+    files, functions, calls = json.loads(ended.stdout)
+    return files, functions, calls
+
+
+def print_counts() -> None:
+    """Print the counts of `new_call_counts`: what runs in that process."""
+    with pytest.MonkeyPatch.context() as patch:
+        launches = pretend(patch)
+        first, second = runpy.run_path(sys.argv[1])["calls"]()
+        first()  # reads the records and loads what is loaded late
+        before = len(launches)
+        steps = walk(second)
+        planned = [*plan.known.values()][-1]
+        assert len(launches) == before + 1, "the second call must launch one kernel"
+        assert planned.choice.asked.recorded, "the shape of the second call must have a record"
+    print(json.dumps([len({file for file, _ in steps}), len(set(steps)), len(steps)]))

@@ -13,7 +13,6 @@ import pytest
 
 from warploom.generator import build, locks
 from warploom.generator.build import counters as built
-from warploom.generator.locks import ForkLock
 from warploom.runtime import kernel as kernels
 from warploom.runtime.counters import counters
 from warploom.runtime.kernel import Kernel
@@ -85,12 +84,12 @@ def test_a_kernel_that_several_threads_want_is_built_once(monkeypatch: pytest.Mo
         (counters._lock, lambda: counters.add("plans")),
         (locks._lock, lambda: locks.remember({}, (1,), 1, 4)),
         (build._counting, lambda: build._count("compiles")),
-        (kernels._loading, lambda: kernels._loading.__enter__()),
+        (kernels._loading, kernels._loading.acquire),
     ],
     ids=["counters", "plans", "builds", "loads"],
 )
 def test_a_forked_child_does_not_wait_for_a_lock_of_its_parents_thread(
-    lock: ForkLock, act: Callable[[], None]
+    lock: threading.Lock, act: Callable[[], None]
 ) -> None:
     """Workers of a data loader hung where another thread was just planning."""
     before = built.compiles

@@ -10,7 +10,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 
 Act = Callable[[], None]
 
@@ -33,7 +33,7 @@ class Activity:
     """
 
     def __init__(self) -> None:
-        self.lock = ForkLock()
+        self.lock = fork_lock()
         self.fresh()
 
     def fresh(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.locks import ForkLock
+from warploom.generator.locks import fork_lock
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
@@ -26,7 +26,7 @@ Key = tuple[DeviceLimits, Operation, Shape]
 UNHEARD = "about to be compiled"  # the status of a problem before the engine's thread hears of it
 
 
-_gates = ForkLock()  # guards which launches a plan has: several threads change them
+_gates = fork_lock()  # guards which launches a plan has: several threads change them
 
 
 class Gate(LaunchPlan):

@@ -240,10 +240,14 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
         eights = 8 * tile.slices
         return replace(tile, extent=-(-rows // eights) * eights)
 
+    def most(self) -> ProductProblem:
+        """The product of as many tiles as there may be, wherever groups end."""
+        return self.problem
+
     @cached_property
     def cut(self) -> Cut:
-        """How tiles go to clusters."""
-        return cut(self.schedule, self.problem, self.device)
+        """How tiles go to clusters: as many as there may be."""
+        return cut(self.schedule, self.most(), self.device)
 
     def a_map(self) -> TensorMap:
         """Of the tiles of A, but for the last where that one is trimmed.
@@ -339,8 +343,9 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
         )
 
 
-def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -> dict[str, int]:
+def _counted(at: AtLaunch) -> dict[str, int]:
     """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    schedule, problem = at.schedule, at.most()
     m, n, k = schedule.tile
     rows, columns = m * schedule.cluster[0], n * schedule.cluster[1]
     along_m, parts = schedule.raster == "along_m", parts_of_k(schedule, problem)
@@ -354,7 +359,7 @@ def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -
         f"m {problem.m}": problem.m + rows,
         f"n {problem.n}": problem.n + columns,
         f"k {problem.k}": problem.k + k * schedule.cluster_split_k,
-        what: count * parts + turns * clusters,  # the first that is not one any more
+        what: count * parts + turns * at.cut.clusters,  # the first that is not one any more
         f"swizzle_size {schedule.swizzle_size} of {across} tiles": schedule.swizzle_size * across,
     }
 
@@ -394,7 +399,17 @@ def operand_a(*, trimmed: bool) -> list[Field[AtLaunch]]:
 
 def finished(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
     """Where D lies, and what each step of the epilogue reads and stores."""
-    fields = _stored(operation, schedule)
+    fields: list[Field[AtLaunch]] = []
+    if schedule.store == "tma":
+        fields.append(tensor_map("d_map", "D, in staging boxes", lambda at: at.d_map()))
+    else:
+        fields += [
+            pointer("d", ELEMENTS[operation.d].cpp, "D[m][pitch]"),
+            int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),
+        ]
+        if operation.batched and not operation.by_rows:
+            meaning = "elements between batches of D"
+            fields.append(int64("d_batch", meaning, lambda at: at.problem.batch_pitch_d))
     for index, step in enumerate(operation.epilogue):
         fields += step.fields(index)
         if step.partial:
@@ -443,19 +458,6 @@ def _partial(operation: ProductOperation, step: int) -> list[Field[AtLaunch]]:
     return fields
 
 
-def _stored(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
-    if schedule.store == "tma":
-        return [tensor_map("d_map", "D, in staging boxes", lambda at: at.d_map())]
-    fields: list[Field[AtLaunch]] = [
-        pointer("d", ELEMENTS[operation.d].cpp, "D[m][pitch]"),
-        int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),
-    ]
-    if operation.batched and not operation.by_rows:
-        meaning = "elements between batches of D"
-        fields.append(int64("d_batch", meaning, lambda at: at.problem.batch_pitch_d))
-    return fields
-
-
 def _cut(operation: ProductOperation) -> list[Field[AtLaunch]]:
     return [
         pointer("parts", operation.accumulator.cpp, "sums of parts of tiles, by blocks"),
@@ -494,19 +496,6 @@ def partial_workspaces(
     return workspaces
 
 
-def partial_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
-    """The launches that add them up, in order; ProblemError for too many blocks of one."""
-    problem, launches = at.problem, list[Launch]()
-    for index, step in enumerate(at.operation.epilogue):
-        if step.partial:
-            grid = -(-problem.n // PARTIAL_COLUMNS) * at.vectors(index)
-            n = f"n {problem.n}, batches {problem.batches}"
-            limits.refuse_beyond({f"{n}: blocks of sums": grid})
-            entry = f"{at.spec.name}_{partial_name(at.operation, index)}"
-            launches.append(Launch(entry, grid, PARTIAL_THREADS, 1, 0, values, early=True))
-    return launches
-
-
 # ---- The second launch of `split_k` --------------------------------------------------------------
 #
 # It adds up the partial tiles of all parts of k, in one order, and has the epilogue and the store.
@@ -522,23 +511,32 @@ def parts_at_once(layout: ProductLayout) -> int:
     return max(1, IN_FLIGHT * FRAGMENT // layout.chunk_columns)
 
 
-def reduction_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
-    """The launch that adds up, where there are parts; ProblemError for too many blocks of it."""
-    schedule, layout, problem = at.schedule, at.layout, at.problem
-    if schedule.split_k == 1:
-        return []
-    chunks = schedule.rows // WGMMA_M * (schedule.columns // layout.chunk_columns)
-    grid = tiles(schedule, problem) * schedule.multicast * chunks
-    n = f"m {problem.m}, n {problem.n}, batches {problem.batches}"
-    limits.refuse_beyond({f"{n}: blocks that add up parts of k": grid})
-    return [
-        Launch(
-            f"{at.spec.name}_reduction",
-            grid,
-            WARPGROUP,
-            1,
-            layout.reduction_bytes,
-            values,
-            early=True,
-        )
-    ]
+# ---- Launches ------------------------------------------------------------------------------------
+
+
+def kernel_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
+    """One persistent launch, one that adds up parts of k, and one for each step with partial sums.
+
+    Raises ProblemError for extents beyond 32 bits.
+    """
+    limits.refuse_beyond(_counted(at))
+    schedule, layout, problem, name = at.schedule, at.layout, at.problem, at.spec.name
+    size, shared = schedule.cluster_size, layout.shared_bytes
+    grid = at.cut.clusters * size
+    launches = [Launch(name, grid, schedule.threads, size, shared, values, early=True)]
+    if schedule.split_k > 1:
+        chunks = schedule.rows // WGMMA_M * (schedule.columns // layout.chunk_columns)
+        grid = tiles(schedule, problem) * schedule.multicast * chunks
+        mnb = f"m {problem.m}, n {problem.n}, batches {problem.batches}"
+        limits.refuse_beyond({f"{mnb}: blocks that add up parts of k": grid})
+        shared = layout.reduction_bytes
+        entry = f"{name}_reduction"
+        launches.append(Launch(entry, grid, WARPGROUP, 1, shared, values, early=True))
+    for index, step in enumerate(at.operation.epilogue):
+        if step.partial:
+            grid = -(-problem.n // PARTIAL_COLUMNS) * at.vectors(index)
+            nb = f"n {problem.n}, batches {problem.batches}"
+            limits.refuse_beyond({f"{nb}: blocks of sums": grid})
+            entry = f"{name}_{partial_name(at.operation, index)}"
+            launches.append(Launch(entry, grid, PARTIAL_THREADS, 1, 0, values, early=True))
+    return launches

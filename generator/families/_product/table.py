@@ -10,7 +10,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
-from warploom.generator.families._product.launch import Extents, cut
+from warploom.generator.families._product.launch import MOST_BLOCKS, Extents, cut, tiles
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule, Store
 from warploom.generator.families.table import Demand, Row, ShapeT, Table
 from warploom.generator.launches import DeviceLimits
@@ -18,6 +18,8 @@ from warploom.generator.tensor_maps import PITCH_BYTES
 
 OperationT = TypeVar("OperationT", bound=ProductOperation, default=Any)
 ScheduleT = TypeVar("ScheduleT", bound=ProductSchedule, default=Any)
+
+SHORTEST_PART = 8  # k tiles of a part of k: of fewer, a second launch saves nothing
 
 
 class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, ScheduleT, ShapeT]):
@@ -59,6 +61,14 @@ class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, Sch
         if requires != "direct":
             return schedule
         return replace(schedule, store="direct")  # type: ignore[call-arg] # a field of families'
+
+    def suits(self, schedule: ScheduleT, shape: ShapeT) -> bool:
+        """Parts of k are for blocks that tiles leave idle, and each is worth a second launch."""
+        parts, extents = schedule.split_k, cast("Extents", shape)
+        if parts == 1:
+            return True
+        blocks = tiles(schedule, extents) * schedule.multicast * parts
+        return blocks <= MOST_BLOCKS and extents.k >= SHORTEST_PART * schedule.tile[2] * parts
 
     def lacks(self, schedule: ScheduleT, requires: object) -> Demand | None:
         """A schedule that stores by TMA lacks direct stores."""

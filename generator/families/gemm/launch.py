@@ -13,15 +13,12 @@ from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.groups import most_tiles, refuse_groups
 from warploom.generator.families._product.launch import (
-    Cut,
-    counted,
     extents,
     finished,
+    kernel_launches,
     operand_a,
     part_workspaces,
-    partial_launches,
     partial_workspaces,
-    reduction_launches,
 )
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
@@ -123,10 +120,6 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
         return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
 
-    def most(self) -> GemmProblem:
-        """The GEMM of as many tiles as there may be."""
-        return self.problem
-
 
 class PiecesAtLaunch(AtLaunch):
     """What those of a GEMM of pieces are, which an operand has side by side along k."""
@@ -144,11 +137,6 @@ class PiecesAtLaunch(AtLaunch):
 
 class GroupedAtLaunch(AtLaunch):
     """What those of a grouped GEMM are."""
-
-    @cached_property
-    def cut(self) -> Cut:
-        """How tiles go to clusters: as many as there may be."""
-        return launch.cut(self.schedule, self.most(), self.device)
 
     def most(self) -> GemmProblem:
         """The GEMM of as many tiles as groups may have, whatever their offsets or lengths are."""
@@ -312,25 +300,22 @@ def _blocks(operation: GemmOperation, problem: GemmProblem) -> tuple[int, int]:
     return rows, columns
 
 
-def _list_workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
-    """The lists of a call: of its tiles, or the blocks of each and how many these are."""
-    operation, schedule = spec.operation, spec.schedule
-    if operation.sparse == "none":
-        return []
-    rows, columns = _blocks(operation, problem)
-    if operation.sparse == "d":
-        size, spare = schedule.cluster_size, 2 * schedule.cluster_size - 2
-        places = (rows * columns + spare) // size * size
-        return [Workspace("tiles", 4 * (places + rows))]
-    return [Workspace("lists", 4 * 3 * rows), Workspace("entries", 4 * rows * columns)]
-
-
 def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
-    """Lists of blocks, partial sums of columns, and of parts of tiles."""
-    sums = gemm_layout(spec.operation, spec.schedule).sums_bytes
-    parts = part_workspaces(spec.schedule, problem, sums)
-    lists = _list_workspaces(spec, problem)
-    return lists + partial_workspaces(spec, problem) + parts
+    """Lists of a mask (of tiles, or the blocks of each and how many these are), partial sums of
+    columns, and of parts of tiles.
+    """
+    operation, schedule = spec.operation, spec.schedule
+    lists = list[Workspace]()
+    if operation.sparse != "none":
+        rows, columns = _blocks(operation, problem)
+        if operation.sparse == "d":
+            size, spare = schedule.cluster_size, 2 * schedule.cluster_size - 2
+            places = (rows * columns + spare) // size * size
+            lists = [Workspace("tiles", 4 * (places + rows))]
+        else:
+            lists = [Workspace("lists", 4 * 3 * rows), Workspace("entries", 4 * rows * columns)]
+    sums = gemm_layout(operation, schedule).sums_bytes
+    return lists + partial_workspaces(spec, problem) + part_workspaces(schedule, problem, sums)
 
 
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
@@ -343,8 +328,6 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     """
     schedule = spec.schedule
     at = at_launch(spec, problem, device)
-    clusters = at.cut.clusters
-    limits.refuse_beyond(counted(schedule, at.most(), clusters))
     if spec.operation.groups == "masked":  # whose rows are counted through all batches
         rows = schedule.tile[0] * schedule.cluster[0]
         limits.refuse_beyond({f"m {problem.m}": problem.m + rows})
@@ -358,18 +341,7 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
         told = f"sparse {spec.operation.sparse}: {rows}x{columns} blocks"
         limits.refuse_beyond({told: rows * columns})
     values = parameters(spec).values(at)
-    listing = [Launch(f"{spec.name}_lists", 1, LIST_THREADS, 1, 0, values, early=True)]
-    return [
-        *(listing if spec.operation.sparse != "none" else ()),
-        Launch(
-            entry=spec.name,
-            grid=clusters * schedule.cluster_size,
-            block=schedule.threads,
-            cluster=schedule.cluster_size,
-            shared_bytes=at.layout.shared_bytes,
-            parameters=values,
-            early=True,
-        ),
-        *reduction_launches(at, values),
-        *partial_launches(at, values),
-    ]
+    every = kernel_launches(at, values)
+    if spec.operation.sparse != "none":
+        every.insert(0, Launch(f"{spec.name}_lists", 1, LIST_THREADS, 1, 0, values, early=True))
+    return every

@@ -66,10 +66,15 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     cluster_m, cluster_n = schedule.cluster
     kind, most = ELEMENTS[operation.a], budget(schedule)
     scaled = operation.block_scales != "none"
-    # A bank for each block of 64 rows where registers suffice; else all blocks take turns at one,
-    # which is for two consumers that share a tile: MMAs of one run while the other adds up its own.
-    sums, bank, scales = _accumulators(operation, schedule)
-    banks = _blocks(schedule) if bank else 0
+    # Registers of a thread: for the sums of a tile's blocks of 64 rows that a consumer has, for a
+    # bank of the sums of one block and k tile, and for block scales.
+    blocks = schedule.rows // (WGMMA_M * schedule.sharing)
+    each = WGMMA_M * schedule.columns // WARPGROUP
+    sums, bank = blocks * each, each if operation.accumulation == "promoted" else 0
+    scales = scale_registers(operation, schedule) if scaled else 0
+    # A bank for each block where registers suffice; else all blocks take turns at one, which is for
+    # two consumers that share a tile: MMAs of one run while the other adds up its own.
+    banks = blocks if bank else 0
     grouped = operation.groups != "none"
     widest = GROUPED_WIDEST * halved(operation, schedule)[1] if grouped else WIDEST
     chunk_columns, registers = chunk(
@@ -86,8 +91,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     needed = sums + 2 * bank + scales + AHEAD_REGISTERS + STREAM_REGISTERS * schedule.stream_k
     if scaled and column_scales(operation, schedule).each == 1:
         needed += schedule.columns // 4  # scales of a thread's columns
-    single = _blocks(schedule) == schedule.sharing == 1
-    if ahead := scaled and single and needed <= most:
+    if ahead := scaled and blocks == schedule.sharing == 1 and needed <= most:
         registers = max(registers, needed)
     box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
@@ -121,19 +125,4 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         ahead=ahead,
         factor_bytes=factor_bytes(operation, schedule),
         group_bytes=GROUP_BYTES[operation.groups],
-    )
-
-
-def _blocks(schedule: GemmSchedule) -> int:
-    """Blocks of 64 rows of a tile that one consumer has."""
-    return schedule.rows // (WGMMA_M * schedule.sharing)
-
-
-def _accumulators(operation: GemmOperation, schedule: GemmSchedule) -> tuple[int, int, int]:
-    """Registers of a thread for sums, a bank of those of a k tile, and block scales of one."""
-    count = WGMMA_M * schedule.columns // WARPGROUP
-    return (
-        _blocks(schedule) * count,
-        count if operation.accumulation == "promoted" else 0,
-        0 if operation.block_scales == "none" else scale_registers(operation, schedule),
     )

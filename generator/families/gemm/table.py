@@ -11,13 +11,10 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import BLOCK, Gate, GateGradient, factors, quantizes
-from warploom.generator.families._product.launch import MOST_BLOCKS, tiles
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.families.table import Feature, Row
-
-SHORTEST_PART = 8  # k tiles of a part of k: of fewer, a second launch saves nothing
 
 
 class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
@@ -77,15 +74,6 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
         for row in super().portfolio(operation, shape):
             many = row.get("split_k", 1)
             yield from ({**row, "split_k": n} for n in many) if isinstance(many, list) else (row,)
-
-    def suits(self, schedule: GemmSchedule, shape: GemmShape) -> bool:
-        """Parts of k are for blocks that tiles leave idle, and each is worth a second launch."""
-        if schedule.split_k == 1:
-            return True
-        blocks = tiles(schedule, shape) * schedule.multicast * schedule.split_k
-        return (
-            blocks <= MOST_BLOCKS and shape.k >= SHORTEST_PART * schedule.tile[2] * schedule.split_k
-        )
 
 
 def _scaled_columns(operation: GemmOperation) -> int:

@@ -14,10 +14,10 @@ from dataclasses import replace
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
+from warploom.generator.families._product.table import SHORTEST_PART
 from warploom.generator.families.gemm.rules import CLUSTERS, complete, schedule_reasons
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
-from warploom.generator.families.gemm.table import SHORTEST_PART
 from warploom.generator.launches import DeviceLimits
 
 WIDEST = {64: 256, 128: 256, 256: 128}  # columns of a tile, by its rows of wgmma

@@ -17,12 +17,11 @@ from warploom.generator.families._product.launch import (
     MOST_PARTS,
     Cut,
     Extents,
-    counted,
     extents,
     finished,
+    kernel_launches,
     operand_a,
     part_workspaces,
-    partial_launches,
     partial_workspaces,
     tiles,
 )
@@ -154,13 +153,15 @@ class AtLaunch(launch.AtLaunch[MixedGemmOperation, MixedGemmSchedule, MixedGemmP
         """Where everything of one block lies."""
         return mixed_gemm_layout(self.operation, self.schedule)
 
+    def most(self) -> MixedGemmProblem:
+        """The product of as many tiles as there may be, wherever groups end."""
+        grouped = self.operation.groups == "rows"
+        return most_tiles(self.schedule, self.problem) if grouped else self.problem
+
     @cached_property
     def cut(self) -> Cut:
-        """How tiles go to clusters: of groups as many as there may be."""
-        problem = self.problem
-        if self.operation.groups == "rows":
-            problem = most_tiles(self.schedule, problem)
-        return cut(self.schedule, problem, self.device)
+        """How tiles go to clusters: as many as there may be."""
+        return cut(self.schedule, self.most(), self.device)
 
     def operand_map(
         self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
@@ -241,30 +242,13 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
     d, and as the epilogue's fields. Raises ProblemError for extents beyond 32 bits. It reads b
     before the launch that comes before it on the stream is done: see docs/families/mixed_gemm.md.
     """
-    schedule = spec.schedule
     at = AtLaunch(spec, problem, device)
-    clusters = at.cut.clusters
-    most = problem
     if spec.operation.groups == "rows":
-        most = most_tiles(schedule, problem)
         refuse_groups(problem.batches)
         rows = problem.batches * -(-problem.n // ROWS) * ROWS
         limits.refuse_beyond({f"{problem.batches} groups of n {problem.n}: rows of W": rows})
-    limits.refuse_beyond(counted(schedule, most, clusters))
     if spec.operation.a == "int8" and not spec.operation.group:
         limits.refuse_beyond(
             {f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT}
         )
-    values = parameters(spec).values(at)
-    return [
-        Launch(
-            entry=spec.name,
-            grid=clusters * schedule.cluster_size,
-            block=schedule.threads,
-            cluster=schedule.cluster_size,
-            shared_bytes=at.layout.shared_bytes,
-            parameters=values,
-            early=True,
-        ),
-        *partial_launches(at, values),
-    ]
+    return kernel_launches(at, parameters(spec).values(at))

@@ -24,7 +24,7 @@ from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import ITEMS, BoundEpilogue
 from warploom.runtime.families._product.operands import Operand
-from warploom.runtime.families._product.steps import KINDS, LOADING, check_finite, step_of
+from warploom.runtime.families._product.steps import KINDS, LOADING, step_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.tensors import require_memory
@@ -107,7 +107,8 @@ class ProductCall(Arguments[Checked, torch.Tensor]):
     def draft(self, target: DeviceLimits) -> Draft[Checked]:
         """Check the call, place its operands, and choose its kernel for a GPU."""
         checked = self.checked()
-        check_finite(self.listed)
+        for item in self.listed:
+            KINDS[item[0]].check_finite(item)
         choice = dispatch.choose(
             checked.operation,
             checked.shape,
@@ -159,7 +160,8 @@ class ProductCall(Arguments[Checked, torch.Tensor]):
         require_memory(self.named())  # results that are new have some, which is apart
         if self.out is not None or self.listed:
             epilogue.check_apart(results, self.read(), self.listed)
-        check_finite(self.listed)
+        for item in self.listed:
+            KINDS[item[0]].check_finite(item)
 
     def compute(self, details: Checked, results: torch.Tensor) -> None:
         """Compute D by plain torch operations."""

@@ -490,7 +490,7 @@ def gemm(
     """
     if older:
         return gemm(**current(gemm, older, locals()))
-    if use_fast_accum is not True and use_fast_accum is not False:
+    if type(use_fast_accum) is not bool:
         require_boolean("use_fast_accum", use_fast_accum)
     if precision is None and torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)

@@ -47,7 +47,7 @@ from warploom.runtime.families._product.operands import (
     storing,
 )
 from warploom.runtime.families._product.reference import apply, bound, rounded
-from warploom.runtime.families._product.steps import check_finite
+from warploom.runtime.families._product.steps import KINDS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.block_masks import expanded, size_of
 from warploom.runtime.families.gemm.block_scales import blocks_of
@@ -136,7 +136,8 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
         (m, n), k, device = shape, a.shape[1], a.get_device()
         self._check_mask()
         bound = epilogue.bind(self.items, (), m, n, device, batched=False)
-        check_finite(self.items)
+        for item in self.items:
+            KINDS[item[0]].check_finite(item)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=True)
         pitch_d, _ = check_out(self.out, shape, d_type, device, None)
         allowed_a, allowed_b = layouts(a, spec)
@@ -223,7 +224,8 @@ class BlockSparseCall(Arguments[Details, tuple[torch.Tensor]]):
     def check(self, details: Details, results: tuple[torch.Tensor]) -> None:
         """Raise ProblemError for memory that is missing or shared."""
         require_memory([*self.named(), ("out", results[0])])
-        check_finite(self.items)
+        for item in self.items:
+            KINDS[item[0]].check_finite(item)
         refuse_overlap(results[0], self.read(), "do not overlap")
 
     def compute(self, details: Details, results: tuple[torch.Tensor]) -> None:

@@ -207,7 +207,8 @@ class GemmCall(ProductCall):
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         ProductCall.require(self)
-        require_boolean("use_fast_accum", self.use_fast_accum)
+        if type(self.use_fast_accum) is not bool:
+            require_boolean("use_fast_accum", self.use_fast_accum)
 
     def requiring_grad(self) -> torch.Tensor | None:
         """Return a tensor of the call that requires grad. Every call asks, so shortly."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import EpilogueStep, Gate
+from warploom.generator.epilogue import Gate
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.launches import DeviceLimits
@@ -251,18 +250,9 @@ def _check_steps(call: GemmCall) -> None:
     bound = epilogue.bind(call.listed, batches, m, n, device, batched=batched, k=k)
     shape, shared = (*batches, m, bound.columns), batches if bound.batched else None
     check_out(call.out, shape, _result_type(call), device, shared)
-    faults = _epilogue_faults(bound.steps, NAMES[_result_type(call)], batched=bound.batched)
-    if faults:
-        value, _, rule = faults[0].partition(": ")
-        raise ProblemError(value, rule=rule, fix=family("gemm").table.advice)
-
-
-@lru_cache(256)
-def _epilogue_faults(steps: tuple[EpilogueStep, ...], d: str, *, batched: bool) -> list[str]:
-    """Why no kernel has these steps before a result of this type."""
-    given: Any = {"d": d, "batched": batched, "epilogue": steps}
-    operation = GemmOperation(a="bf16", b="bf16", layout_b="col", **given)
-    return family("gemm").operation_faults(operation)
+    d: Any = NAMES[_result_type(call)]  # which no kernel may have these steps before
+    options: Any = {"batched": bound.batched, "epilogue": bound.steps}
+    family("gemm").require_legal(GemmOperation("bf16", "bf16", d, layout_b="col", **options))
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype, listed: Sequence[Item]) -> torch.Tensor:

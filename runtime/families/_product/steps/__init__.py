@@ -119,12 +119,6 @@ def _owner(word: str) -> TorchStep[Any]:
     return next((one for one in STEPS.values() if one.owns(word)), None) or step_of((word,))
 
 
-def check_finite(listed: Sequence[Item]) -> None:
-    """Raise ProblemError for numbers of an epilogue's items that are not finite."""
-    for item in listed:
-        KINDS[item[0]].check_finite(item)
-
-
 def step_of(item: Item) -> TorchStep[Any]:
     """What an item asks for; ProblemError for one of no kind, or of another length than its own."""
     listing = isinstance(item, tuple | list)
