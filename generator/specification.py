@@ -19,6 +19,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator import names
 from warploom.generator.architectures import Architecture, architecture
+from warploom.generator.families import every, family
 from warploom.generator.knob import knobs, stored_names
 
 
@@ -82,8 +83,6 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
     schedule: ScheduleT
 
     def __post_init__(self) -> None:
-        from warploom.generator.families import family
-
         known = family(self.operation.family)
         reasons = known.reasons(self.architecture, self.operation, self.schedule)
         if reasons:
@@ -95,8 +94,6 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
 
         Raises SpecificationError for a schedule that is not legal.
         """
-        from warploom.generator.families import family
-
         reasons = family(operation.family).schedule_faults(architecture(arch), operation, schedule)
         if reasons:
             raise _illegal(reasons)
@@ -162,8 +159,6 @@ def _illegal(reasons: list[str]) -> SpecificationError:
 
 def parse_name(name: str) -> KernelSpec:
     """Return the spec that `name`, of this version or an older one, names; or UnknownNameError."""
-    from warploom.generator.families import every
-
     for known in every():
         found = names.read(name, known.name, known.operation, known.schedule)
         if found is None:

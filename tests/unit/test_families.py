@@ -44,7 +44,7 @@ CLASS = """
 from warploom.generator.families.attention_merge import (
     AttentionMergeOperation as O, AttentionMergeSchedule as S, AttentionMergeShape as X
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 class Broken(Family{types}):
     "A family that lacks something."
 """

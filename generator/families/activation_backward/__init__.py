@@ -17,7 +17,7 @@ from warploom.generator.families.activation_backward.shape import (
     ActivationBackwardProblem,
     ActivationBackwardShape,
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 
 __all__ = [
     "FAMILY",

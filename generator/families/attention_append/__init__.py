@@ -16,7 +16,7 @@ from warploom.generator.families.attention_append.schedule import (
     AttentionAppendSchedule,
     AttentionAppendSpec,
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.models import Model
 
 __all__ = [

@@ -16,7 +16,7 @@ from warploom.generator.families.attention_merge.shape import (
     AttentionMergeProblem,
     AttentionMergeShape,
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 
 __all__ = [
     "FAMILY",

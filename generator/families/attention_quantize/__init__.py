@@ -17,7 +17,7 @@ from warploom.generator.families.attention_quantize.shape import (
     AttentionQuantizeProblem,
     AttentionQuantizeShape,
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 
 __all__ = [
     "FAMILY",

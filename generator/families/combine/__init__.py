@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.families.base import Family
 from warploom.generator.families.combine.schedule import (
     LOADS,
     VALUES,
@@ -13,7 +14,6 @@ from warploom.generator.families.combine.schedule import (
     CombineSpec,
 )
 from warploom.generator.families.combine.shape import CombineProblem, CombineShape
-from warploom.generator.families.family import Family
 
 __all__ = ["FAMILY", "CombineOperation", "CombineProblem", "CombineSchedule", "CombineShape"]
 

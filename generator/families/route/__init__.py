@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.families.route.layout import RouteLayout
 from warploom.generator.families.route.schedule import (
     PAIRS,

@@ -6,7 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import activation_class, function_parts
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.families.sparse_gemm.header import described
 from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
