@@ -86,17 +86,14 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
         known = family(self.operation.family)
         reasons = known.reasons(self.architecture, self.operation, self.schedule)
         if reasons:
-            raise _illegal(reasons)
+            fix = "change the schedule (`warploom list FILE --rejected`)"
+            raise SpecificationError("; ".join(reasons), fix=fix)
 
     @classmethod
-    def of_legal(cls, arch: str, operation: Operation, schedule: Schedule) -> Self:
-        """Return the spec of an operation that was found legal before: its schedule is checked.
-
-        Raises SpecificationError for a schedule that is not legal.
-        """
-        reasons = family(operation.family).schedule_faults(architecture(arch), operation, schedule)
-        if reasons:
-            raise _illegal(reasons)
+    def of_legal(cls, arch: str, operation: Operation, schedule: Schedule) -> Self | None:
+        """Return the spec of an operation that is legal; None where its schedule is not."""
+        if family(operation.family).schedule_faults(architecture(arch), operation, schedule):
+            return None
         spec = object.__new__(cls)
         for name, value in (("arch", arch), ("operation", operation), ("schedule", schedule)):
             object.__setattr__(spec, name, value)
@@ -150,11 +147,6 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
         )
         code = escape(f'warploom.kernel_report("{self.name}", "kernel.html")')
         return f"<table>{cells}</table><p><code>{code}</code> shows its machine code.</p>"
-
-
-def _illegal(reasons: list[str]) -> SpecificationError:
-    fix = "change the schedule (`warploom list FILE --rejected`)"
-    return SpecificationError("; ".join(reasons), fix=fix)
 
 
 def parse_name(name: str) -> KernelSpec:
