@@ -16,10 +16,10 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
-from warploom.generator import configurations, limits
+from warploom.generator import configurations
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.shapes import Shape
+from warploom.generator.shapes import LARGEST, Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
@@ -175,4 +175,4 @@ def _met(condition: Any, feature: Feature) -> bool:  # noqa: ANN401 (of YAML)
     if isinstance(feature, str):
         return feature in condition
     low, high = condition
-    return bool(low <= min(feature, limits.LARGEST) <= high)  # of more, launches tell
+    return bool(low <= min(feature, LARGEST) <= high)  # of more, launches tell

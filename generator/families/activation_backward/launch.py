@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.activation_backward.schedule import (
     ActivationBackwardOperation,
@@ -30,6 +29,7 @@ from warploom.generator.parameters import (
     int64,
     pointer,
 )
+from warploom.generator.shapes import refuse_beyond
 
 LEAST_TILES = 4  # of a part of the rows: sums of fewer take longer to add than to make
 SUM_THREADS, SUM_COLUMNS = 1024, 32  # of a block that adds parts
@@ -109,7 +109,7 @@ def launches(
     """
     at = AtLaunch(spec, problem, device)
     m, n = problem.m, problem.n
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {m}": at.parts * at.rows + at.rows,  # the row that ends a part's last tile
             f"n {n}": at.strips * spec.schedule.columns,

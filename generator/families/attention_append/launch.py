@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_append.problem import AttentionAppendProblem
 from warploom.generator.families.attention_append.schedule import (
@@ -16,6 +15,7 @@ from warploom.generator.families.attention_append.schedule import (
 )
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 WARP = 32  # threads
 
@@ -146,7 +146,7 @@ def launches(
 ) -> list[Launch]:
     """One launch. There must be tokens; ProblemError for more than 32 bits count."""
     at = AtLaunch(spec, problem, device)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"tokens {problem.tokens}, {problem.rows} heads": problem.tokens * at.blocks,
             f"columns {problem.columns} of {problem.page} rows": problem.columns * problem.page,

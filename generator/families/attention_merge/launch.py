@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_merge.schedule import (
     AttentionMergeOperation,
@@ -15,6 +14,7 @@ from warploom.generator.families.attention_merge.schedule import (
 from warploom.generator.families.attention_merge.shape import AttentionMergeProblem
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 AtLaunch = data.AtLaunch[AttentionMergeOperation, AttentionMergeSchedule, AttentionMergeProblem]
 
@@ -51,6 +51,6 @@ def launches(
     """One launch. There must be rows; ProblemError for more than 32 bits count."""
     (rows,) = spec.schedule.tile
     blocks = -(-problem.rows // rows)
-    limits.refuse_beyond({f"rows {problem.rows}": blocks * rows})
+    refuse_beyond({f"rows {problem.rows}": blocks * rows})
     values = parameters(spec).values(data.AtLaunch(spec, problem, device))
     return [Launch(spec.name, blocks, spec.schedule.threads, 1, 0, values, early=True)]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_quantize.schedule import (
     CHUNK,
@@ -18,6 +17,7 @@ from warploom.generator.families.attention_quantize.schedule import (
 from warploom.generator.families.attention_quantize.shape import AttentionQuantizeProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 _FLOAT = 4  # bytes
 
@@ -110,7 +110,7 @@ def launches(
     There must be keys, of at least one head. Raises ProblemError for sizes beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"seq_q {problem.seq_q}": problem.seq_q + TILE,
             f"seq_k {problem.seq_k}": problem.tiles_k * TILE + CHUNK,

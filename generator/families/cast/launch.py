@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.cast.layout import CastLayout
 from warploom.generator.families.cast.schedule import (
@@ -18,6 +17,7 @@ from warploom.generator.families.cast.schedule import (
 from warploom.generator.families.cast.shape import CastProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 AMAX_VALUES = 64  # that a thread of the launch of the largest magnitude loads at once
 _AMAX_CTAS = 8  # of it, at most, on an SM: it is short, and each adds an atomic operation
@@ -126,7 +126,7 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
     m, n, threads = problem.m, problem.n, spec.schedule.threads
     # How far past the end a thread counts.
     spare = threads * AMAX_VALUES // COLUMNS * (at.amax_grid + 1)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {m}": m + COLUMNS,
             f"n {n}": n + threads * VALUES * spec.schedule.vectors,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.combine.schedule import (
     VALUES,
@@ -16,6 +15,7 @@ from warploom.generator.families.combine.schedule import (
 from warploom.generator.families.combine.shape import CombineProblem
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 _WARP = 32  # threads
 
@@ -80,7 +80,7 @@ def launches(spec: CombineSpec, problem: CombineProblem, device: DeviceLimits) -
     at = AtLaunch(spec, problem, device)
     threads = spec.schedule.threads
     warps = at.grid * (threads // _WARP)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"tokens {problem.tokens}, k {problem.k}": problem.tokens * problem.k + warps,
             f"columns {problem.columns}": problem.columns + 4 * threads * VALUES,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.families.fp32_pieces.schedule import (
     LEAST_PART,
     MOST_PARTS,
@@ -17,6 +16,7 @@ from warploom.generator.families.fp32_pieces.schedule import (
 from warploom.generator.families.fp32_pieces.shape import Fp32PiecesProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 THREADS = 2048  # that an SM holds
 PEAK_ROWS = 32  # rows of x that a CTA finds the largest magnitudes of: those of a warp's threads
@@ -101,7 +101,7 @@ def launches(
     """
     at = AtLaunch(spec, problem, device)
     operation, threads = spec.operation, spec.schedule.threads
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {problem.m}": problem.m + TILE,
             f"k {problem.k}": operation.count * (problem.place + 8 * threads),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
-from warploom.generator import configurations, limits
+from warploom.generator import configurations
 from warploom.generator.elements import element
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.cells import layers
@@ -27,11 +27,14 @@ from warploom.generator.families._product.launch import (
     tiles,
 )
 from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
-from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
-from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
+from warploom.generator.families.mixed_gemm.schedule import (
+    MixedGemmOperation,
+    MixedGemmSchedule,
+    MixedGemmSpec,
+)
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, pointer
-from warploom.generator.shapes import Shape, extents_of
+from warploom.generator.shapes import LARGEST, Shape, extents_of, refuse_beyond
 from warploom.generator.slabs import DEPTH, ROWS
 from warploom.generator.tensor_maps import OperandTile, TensorMap
 
@@ -129,7 +132,7 @@ def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> 
         found = Cut(max(1, ranges), count, count, k_tiles)
     else:
         found = Cut(clusters, count % clusters + clusters, count, k_tiles)
-    counted = found.tiles * k_tiles * found.clusters <= limits.LARGEST  # as the kernel does
+    counted = found.tiles * k_tiles * found.clusters <= LARGEST  # as the kernel does
     return found if counted else whole
 
 
@@ -199,7 +202,7 @@ def _few_tiles(at: AtLaunch) -> int:
     """Below how many tiles all of them are cut, where only the device knows how many there are."""
     clusters = at.cut.clusters
     few = FEW_WAVES * clusters
-    counted = few * at.cut.k_tiles * clusters <= limits.LARGEST  # as the kernel does
+    counted = few * at.cut.k_tiles * clusters <= LARGEST  # as the kernel does
     return few if counted else 0
 
 
@@ -249,12 +252,10 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
         most = most_tiles(schedule, problem)
         refuse_groups(problem.batches)
         rows = problem.batches * -(-problem.n // ROWS) * ROWS
-        limits.refuse_beyond({f"{problem.batches} groups of n {problem.n}: rows of W": rows})
-    limits.refuse_beyond(counted(schedule, most, clusters))
+        refuse_beyond({f"{problem.batches} groups of n {problem.n}: rows of W": rows})
+    refuse_beyond(counted(schedule, most, clusters))
     if spec.operation.a == "int8" and not spec.operation.group:
-        limits.refuse_beyond(
-            {f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT}
-        )
+        refuse_beyond({f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT})
     values = parameters(spec).values(at)
     return [
         Launch(

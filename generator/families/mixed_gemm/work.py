@@ -5,7 +5,7 @@ from __future__ import annotations
 from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families.mixed_gemm.launch import MixedGemmShape
-from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmOperation
 from warploom.generator.formats import SCALE_TYPES
 from warploom.generator.shapes import Work
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.families.route.layout import RouteLayout
 from warploom.generator.families.route.schedule import (
     PAIRS,
@@ -15,6 +14,7 @@ from warploom.generator.families.route.schedule import (
 from warploom.generator.families.route.shape import RouteProblem
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 AtLaunch = data.AtLaunch[RouteOperation, RouteSchedule, RouteProblem]
 
@@ -49,7 +49,7 @@ def launches(spec: RouteSpec, problem: RouteProblem, device: DeviceLimits) -> li
     schedule = spec.schedule
     warps = schedule.warps * schedule.cluster
     reached = warps * _slice(spec, problem) + WARP * PAIRS
-    limits.refuse_beyond({f"tokens {problem.tokens}, k {problem.k}": reached})
+    refuse_beyond({f"tokens {problem.tokens}, k {problem.k}": reached})
     values = parameters(spec).values(data.AtLaunch(spec, problem, device))
     return [
         Launch(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
@@ -28,6 +27,7 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
+from warploom.generator.shapes import refuse_beyond
 from warploom.generator.tensor_maps import TensorMap
 
 
@@ -126,7 +126,7 @@ def launches(
 ) -> list[Launch]:
     """One launch. No extent may be 0; ProblemError for extents beyond 32 bits."""
     at, schedule = AtLaunch(spec, problem, device), spec.schedule
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {problem.m}": problem.m + schedule.tokens,
             f"n {problem.n}": problem.n + schedule.rows,
