@@ -10,12 +10,10 @@ from warploom.generator.families.activation_backward import launch
 from warploom.generator.families.activation_backward.schedule import (
     VALUES,
     ActivationBackwardOperation,
-    ActivationBackwardSchedule,
-    ActivationBackwardSpec,
-)
-from warploom.generator.families.activation_backward.shape import (
     ActivationBackwardProblem,
+    ActivationBackwardSchedule,
     ActivationBackwardShape,
+    ActivationBackwardSpec,
 )
 from warploom.generator.families.base import Family
 

@@ -8,14 +8,15 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import activation_class, derivative_class, function_parts
 from warploom.generator.families.base import Family
 from warploom.generator.families.cast import launch
-from warploom.generator.families.cast.layout import CastLayout
 from warploom.generator.families.cast.schedule import (
     COLUMNS,
+    CastLayout,
     CastOperation,
+    CastProblem,
     CastSchedule,
+    CastShape,
     CastSpec,
 )
-from warploom.generator.families.cast.shape import CastProblem, CastShape
 
 __all__ = ["FAMILY", "CastOperation", "CastProblem", "CastSchedule", "CastShape"]
 

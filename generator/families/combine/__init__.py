@@ -10,10 +10,11 @@ from warploom.generator.families.combine.schedule import (
     LOADS,
     VALUES,
     CombineOperation,
+    CombineProblem,
     CombineSchedule,
+    CombineShape,
     CombineSpec,
 )
-from warploom.generator.families.combine.shape import CombineProblem, CombineShape
 
 __all__ = ["FAMILY", "CombineOperation", "CombineProblem", "CombineSchedule", "CombineShape"]
 

@@ -10,10 +10,11 @@ from warploom.generator.families.fp32_pieces.schedule import (
     TILE,
     VALUES,
     Fp32PiecesOperation,
+    Fp32PiecesProblem,
     Fp32PiecesSchedule,
+    Fp32PiecesShape,
     Fp32PiecesSpec,
 )
-from warploom.generator.families.fp32_pieces.shape import Fp32PiecesProblem, Fp32PiecesShape
 
 __all__ = [
     "FAMILY",

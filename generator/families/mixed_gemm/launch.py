@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from warploom.generator import configurations
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.cells import layers
 from warploom.generator.families._product.groups import most_tiles, refuse_groups
@@ -32,9 +33,10 @@ from warploom.generator.families.mixed_gemm.schedule import (
     MixedGemmSchedule,
     MixedGemmSpec,
 )
+from warploom.generator.formats import SCALE_TYPES
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, pointer
-from warploom.generator.shapes import LARGEST, Shape, extents_of, refuse_beyond
+from warploom.generator.shapes import LARGEST, Shape, Work, extents_of, refuse_beyond
 from warploom.generator.slabs import DEPTH, ROWS
 from warploom.generator.tensor_maps import OperandTile, TensorMap
 
@@ -269,3 +271,18 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
         ),
         *partial_launches(at, values),
     ]
+
+
+# ---- What a problem asks of any kernel -----------------------------------------------------------
+
+
+def work(operation: MixedGemmOperation, shape: MixedGemmShape) -> Work:
+    """Count operands once: codes and scales of W, A, and D."""
+    m, n, k = shape.m, shape.n, shape.k
+    a, d = element(operation.a), element(operation.d)
+    scales = n * (k // operation.group if operation.group else 1)
+    stored = n // 2 if gate_of(operation.epilogue) else n
+    moved = n * k * operation.weight.bits / 8 + scales * SCALE_TYPES[operation.scale].bytes
+    moved += m * k * a.bytes + m * stored * d.bytes
+    moved += sum(step.moved(m, n, d) for step in operation.epilogue)
+    return Work(2.0 * m * n * k * shape.batches, moved * shape.batches, a.bits)
