@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.attention_merge import rules
 from warploom.generator.families.attention_merge.schedule import (
     VALUES,
     AttentionMergeOperation,
-    AttentionMergeSchedule,
-    AttentionMergeSpec,
-)
-from warploom.generator.families.attention_merge.shape import (
     AttentionMergeProblem,
+    AttentionMergeSchedule,
     AttentionMergeShape,
+    AttentionMergeSpec,
+    vectors,
 )
 from warploom.generator.families.base import Family
 
@@ -43,7 +41,7 @@ class AttentionMerge(
         return {
             "elements": [(name, element(getattr(operation, name))) for name in ("a", "b", "out")],
             "values": VALUES,
-            "vectors": rules.vectors(operation, spec.schedule),
+            "vectors": vectors(operation, spec.schedule),
         }
 
 

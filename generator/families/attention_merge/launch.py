@@ -1,4 +1,4 @@
-"""A call's only launch: blocks of rows, and where these lie."""
+"""A call's only launch: blocks of rows, where these lie, and its time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from warploom.generator import launches as data
 from warploom.generator.elements import element
 from warploom.generator.families.attention_merge.schedule import (
     AttentionMergeOperation,
+    AttentionMergeProblem,
     AttentionMergeSchedule,
+    AttentionMergeShape,
     AttentionMergeSpec,
 )
-from warploom.generator.families.attention_merge.shape import AttentionMergeProblem
 from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
 from warploom.generator.shapes import refuse_beyond
 
@@ -54,3 +56,25 @@ def launches(
     refuse_beyond({f"rows {problem.rows}": blocks * rows})
     values = parameters(spec).values(data.AtLaunch(spec, problem, device))
     return [Launch(spec.name, blocks, spec.schedule.threads, 1, 0, values, early=True)]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2e-6,  # seconds
+    "bandwidth": 4e12,  # bytes a second of memory
+    "block": 2e-8,  # seconds of a multiprocessor for a block
+}
+
+
+def seconds(
+    constants: Value,
+    operation: AttentionMergeOperation,
+    schedule: AttentionMergeSchedule,
+    shape: AttentionMergeShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    traffic = shape.rows * operation.row_bytes / constants["bandwidth"]
+    blocks = shape.rows * schedule.lanes / schedule.threads / multiprocessors
+    return constants["launch"] + max(traffic, blocks * constants["block"])

@@ -10,12 +10,10 @@ from warploom.generator.families.attention_quantize.schedule import (
     TILE,
     VALUES,
     AttentionQuantizeOperation,
-    AttentionQuantizeSchedule,
-    AttentionQuantizeSpec,
-)
-from warploom.generator.families.attention_quantize.shape import (
     AttentionQuantizeProblem,
+    AttentionQuantizeSchedule,
     AttentionQuantizeShape,
+    AttentionQuantizeSpec,
 )
 from warploom.generator.families.base import Family
 

@@ -14,7 +14,7 @@ from warploom.generator.families.attention_quantize import (
     AttentionQuantizeSchedule,
     AttentionQuantizeShape,
 )
-from warploom.generator.families.attention_quantize.rules import complete
+from warploom.generator.families.attention_quantize.schedule import complete
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
