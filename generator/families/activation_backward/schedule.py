@@ -77,7 +77,7 @@ class ActivationBackwardSchedule:
 ActivationBackwardSpec = KernelSpec[ActivationBackwardOperation, ActivationBackwardSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -94,7 +94,7 @@ class AttentionAppendSchedule:
 AttentionAppendSpec = KernelSpec[AttentionAppendOperation, AttentionAppendSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 Steps = tuple[int, int, int]  # elements from one row to the next, along each of three dimensions
 NONE: Steps = (0, 0, 0)  # of a tensor that there is not

@@ -57,7 +57,7 @@ class AttentionMergeSchedule:
 AttentionMergeSpec = KernelSpec[AttentionMergeOperation, AttentionMergeSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 Steps = tuple[int, int, int]  # elements from one row to the next, along each of three dimensions
 

@@ -89,7 +89,7 @@ class AttentionQuantizeSchedule:
 AttentionQuantizeSpec = KernelSpec[AttentionQuantizeOperation, AttentionQuantizeSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 Strides = tuple[int, int, int]  # elements from batch to batch, head to head, row to row
 NONE: Strides = (0, 0, 0)  # of a tensor that there is not

@@ -124,7 +124,7 @@ class CastSchedule:
 CastSpec = KernelSpec[CastOperation, CastSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)

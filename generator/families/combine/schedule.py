@@ -61,7 +61,7 @@ class CombineSchedule:
 CombineSpec = KernelSpec[CombineOperation, CombineSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -74,7 +74,7 @@ class Fp32PiecesSchedule:
 Fp32PiecesSpec = KernelSpec[Fp32PiecesOperation, Fp32PiecesSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)

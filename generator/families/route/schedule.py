@@ -58,7 +58,7 @@ class RouteSchedule:
 RouteSpec = KernelSpec[RouteOperation, RouteSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)

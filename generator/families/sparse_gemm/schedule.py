@@ -115,7 +115,7 @@ class SparseGemmSchedule:
 SparseGemmSpec = KernelSpec[SparseGemmOperation, SparseGemmSchedule]
 
 
-# ---- The extents of a problem --------------------------------------------------------------------
+# ---- The shape of a problem ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
