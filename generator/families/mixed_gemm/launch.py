@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import ClassVar
 
 from warploom.generator import configurations
 from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
-from warploom.generator.families._product.cells import layers
+from warploom.generator.families._product.cells import ProductShape, layers
 from warploom.generator.families._product.groups import most_tiles, refuse_groups
 from warploom.generator.families._product.launch import (
     MOST_BLOCKS,
@@ -36,37 +35,25 @@ from warploom.generator.families.mixed_gemm.schedule import (
 from warploom.generator.formats import SCALE_TYPES
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, pointer
-from warploom.generator.shapes import LARGEST, Shape, Work, extents_of, refuse_beyond
+from warploom.generator.shapes import LARGEST, Work, refuse_beyond
 from warploom.generator.slabs import DEPTH, ROWS
 from warploom.generator.tensor_maps import OperandTile, TensorMap
 
 _LARGEST_PRODUCT = 1 << 14  # of two int8 numbers: -128 by -128
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MixedGemmShape(Shape):
+class MixedGemmShape(ProductShape):
     """A [m, k] by W [n, k]; batches of A are rows of it.
 
     Of a grouped GEMM batches are its groups, of m rows each on average.
     """
 
-    calls: ClassVar[frozenset[str]] = frozenset({"m"})
-
-    m: int
-    n: int
-    k: int
-    batches: int = 1
-
-    def __str__(self) -> str:
-        """4096x6144x4096, and how many of them."""
-        product = f"{self.m}x{self.n}x{self.k}"
-        return product if self.batches == 1 else f"{self.batches} of {product}"
+    __slots__ = ()
 
 
 def parse_shape(operation: MixedGemmOperation, text: str) -> MixedGemmShape:
     """The shape that `4096x6144x4096` is, of groups `128x2x5760x2880`."""
-    names = ["batches", "m", "n", "k"] if operation.batched else ["m", "n", "k"]
-    return MixedGemmShape(**extents_of(text, [names], "this product"))
+    return MixedGemmShape.parse(text, batched=operation.batched)
 
 
 def cells(

@@ -13,7 +13,7 @@ from warploom.generator.families.combine import CombineOperation, CombineShape
 from warploom.generator.launches import NO_GPU
 from warploom.runtime import plan
 from warploom.runtime.families import family
-from warploom.runtime.families.combine.autograd import permute_tokens
+from warploom.runtime.families.combine.api import permute_tokens
 from warploom.runtime.families.combine.call import CombineCall, PermuteCall
 from warploom.runtime.families.combine.family import FAMILY as RUNTIME
 from warploom.runtime.sampled import share
