@@ -24,7 +24,7 @@ from warploom.generator.document import Document, Place
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import every, family, names
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.knob import stored_names
 from warploom.generator.specification import Operation
 from warploom.suggestions import suggestion

@@ -30,7 +30,7 @@ from pydantic_core import PydanticCustomError
 
 from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.families import every
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.knob import Knob, knobs, types
 
 TAGS = ("family", "step")  # the fields that say which dataclass is meant: always written

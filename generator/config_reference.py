@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from warploom.generator.config_models import TAGS, summary
 from warploom.generator.families import every
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.knob import Knob, knobs, types
 from warploom.generator.markdown import insert, table
 

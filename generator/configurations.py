@@ -15,7 +15,7 @@ import yaml
 
 from warploom import configs
 from warploom.errors import UnknownNameError
-from warploom.generator import models
+from warploom.generator import families, models
 
 
 def _found(pattern: str) -> list[Path]:
@@ -49,8 +49,6 @@ def table(family: str) -> dict[str, Any]:
 @cache
 def spaces() -> dict[str, tuple[Path, ...]]:
     """The spaces to tune by every name that they have."""
-    from warploom.generator import families  # which ask for their tables here
-
     shapes = {family.name: family.shape for family in families.every()}
     own = {
         path.parent.name + path.stem.removeprefix("space"): (path,)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from warploom.errors import ConfigurationError
 from warploom.generator import json_file
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 
 FILE = "config.json"
 Element = Literal["bf16", "fp16"]

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from warploom.errors import SpecificationError
 from warploom.generator.knob import stored_names
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 
 T = TypeVar("T")
 

@@ -1,5 +1,7 @@
 """The shape of a problem: the extents that decide how long it takes, whatever its memory layout.
 
+Kernels count in 32 bits, with a sign: what would take them further is refused.
+
 Records are kept by shape, and the model predicts for it. Each family has its own; what is written
 of one on a command line is read with `extents_of` and `named_of`.
 """
@@ -8,13 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar
 
 from warploom.errors import ProblemError
-from warploom.generator.limits import LARGEST
 from warploom.suggestions import suggestion
+
+LARGEST = 2**31 - 1  # that kernels count to
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,3 +138,18 @@ def _number(text: str, name: str, number: str) -> int:
             fix="give a smaller one",
         )
     return int(number)
+
+
+def refuse_beyond(counted: Mapping[str, int]) -> None:
+    """Raise ProblemError where a kernel would count beyond LARGEST.
+
+    `counted` has the largest number that its arithmetic reaches, or one that is little larger, by
+    what of the call it comes from.
+    """
+    for what, reached in counted.items():
+        if reached > LARGEST:
+            raise ProblemError(
+                what,
+                rule=f"must be smaller: kernels count to {LARGEST}, and this takes {reached}",
+                fix="split the call into several",
+            )

@@ -19,6 +19,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator import names
 from warploom.generator.architectures import Architecture, architecture
+from warploom.generator.families import every, family
 from warploom.generator.knob import knobs, stored_names
 
 
@@ -82,24 +83,17 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
     schedule: ScheduleT
 
     def __post_init__(self) -> None:
-        from warploom.generator.families import family
-
         known = family(self.operation.family)
         reasons = known.reasons(self.architecture, self.operation, self.schedule)
         if reasons:
-            raise _illegal(reasons)
+            fix = "change the schedule (`warploom list FILE --rejected`)"
+            raise SpecificationError("; ".join(reasons), fix=fix)
 
     @classmethod
-    def of_legal(cls, arch: str, operation: Operation, schedule: Schedule) -> Self:
-        """Return the spec of an operation that was found legal before: its schedule is checked.
-
-        Raises SpecificationError for a schedule that is not legal.
-        """
-        from warploom.generator.families import family
-
-        reasons = family(operation.family).schedule_faults(architecture(arch), operation, schedule)
-        if reasons:
-            raise _illegal(reasons)
+    def of_legal(cls, arch: str, operation: Operation, schedule: Schedule) -> Self | None:
+        """Return the spec of an operation that is legal; None where its schedule is not."""
+        if family(operation.family).schedule_faults(architecture(arch), operation, schedule):
+            return None
         spec = object.__new__(cls)
         for name, value in (("arch", arch), ("operation", operation), ("schedule", schedule)):
             object.__setattr__(spec, name, value)
@@ -155,15 +149,8 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
         return f"<table>{cells}</table><p><code>{code}</code> shows its machine code.</p>"
 
 
-def _illegal(reasons: list[str]) -> SpecificationError:
-    fix = "change the schedule (`warploom list FILE --rejected`)"
-    return SpecificationError("; ".join(reasons), fix=fix)
-
-
 def parse_name(name: str) -> KernelSpec:
     """Return the spec that `name`, of this version or an older one, names; or UnknownNameError."""
-    from warploom.generator.families import every
-
     for known in every():
         found = names.read(name, known.name, known.operation, known.schedule)
         if found is None:

@@ -5,6 +5,7 @@ Experts of 16 bits and of fp8 have these rules in common.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,19 @@ from warploom.integrations.linear_rules import transformed
 
 NAME = "warploom"
 """What models say for `experts_implementation`."""
+
+
+def layers_of(model: torch.nn.Module) -> Iterator[Any]:
+    """The layers of experts that look up what runs them, as their class was decorated to."""
+    for module in model.modules():
+        if hasattr(module, "has_gate") and hasattr(module, "is_concatenated"):
+            yield module
+
+
+def shape_of(module: Any, part: str) -> tuple[int, int]:  # noqa: ANN401
+    """N and K of each expert's weight."""
+    _, n, k = getattr(module, part).shape
+    return (k, n) if module.is_transposed else (n, k)
 
 
 def weight_names(module: Any) -> tuple[str, str]:  # noqa: ANN401

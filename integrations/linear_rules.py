@@ -15,7 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.integrations.devices import unserved
 from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.transforms import foreign, transforming

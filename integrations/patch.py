@@ -16,6 +16,7 @@ from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations import quantized_experts
 from warploom.integrations.bit_linear import BitLinear, bit_linear_types, bit_refusal
+from warploom.integrations.expert_layers import layers_of
 from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
 from warploom.integrations.float8_linear import refusal as float8_refusal
 from warploom.integrations.gated_mlp import (
@@ -29,7 +30,7 @@ from warploom.integrations.gated_mlp import (
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import ATTENTIONS, PatchedAttention
-from warploom.integrations.patch_experts import PatchedExperts, layers_of
+from warploom.integrations.patch_experts import PatchedExperts
 from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
 from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose_linear, output_heads

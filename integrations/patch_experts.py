@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from warploom.integrations.expert_layers import NAME
+from warploom.integrations.expert_layers import NAME, layers_of
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.patch_attention import configs, outermost
 from warploom.integrations.patch_report import AS_IT_WAS, Row
@@ -47,13 +47,6 @@ class PatchedExperts:
         """Give the models what ran their experts, whatever part of `apply` was done."""
         for config, implementation in self._implementations:
             config._experts_implementation_internal = implementation
-
-
-def layers_of(model: torch.nn.Module) -> Iterator[Any]:
-    """The layers of experts that look up what runs them, as their class was decorated to."""
-    for module in model.modules():
-        if hasattr(module, "has_gate") and hasattr(module, "is_concatenated"):
-            yield module
 
 
 def _is_fp8(layer: torch.nn.Module) -> bool:

@@ -11,7 +11,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.integrations import patch_weights
 from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
-from warploom.integrations.patch_experts import layers_of
+from warploom.integrations.expert_layers import layers_of, shape_of
 from warploom.integrations.patch_report import AS_IT_WAS, Row
 from warploom.integrations.patch_weights import Asked, Chosen
 from warploom.integrations.quantized_linear import QuantizedLinear
@@ -43,16 +43,6 @@ def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
     except ProblemError as error:
         return f"{error.value} {error.rule}"
     return ""
-
-
-def gate_with_kernel(module: Any) -> str | None:  # noqa: ANN401 (of transformers)
-    """The gate of a layer of experts, if it is one whose quantized weights kernels read."""
-    from warploom.integrations import transformers_experts as rules  # imports transformers
-
-    if module not in layers_of(module) or not module.has_gate or rules.unfit(module):
-        return None
-    gate, _ = rules.gate_of(module)
-    return None if callable(gate) else gate
 
 
 def quantized(layer: Any, asked: Asked) -> QuantizedExperts:  # noqa: ANN401 (of transformers)
@@ -94,12 +84,6 @@ def rows(
         counted[what, AS_IT_WAS, reason] += 1
     for (what, now, reason), count in counted.most_common():
         yield Row(what, count, now, reason)
-
-
-def shape_of(layer: Any, part: str) -> tuple[int, int]:  # noqa: ANN401 (of transformers)
-    """N and K of each expert's weight."""
-    _, n, k = getattr(layer, part).shape
-    return (k, n) if layer.is_transposed else (n, k)
 
 
 def _interleaved(halves: torch.Tensor) -> torch.Tensor:

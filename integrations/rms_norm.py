@@ -11,7 +11,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.quantization import PackedWeight
-from warploom.runtime.families._product.steps.mean_square import groups_of
+from warploom.runtime.families._product.steps.rms import groups_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.mixed_gemm.api import mixed_gemm

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+import warploom
 from warploom.errors import ProblemError
 
 _TRANSFORMERS = "transformers.modeling_utils"
@@ -66,9 +67,7 @@ def _refusing(save: Callable[..., Any], layer: type[torch.nn.Module]) -> Callabl
             return save(model, *args, **kwargs)
         if not isinstance(model, getattr(sys.modules.get(_TRANSFORMERS), "PreTrainedModel", ())):
             _check(model, save.__name__, layer)
-        from warploom.integrations.checkpoints.quantizer import described  # has transformers
-
-        with described(model):
+        with warploom.WarploomConfig.described(model):  # loaded now: it needs transformers
             return save(model, *args, **kwargs)
 
     return checked

@@ -17,6 +17,7 @@ from warploom.integrations.expert_layers import (
     NAME,
     count_refusal,
     device_refusal,
+    layers_of,
     transform_refusal,
     weight_names,
 )
@@ -123,6 +124,14 @@ def gate_of(module: Any) -> tuple[str | Function, str]:  # noqa: ANN401
         return SWIGLU_OAI, "interleaved"
     applied: Function = module._apply_gate
     return applied, "halves"
+
+
+def gate_with_kernel(module: Any) -> str | None:  # noqa: ANN401
+    """The gate of a layer of experts, if it is one whose quantized weights kernels read."""
+    if module not in layers_of(module) or not module.has_gate or unfit(module):
+        return None
+    gate, _ = gate_of(module)
+    return None if callable(gate) else gate
 
 
 def norm_of(module: Any) -> Function | None:  # noqa: ANN401

@@ -13,14 +13,14 @@ from warploom.arguments import shown
 from warploom.errors import ProblemError
 from warploom.generator.formats import Activations
 from warploom.quantization.metadata import Metadata
-from warploom.quantization.packed_weight import NAMES, PackedWeight
+from warploom.quantization.packed_weight import Packed, PackedWeight, flatten
 from warploom.quantization.quantize import described, quantize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class PackedExperts:
+class PackedExperts(Packed):
     """W [E, N, K] in 2, 4 or 8 bits: a `PackedWeight` [N, K] for each expert, all of one kind.
 
     `slabs`, also `data`, are uint8 [E, row blocks, slabs of k, bytes]; `channel_scales` and
@@ -36,19 +36,7 @@ class PackedExperts:
         ((4, 96, 64), (96, 64))
     """
 
-    __slots__ = ("channel_scales", "channel_zeros", "metadata", "slabs")
-
-    def __init__(
-        self,
-        data: Tensor,
-        metadata: Metadata,
-        channel_scales: Tensor | None = None,
-        channel_zeros: Tensor | None = None,
-    ) -> None:
-        self.slabs = data
-        self.metadata = metadata
-        self.channel_scales = channel_scales
-        self.channel_zeros = channel_zeros
+    __slots__ = ()
 
     @classmethod
     def empty(
@@ -196,22 +184,6 @@ class PackedExperts:
         """(E, N, K), without padding."""
         return len(self), self.metadata.n, self.metadata.k
 
-    @property
-    def data(self) -> Tensor:
-        """The slabs, by the name that they have among `tensors()`."""
-        return self.slabs
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.slabs.device
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors there are, by name: with `metadata`, all that is to be kept."""
-        values = (self.slabs, self.channel_scales, self.channel_zeros)
-        found = dict(zip(NAMES, values, strict=True))
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
-
     def __len__(self) -> int:
         return self.slabs.shape[0]
 
@@ -232,23 +204,6 @@ class PackedExperts:
         )
 
     # ---- What can be done with it ----------------------------------------------------------------
-
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PackedExperts:
-        """Move the experts to a device.
-
-        Args:
-            device: As torch.Tensor.to takes it.
-            non_blocking: Copy from pinned memory without waiting.
-
-        Returns:
-            The experts there; the same object if they are there already.
-        """
-        moved = {
-            name: tensor.to(torch.device(device), non_blocking=non_blocking)
-            for name, tensor in self.tensors().items()
-        }
-        same = all(moved[name] is tensor for name, tensor in self.tensors().items())
-        return self if same else PackedExperts(metadata=self.metadata, **moved)
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Compute the weights that the codes stand for.
@@ -279,10 +234,6 @@ def _no_weight(weight: object) -> ProblemError:
     )
 
 
-def _flatten(experts: PackedExperts) -> tuple[list[Any], Metadata]:
-    return [experts.slabs, experts.channel_scales, experts.channel_zeros], experts.metadata
-
-
 def _unflatten(values: Iterable[Any], metadata: Metadata) -> PackedExperts:
     data, channel_scales, channel_zeros = values
     return PackedExperts(data, metadata, channel_scales, channel_zeros)
@@ -290,7 +241,7 @@ def _unflatten(values: Iterable[Any], metadata: Metadata) -> PackedExperts:
 
 _pytree.register_pytree_node(
     PackedExperts,
-    _flatten,
+    flatten,
     _unflatten,
     serialized_type_name="warploom.quantization.PackedExperts",
     to_dumpable_context=Metadata.as_dict,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -24,15 +24,8 @@ if TYPE_CHECKING:
 NAMES = ("data", "channel_scales", "channel_zeros")
 
 
-class PackedWeight:
-    """W [N, K] in few bits: W[n, k] = scale[n, k // group] * (code[n, k] - zero[n, k // group]).
-
-    `slabs`, also `data`, are uint8 [row blocks, slabs of k, bytes]; `channel_scales` and
-    `channel_zeros` [N padded to 64] are there where scales are per channel (group None), and None
-    elsewhere. `metadata` says what is in them. Made by `quantize`, `from_codes`, `from_tensors` or
-    `load`: the constructor takes its arguments as they are. A packed weight is a node of torch's
-    trees (`torch.compile`, `tree_map`), is never changed in place, and has no gradient.
-    """
+class Packed:
+    """The tensors of a quantized weight, or of those of several experts, and what they are."""
 
     __slots__ = ("channel_scales", "channel_zeros", "metadata", "slabs")
 
@@ -47,6 +40,58 @@ class PackedWeight:
         self.metadata = metadata
         self.channel_scales = channel_scales
         self.channel_zeros = channel_zeros
+
+    @property
+    def data(self) -> Tensor:
+        """The slabs, by the name that they have among `tensors()`."""
+        return self.slabs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.slabs.device
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors there are by name, as `from_tensors` takes them with `metadata`."""
+        values = (self.slabs, self.channel_scales, self.channel_zeros)
+        found = dict(zip(NAMES, values, strict=True))
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
+        """Move the weight to a device.
+
+        Args:
+            device: As torch.Tensor.to takes it, but for dtypes.
+            non_blocking: Copy from pinned memory without waiting.
+
+        Returns:
+            The weight there; the same object if it is there already.
+        """
+        if isinstance(device, torch.dtype):
+            raise ProblemError(
+                f"a quantized weight to {device}",
+                rule="must keep its types",
+                fix="dequantize(dtype) is the weight in that type",
+            )
+        moved = {
+            name: tensor.to(device, non_blocking=non_blocking)
+            for name, tensor in self.tensors().items()
+        }
+        same = all(moved[name] is tensor for name, tensor in self.tensors().items())
+        return self if same else type(self)(metadata=self.metadata, **moved)
+
+
+class PackedWeight(Packed):
+    """W [N, K] in few bits: W[n, k] = scale[n, k // group] * (code[n, k] - zero[n, k // group]).
+
+    `slabs`, also `data`, are uint8 [row blocks, slabs of k, bytes]; `channel_scales` and
+    `channel_zeros` [N padded to 64] are there where scales are per channel (group None), and None
+    elsewhere. `metadata` says what is in them. Made by `quantize`, `from_codes`, `from_tensors` or
+    `load`: the constructor takes its arguments as they are. A packed weight is a node of torch's
+    trees (`torch.compile`, `tree_map`), is never changed in place, and has no gradient.
+    """
+
+    __slots__ = ()
 
     @classmethod
     def from_codes(
@@ -166,25 +211,9 @@ class PackedWeight:
         return self.metadata.n, self.metadata.k
 
     @property
-    def data(self) -> Tensor:
-        """The slabs, by the name that they have among `tensors()`."""
-        return self.slabs
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.slabs.device
-
-    @property
     def bits(self) -> float:
         """Bits of memory for each weight, with scales, zero points and padding."""
         return 8 * self.metadata.nbytes / (self.metadata.n * self.metadata.k)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, as `from_tensors` takes them with `metadata`."""
-        values = (self.slabs, self.channel_scales, self.channel_zeros)
-        found = dict(zip(NAMES, values, strict=True))
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def __repr__(self) -> str:
         m = self.metadata
@@ -195,26 +224,6 @@ class PackedWeight:
         )
 
     # ---- What can be done with it ----------------------------------------------------------------
-
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PackedWeight:
-        """Return the weight on another device: itself if it is there already.
-
-        Args:
-            device: The device.
-            non_blocking: As for torch.Tensor.to.
-        """
-        if isinstance(device, torch.dtype):
-            raise ProblemError(
-                f"a quantized weight to {device}",
-                rule="must keep its types",
-                fix="dequantize(dtype) is the weight in that type",
-            )
-        moved = {
-            name: tensor.to(device, non_blocking=non_blocking)
-            for name, tensor in self.tensors().items()
-        }
-        same = all(moved[name] is tensor for name, tensor in self.tensors().items())
-        return self if same else PackedWeight(metadata=self.metadata, **moved)
 
     def rows(self, first: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return codes, scales and zero points of one of slabs.row_ranges."""
@@ -266,14 +275,15 @@ class PackedWeight:
         return report(self, weight)
 
 
-def _flatten(weight: PackedWeight) -> tuple[list[Any], Metadata]:
+def flatten(weight: Packed) -> tuple[list[Any], Metadata]:
+    """The tensors of a node of torch's trees, and what they are."""
     return [weight.slabs, weight.channel_scales, weight.channel_zeros], weight.metadata
 
 
 def _flatten_with_keys(
     weight: PackedWeight,
 ) -> tuple[list[tuple[_pytree.KeyEntry, Any]], Metadata]:
-    values, metadata = _flatten(weight)
+    values, metadata = flatten(weight)
     return [(_pytree.GetAttrKey(name), one) for name, one in zip(NAMES, values, strict=True)], (
         metadata
     )
@@ -286,7 +296,7 @@ def _unflatten(values: Iterable[Any], metadata: Metadata) -> PackedWeight:
 
 _pytree.register_pytree_node(
     PackedWeight,
-    _flatten,
+    flatten,
     _unflatten,
     serialized_type_name="warploom.quantization.PackedWeight",
     flatten_with_keys_fn=_flatten_with_keys,

@@ -25,7 +25,6 @@ from warploom.generator.gpus import kind
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.locks import remember
 from warploom.generator.model import Constants, predict, rank
-from warploom.generator.portfolio import legal, listed
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
@@ -357,18 +356,15 @@ def tabled(
     """Return the table's choice for a legal operation: what there is where no model decides."""
     table = family(operation.family).table
     best: tuple[tuple[float, ...], KernelSpec] | None = None
-    refusal: SpecificationError | None = None
     for row in table.rows(operation, shape):
-        try:
-            candidate = listed(row, operation, shape, device.arch, requires)
-        except SpecificationError as error:
-            refusal = error
+        candidate = table.kernel(row, operation, shape, device.arch, requires)
+        if candidate is None:
             continue
         order = table.order(row, candidate.schedule, shape, device, requires)
         if best is None or order < best[0]:
             best = order, candidate
     if best is None:
-        raise refusal or SpecificationError(f"no schedule for {operation}")
+        raise SpecificationError(f"no schedule of the table is legal for {operation}")
     return Choice(best[1], table.reason(operation, shape, best[0]))
 
 
@@ -386,10 +382,7 @@ def fitting(
     key = arch, operation, table.fitted(schedule, requires)
     if key in _measured:
         return _measured[key]
-    try:
-        spec = KernelSpec.of_legal(*key)
-    except SpecificationError:
-        spec = None
+    spec = KernelSpec.of_legal(*key)
     remember(_measured, key, spec, _PORTFOLIOS)
     return spec
 
@@ -403,7 +396,7 @@ def portfolio(
     kind = (operation, device.arch, requires, *(features[name] for name in table.kinds))
     found = _portfolios.get(kind)
     if found is None:
-        found = [*legal(operation, shape, device.arch, requires)]
+        found = [*table.kernels(operation, shape, device.arch, requires)]
         remember(_portfolios, kind, found, _PORTFOLIOS)
     return (spec for spec in found if table.suits(spec.schedule, shape))
 

@@ -26,7 +26,7 @@ ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
 
 
 class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
-    """The half of a family that runs; the other is `generator.families.family.Family`.
+    """The half of a family that runs; the other is `generator.families.base.Family`.
 
     function   what users call; None where that is another family's
     operands   how many tensors a call of it begins with

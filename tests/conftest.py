@@ -161,7 +161,7 @@ def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def rules_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask of a kernel once whether it is legal: of many shapes few differ, and rules know none."""
-    from warploom.generator.families.family import Family
+    from warploom.generator.families.base import Family
 
     monkeypatch.setattr(Family, "reasons", functools.cache(Family.reasons))
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from warploom.errors import ProblemError, SpecificationError
+from warploom.errors import ProblemError
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import rank
-from warploom.generator.portfolio import listed
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.space import expand_file
@@ -109,11 +107,9 @@ def usual(operation: Operation, shape: Shape, device: DeviceLimits) -> list[Kern
     """The kernels for dense tensors that the table has for the class of a problem, in its order."""
     table = family(operation.family).table
     requires = table.required(operation, shape)
-    found = []
-    for row in table.rows(operation, shape):
-        with suppress(SpecificationError):
-            found.append(listed(row, operation, shape, device.arch, requires))
-    return list(dict.fromkeys(found))
+    rows = table.rows(operation, shape)
+    found = (table.kernel(row, operation, shape, device.arch, requires) for row in rows)
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def fitting(operation: Operation, shape: Shape, schedule: Schedule, arch: str) -> KernelSpec | None:

@@ -25,7 +25,7 @@ from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.quantization import PackedWeight
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families._product.steps.mean_square import groups_of
+from warploom.runtime.families._product.steps.rms import groups_of
 
 EPS = 1e-5
 ROUNDED = 2.0**-5  # of results that are rounded to bf16 between the products, beside the largest

@@ -17,7 +17,8 @@ from warploom.generator.families.activation_backward import (
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.activation_backward.trial import bounds, draw, share
+from warploom.runtime.families.activation_backward.family import FAMILY as RUNTIME
+from warploom.runtime.sampled import share
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None]  # dz, and sums of its columns
 
@@ -41,7 +42,7 @@ def contenders(
     operation: ActivationBackwardOperation, shape: ActivationBackwardShape, asked: Asked
 ) -> list[Contender]:
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
-    make = partial(draw, operation, shape, asked.device, None)
+    make = partial(RUNTIME.draw, operation, shape, asked.device, None)
     moved = shape.m * shape.n * operation.row_bytes
     return moving(make, moved, operation, asked, ours=ours, torchs=torchs, error_share=wrong)
 
@@ -55,7 +56,7 @@ def ours(one: ActivationBackwardCall) -> Gradients:
 
 def wrong(one: ActivationBackwardCall, call: Callable[[], Gradients]) -> float:
     """The largest error of what a call on these operands returns, as a share of its bound."""
-    return share(call(), bounds(one))
+    return share(call(), RUNTIME.expected(one))
 
 
 def torchs(given: Sequence[ActivationBackwardCall]) -> Contender:
@@ -70,7 +71,7 @@ def torchs(given: Sequence[ActivationBackwardCall]) -> Contender:
     def error_share() -> float:
         dz, sums = call(given[0])
         alone = sums if dz is None else None  # else they are of what was rounded to bf16
-        return share((dz, alone), bounds(given[0]))
+        return share((dz, alone), RUNTIME.expected(given[0]))
 
     return Contender("torch", [partial(call, one) for one in given], error_share, peer=True)
 

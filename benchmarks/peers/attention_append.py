@@ -18,13 +18,8 @@ from warploom.generator.families.attention_append import (
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_append import reference
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
-from warploom.runtime.families.attention_append.trial import (
-    LEAST_SET,
-    draw,
-    expected,
-    share,
-    written,
-)
+from warploom.runtime.families.attention_append.family import FAMILY as RUNTIME
+from warploom.runtime.families.attention_append.family import LEAST_SET, expected
 from warploom.runtime.plan import run
 
 
@@ -54,7 +49,7 @@ def contenders(
 ) -> list[Contender]:
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
     moved = shape.tokens * operation.token_bytes(shape.kv_heads, shape.heads)
-    make = partial(draw, operation, shape, asked.device, None)
+    make = partial(RUNTIME.draw, operation, shape, asked.device, None)
     size = max(moved, LEAST_SET)
     return moving(make, size, operation, asked, ours=run, torchs=torchs, error_share=wrong)
 
@@ -63,7 +58,7 @@ def wrong(one: AttentionAppendCall, call: Callable[[], object]) -> float:
     """0 where a call leaves what the reference does."""
     right = expected(one)
     call()
-    return share(written(one), right)
+    return RUNTIME.share(RUNTIME.results(one), right)
 
 
 def torchs(given: Sequence[AttentionAppendCall]) -> Contender:

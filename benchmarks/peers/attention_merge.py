@@ -17,7 +17,8 @@ from warploom.generator.families.attention_merge import (
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_merge.api import merge_state
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
-from warploom.runtime.families.attention_merge.trial import bounds, draw, share
+from warploom.runtime.families.attention_merge.family import FAMILY as RUNTIME
+from warploom.runtime.sampled import share
 
 OPERATIONS = {
     "bf16": AttentionMergeOperation("bf16", "bf16", "bf16", 128),
@@ -39,7 +40,7 @@ def contenders(
     operation: AttentionMergeOperation, shape: AttentionMergeShape, asked: Asked
 ) -> list[Contender]:
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
-    make = partial(draw, operation, shape, asked.device, None)
+    make = partial(RUNTIME.draw, operation, shape, asked.device, None)
     moved = shape.rows * operation.row_bytes
     return moving(make, moved, operation, asked, ours=ours, torchs=torchs, error_share=wrong)
 
@@ -52,7 +53,7 @@ def ours(one: AttentionMergeCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def wrong(one: AttentionMergeCall, call: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> float:
     """The largest error of what a call on these operands returns, as a share of its bound."""
-    return share(call(), bounds(one))
+    return share(call(), RUNTIME.expected(one))
 
 
 def torchs(given: Sequence[AttentionMergeCall]) -> Contender:
@@ -68,7 +69,7 @@ def torchs(given: Sequence[AttentionMergeCall]) -> Contender:
     return Contender(
         "torch",
         [partial(call, one) for one in given],
-        lambda: share(call(given[0]), bounds(given[0])),
+        lambda: share(call(given[0]), RUNTIME.expected(given[0])),
         peer=True,
     )
 

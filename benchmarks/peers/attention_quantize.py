@@ -22,7 +22,8 @@ from warploom.generator.families.attention_quantize import (
 from warploom.runtime.baselines import Results, compiled
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
-from warploom.runtime.families.attention_quantize.trial import bytes_of, draw, share
+from warploom.runtime.families.attention_quantize.family import FAMILY as RUNTIME
+from warploom.runtime.families.attention_quantize.family import bytes_of
 from warploom.runtime.plan import run
 from warploom.runtime.trial import difference_share
 
@@ -45,7 +46,7 @@ def cases(_asked: Asked) -> Iterator[Case]:
             for seq in sizes["seq"]:
                 of_q = (heads, seq) if operation.quantizes else (0, 0)
                 shape = AttentionQuantizeShape(sizes["tokens"] // seq, of_q[0], heads, of_q[1], seq)
-                floor = Floor.of(0.0, bytes_of(draw(operation, shape, "meta", None)))
+                floor = Floor.of(0.0, bytes_of(RUNTIME.draw(operation, shape, "meta", None)))
                 about = {**asdict(shape), "seq": seq, "dim": dim, "type": "bf16", "operation": name}
                 make = partial(contenders, operation, shape)
                 yield Case(f"{name} d{dim} {seq}", about, floor, make)
@@ -55,8 +56,8 @@ def contenders(
     operation: AttentionQuantizeOperation, shape: AttentionQuantizeShape, asked: Asked
 ) -> list[Contender]:
     """Warploom as dispatched, torch, a copy, and each kernel that computes the same."""
-    make = partial(draw, operation, shape, asked.device, None)
-    moved = bytes_of(draw(operation, shape, "meta", None))
+    make = partial(RUNTIME.draw, operation, shape, asked.device, None)
+    moved = bytes_of(RUNTIME.draw(operation, shape, "meta", None))
     fast = compiled(_quantized) if asked.device == "cuda" else _quantized  # no compiler on the CPU
     torchs = partial(torch_compiled, fast)
     first, *others = moving(
@@ -70,7 +71,7 @@ def contenders(
 
 def wrong(one: AttentionQuantizeCall, call: Callable[[], Any]) -> float:
     """The largest error of what a call on these operands returns, as a share of its bound."""
-    return share(one, call())
+    return RUNTIME.share(call(), one)
 
 
 def torch_compiled(

@@ -22,8 +22,8 @@ from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.cast import reference
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.cast.call import CastCall
+from warploom.runtime.families.cast.family import FAMILY as RUNTIME
 from warploom.runtime.families.cast.reference import Results
-from warploom.runtime.families.cast.trial import draw, expected
 from warploom.runtime.measure import largest_share
 from warploom.runtime.plan import Plan, make
 
@@ -79,7 +79,9 @@ def _moved(name: str, shape: CastShape) -> int:
 def contenders(name: str, shape: CastShape, asked: Asked) -> list[Contender]:
     """Warploom as dispatched, others, a copy, and each kernel that competes."""
     operation, moved = OPERATIONS[name], _moved(name, shape)
-    calls = rotated(partial(draw, operation, shape, asked.device, None), moved, asked.device)
+    calls = rotated(
+        partial(RUNTIME.draw, operation, shape, asked.device, None), moved, asked.device
+    )
     first = 2 if name == ALONE else 0  # of the results q, scale, q of x.T and its scale
     peers = []
     if operation.rounding == "nearest":
@@ -159,7 +161,7 @@ def _share(
     Others divide where we multiply, so that a value halfway may be rounded up or down.
     """
     shares = [0.0]
-    for one, other in zip(run(calls[0]), expected(calls[0])[first:], strict=False):
+    for one, other in zip(run(calls[0]), RUNTIME.expected(calls[0])[first:], strict=False):
         if other is not None:
             exact = other.double()
             step = 2.0**-22 if other.dtype == torch.float32 else 2.0**-3

@@ -16,8 +16,8 @@ from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.route import reference
 from warploom.runtime.families.route.api import route
 from warploom.runtime.families.route.call import RouteCall
+from warploom.runtime.families.route.family import FAMILY as RUNTIME
 from warploom.runtime.families.route.reference import Results
-from warploom.runtime.families.route.trial import draw, share
 from warploom.runtime.trial import generator
 
 OPERATION = RouteOperation("int64")  # ids as torch's topk returns them
@@ -39,7 +39,7 @@ def cases(asked: Asked) -> Iterator[Case]:
 
 def contenders(shape: RouteShape, moved: int, asked: Asked) -> list[Contender]:
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
-    make = partial(draw, OPERATION, shape, asked.device, generator(asked.device, 0))
+    make = partial(RUNTIME.draw, OPERATION, shape, asked.device, generator(asked.device, 0))
     return moving(make, moved, OPERATION, asked, ours=ours, torchs=torchs, error_share=wrong)
 
 
@@ -50,7 +50,7 @@ def ours(one: RouteCall) -> Results:
 
 def wrong(one: RouteCall, call: Callable[[], Results]) -> float:
     """0 where a call on these ids returns what it must, else infinity."""
-    return share(call(), reference.route(one.ids, one.experts, 0))
+    return RUNTIME.share(call(), reference.route(one.ids, one.experts, 0))
 
 
 def torchs(given: Sequence[RouteCall]) -> Contender:

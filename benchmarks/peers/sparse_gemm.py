@@ -16,7 +16,6 @@ from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.sparse_gemm.call import SparseGemmCall
 from warploom.runtime.families.sparse_gemm.family import FAMILY as RUNTIME
-from warploom.runtime.measure import largest_share
 from warploom.runtime.plan import run
 
 OPERATIONS = {
@@ -123,7 +122,7 @@ def wrong(one: SparseGemmCall, call: Callable[[], torch.Tensor | tuple[torch.Ten
     """The largest error of what a call on these operands returns, as a share of its bound."""
     found = call()
     y = found if isinstance(found, torch.Tensor) else found[0]
-    return largest_share(y, *RUNTIME.bound(one))
+    return RUNTIME.share([y], RUNTIME.expected(one))
 
 
 class SparseProducts(Family):

@@ -1,6 +1,6 @@
 """The kernel families: a folder here is one, and nothing outside knows a family by name.
 
-A folder's package has `FAMILY`, its surface (see family.py). Folders whose names begin with `_`
+A folder's package has `FAMILY`, its surface (see base.py). Folders whose names begin with `_`
 hold what several families share.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 from warploom.errors import UnknownNameError
-from warploom.generator.families.family import Family
+
+if TYPE_CHECKING:  # families are found by name, and made of specs, which look for theirs here
+    from warploom.generator.families.base import Family
 
 
 @cache

@@ -16,10 +16,11 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
-from warploom.generator import configurations, limits
+from warploom.generator import configurations
+from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.shapes import Shape
-from warploom.generator.specification import Operation, Schedule
+from warploom.generator.shapes import LARGEST, Shape
+from warploom.generator.specification import KernelSpec, Operation, Schedule
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
 ScheduleT = TypeVar("ScheduleT", bound=Schedule, default=Any)
@@ -81,6 +82,25 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
         own = [one for one in self.classes if _holds(one, kind)]
         every = [one for one in own if one.keys() == {*self.kinds, "schedules"}] or own
         return (row for one in every for row in one["schedules"])
+
+    def kernels(
+        self, operation: OperationT, shape: ShapeT, arch: str, requires: object = None
+    ) -> Iterator[KernelSpec]:
+        """Those of the portfolio that a legal operation can have, as its tensors require it."""
+        rows = self.portfolio(operation, shape)
+        found = (self.kernel(row, operation, shape, arch, requires) for row in rows)
+        return (one for one in found if one is not None)
+
+    def kernel(
+        self, row: Row, operation: OperationT, shape: ShapeT, arch: str, requires: object = None
+    ) -> KernelSpec | None:
+        """The kernel of a row for a legal operation, in the first way that is legal, if any is."""
+        complete = family(self.family).complete
+        for way in self.fields(row, operation, shape, requires):
+            spec = KernelSpec.of_legal(arch, operation, complete(arch, operation, way))
+            if spec is not None:
+                return spec
+        return None
 
     def fields(
         self, row: Row, operation: OperationT, shape: ShapeT, requires: object
@@ -155,4 +175,4 @@ def _met(condition: Any, feature: Feature) -> bool:  # noqa: ANN401 (of YAML)
     if isinstance(feature, str):
         return feature in condition
     low, high = condition
-    return bool(low <= min(feature, limits.LARGEST) <= high)  # of more, launches tell
+    return bool(low <= min(feature, LARGEST) <= high)  # of more, launches tell

@@ -97,6 +97,40 @@ class WarploomConfig(QuantizationConfigMixin):
             options["skip"] = self.skip  # what is no list is refused by name
         return Asked(options)
 
+    @staticmethod
+    @contextmanager
+    def described(model: Any) -> Iterator[None]:  # noqa: ANN401 (a PreTrainedModel)
+        """Let a model's configuration say which of its layers are quantized, while it is saved."""
+        config = WarploomConfig(layers=records(model))
+        had = model.config.__dict__.get("quantization_config")
+        if isinstance(had, WarploomConfig):
+            options = {key: one for key, one in had.to_dict().items() if key != "layers"}
+            config = WarploomConfig(**options, layers=config.layers)
+        quantizer = getattr(model, "hf_quantizer", None)
+        conversions = _conversions(model)
+        names = vars(model)
+        had_conversions = names.get("_weight_conversions", _ABSENT)
+        if conversions is not None:
+            model._weight_conversions = conversions
+        model.config.quantization_config = config
+        model.hf_quantizer = WarploomQuantizer(config, pre_quantized=True)
+        try:
+            yield
+        finally:
+            if conversions is not None:
+                if had_conversions is _ABSENT:
+                    del model._weight_conversions
+                else:
+                    model._weight_conversions = had_conversions
+            if quantizer is None:
+                del model.hf_quantizer
+            else:
+                model.hf_quantizer = quantizer
+            if had is None:
+                del model.config.quantization_config
+            else:
+                model.config.quantization_config = had
+
 
 def _name(dtype: torch.dtype | str | None) -> str | None:
     """The name of a type, which JSON can have."""
@@ -240,40 +274,6 @@ class Quantize(ConversionOps):
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)
         return {}
-
-
-@contextmanager
-def described(model: Any) -> Iterator[None]:  # noqa: ANN401 (a PreTrainedModel)
-    """Let a model's configuration say which of its layers are quantized, while it is saved."""
-    config = WarploomConfig(layers=records(model))
-    had = model.config.__dict__.get("quantization_config")
-    if isinstance(had, WarploomConfig):
-        options = {key: one for key, one in had.to_dict().items() if key != "layers"}
-        config = WarploomConfig(**options, layers=config.layers)
-    quantizer = getattr(model, "hf_quantizer", None)
-    conversions = _conversions(model)
-    names = vars(model)
-    had_conversions = names.get("_weight_conversions", _ABSENT)
-    if conversions is not None:
-        model._weight_conversions = conversions
-    model.config.quantization_config = config
-    model.hf_quantizer = WarploomQuantizer(config, pre_quantized=True)
-    try:
-        yield
-    finally:
-        if conversions is not None:
-            if had_conversions is _ABSENT:
-                del model._weight_conversions
-            else:
-                model._weight_conversions = had_conversions
-        if quantizer is None:
-            del model.hf_quantizer
-        else:
-            model.hf_quantizer = quantizer
-        if had is None:
-            del model.config.quantization_config
-        else:
-            model.config.quantization_config = had
 
 
 def _conversions(model: Any) -> list[Any] | None:  # noqa: ANN401 (a PreTrainedModel)

@@ -14,6 +14,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.integrations.bit_linear import BitLinear
 from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
+from warploom.integrations.expert_layers import shape_of
 from warploom.integrations.linear import Linear
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.printable import brief
@@ -128,7 +129,7 @@ def _empty(name: str, record: Record, shape: Iterable[int], dtype: torch.dtype) 
 def _empty_experts(
     model: torch.nn.Module, name: str, parts: Mapping[tuple[str, int], tuple[Record, str]]
 ) -> QuantizedExperts:
-    from warploom.integrations.quantized_experts import gate_with_kernel, shape_of
+    from warploom.integrations.transformers_experts import gate_with_kernel
 
     module: Any = model.get_submodule(name)
     gate = gate_with_kernel(module)

@@ -13,7 +13,7 @@ import pytest
 from warploom.errors import ProblemError
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ HOST_GENERATOR = frozenset(
 )
 # Those of all calls: they refuse what is too large, and compile.
 ALWAYS = frozenset(
-    f"warploom.generator.{name}" for name in ("limits", "nvrtc", "nvrtc_headers", "nvrtc_program")
+    f"warploom.generator.{name}" for name in ("shapes", "nvrtc", "nvrtc_headers", "nvrtc_program")
 )
 # What decides what the generator emits; choices and records do not.
 EMITS = ("generator/**/*.py", "templates/**/*.*", "configs/*/smoke.yaml", "src/warploom/*.py")

@@ -9,7 +9,7 @@ from transformers.integrations import moe
 
 import warploom
 from warploom.integrations import transformers_experts as rules
-from warploom.integrations.patch_experts import layers_of
+from warploom.integrations.expert_layers import layers_of
 from warploom.integrations.patch_report import AS_IT_WAS
 
 

@@ -10,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from warploom.generator import limits
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import MOST_STEPS, STEPS, EpilogueStep, legal
@@ -28,6 +27,7 @@ from warploom.generator.families.gemm import (
     GemmSchedule,
 )
 from warploom.generator.families.gemm.rules import CLUSTERS
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 
 GEMM, ATTENTION = family("gemm"), family("attention_forward")
@@ -217,7 +217,7 @@ def problems(draw: st.DrawFn, spec: KernelSpec) -> GemmProblem:
     # Launches refuse more tiles in parts of k, and more blocks that add these up.
     each = max(schedule.split_k, schedule.tile[0] * schedule.tile[1] // 512)
     count = tile_count(schedule, problem) * schedule.multicast * prod(own)
-    assume(count * (each if schedule.split_k > 1 else 1) <= limits.LARGEST // 2)
+    assume(count * (each if schedule.split_k > 1 else 1) <= LARGEST // 2)
     return replace(
         problem,
         batches=prod(own),

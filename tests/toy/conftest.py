@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warploom.generator import config_models, configurations, families
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import families as runtime_families
 

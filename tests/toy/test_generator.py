@@ -17,7 +17,7 @@ from warploom.generator import build, configurations, records_file
 from warploom.generator.artifact import Artifact
 from warploom.generator.config import schema
 from warploom.generator.config_reference import reference
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.launches import NO_GPU, Address, Argument
 from warploom.generator.model import proposals, rank
 from warploom.generator.records import Environment, Record, Timed

@@ -8,7 +8,7 @@ from rooms import Guarded
 
 from warploom.generator import configurations
 from warploom.generator.build import build_many
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.space import expand_file
 from warploom.runtime import kernel as kernels
 from warploom.runtime import plan

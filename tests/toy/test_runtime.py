@@ -15,7 +15,7 @@ import warploom
 from warploom.cli import main
 from warploom.errors import ProblemError
 from warploom.generator import build, configurations
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import families, plan

@@ -12,7 +12,7 @@ from sweeps import default_of, swept_seconds, write_sweep
 
 from warploom.cli import main
 from warploom.generator import build, configurations, records_file
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.runtime import dispatch, records
 from warploom.tuning.problems import problems

@@ -25,6 +25,7 @@ INNER = {
     "KernelSpec.of_legal",
     *(f"PackedWeight.{name}" for name in ("empty", "global_scale", "rows", "write")),
     "SparseWeight.empty",
+    "WarploomConfig.described",
 }
 # Of torch's modules: what torch itself calls.
 TORCHS = {

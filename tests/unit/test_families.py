@@ -44,12 +44,16 @@ CLASS = """
 from warploom.generator.families.attention_merge import (
     AttentionMergeOperation as O, AttentionMergeSchedule as S, AttentionMergeShape as X
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 class Broken(Family{types}):
     "A family that lacks something."
 """
 TYPES = "[O, S, X, X]"
 RULES = "def schedule_reasons(arch, operation, schedule): return []\n"
+TABLES = (
+    "from warploom.generator.families.table import Table\n"
+    "class One(Table): ...\nclass Other(Table): ...\n"
+)
 LAUNCH = "def parameters(spec): ...\ndef launches(spec, problem, device): ...\n"
 
 
@@ -65,11 +69,15 @@ LAUNCH = "def parameters(spec): ...\ndef launches(spec, problem, device): ...\n"
             {"rules": RULES, "launch": LAUNCH, "again": RULES},
             r"family broken has schedule_reasons in .*broken\.again and in .*broken\.rules: leave",
         ),
-        (TYPES, {"rules": RULES, "launch": LAUNCH, "model": ""}, r"broken\.model has no START"),
         (
             TYPES,
-            {"rules": RULES, "launch": LAUNCH, "table": ""},
-            r"broken\.table has 0 subclasses of Table: define one",
+            {"rules": RULES, "launch": LAUNCH, "model": "def seconds(*given): ...\n"},
+            r"broken\.model has no START",
+        ),
+        (
+            TYPES,
+            {"rules": RULES, "launch": LAUNCH, "table": TABLES},
+            r"family broken has the tables One and Other: define one",
         ),
     ],
     ids=["types", "shape", "rules", "launch", "twice", "constants", "table"],

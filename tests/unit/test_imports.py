@@ -43,20 +43,6 @@ FOUNDATION = {
         "variables",
     )
 }
-CIRCLES: set[frozenset[str]] = set()  # of modules that import each other: to be none, ever
-# Imports inside a function that would close a circle at the top of the file, and why they stay.
-LATE = {
-    # names of spaces, by the shapes that families have; families' tables are read there
-    ("warploom.generator.configurations", "warploom.generator.families"),
-    # A spec asks its family's rules whether it is valid; families are made of specs.
-    ("warploom.generator.specification", "warploom.generator.families"),
-    ("warploom.generator.specification", "warploom.generator.families.family"),
-    # Layers have models say at a save that they have them; what says it is made of layers.
-    ("warploom.integrations.saving", "warploom.integrations.checkpoints.quantizer"),
-}
-# Circles of the runtime that imports inside functions close: to be none, ever.
-LATE_CIRCLES: set[frozenset[str]] = set()
-
 IMPORT_THE_GENERATOR = """
 import importlib, pkgutil
 import warploom.generator as generator
@@ -83,14 +69,10 @@ def imports(module: str) -> Iterator[str]:
         yield from module_graph.imported(node, module, is_package=path.name == "__init__.py")
 
 
-def reached(start: str, *, functions: bool = False) -> set[str]:
-    """Every module that importing `start` imports; `start` itself where that is a circle."""
-    return module_graph.closure(edges(functions=functions)[start], edges(functions=functions))
-
-
-def circles(*, functions: bool = False) -> set[frozenset[str]]:
-    """The sets of modules that import each other."""
-    reach = {module: reached(module, functions=functions) for module in MODULES}
+def circles() -> set[frozenset[str]]:
+    """The sets of modules that import each other, at the top of files or inside functions."""
+    graph = edges(functions=True)
+    reach = {module: module_graph.closure(graph[module], graph) for module in MODULES}
     return {
         frozenset(other for other in reach if other in reach[one] and one in reach[other])
         for one in reach
@@ -103,26 +85,9 @@ def room(module: str) -> str:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Which of them could be imported first would depend on who asks."""
+    """None can be read, changed or imported first without the others; not in functions either."""
     assert len(MODULES) > 100
-    assert circles() == CIRCLES
-
-
-def test_no_new_circle_of_the_runtime_hides_in_functions() -> None:
-    """A file of such a circle cannot be read, nor changed, without the others."""
-    late = {one for one in circles(functions=True) if any(room(name) == "runtime" for name in one)}
-    assert late == LATE_CIRCLES
-
-
-def test_few_imports_wait_in_a_function_because_of_a_circle() -> None:
-    """Such an import hides that two modules need each other; each is listed here."""
-    late = {
-        (module, target)
-        for module, targets in edges(functions=True).items()
-        for target in targets - edges()[module]
-        if module in reached(target)
-    }
-    assert late == LATE
+    assert circles() == set()
 
 
 # What each package of attention's runtime imports of the others.
@@ -167,7 +132,8 @@ def test_a_room_imports_only_rooms_below_it_even_inside_a_function(name: str) ->
 
 
 def test_the_foundation_imports_no_room() -> None:
-    found = {(m, target) for m in FOUNDATION for target in reached(m) if room(target)}
+    reached = module_graph.closure(FOUNDATION, edges())
+    found = {target for target in reached if room(target)}
     assert found == set()
 
 

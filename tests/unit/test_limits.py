@@ -11,7 +11,7 @@ from edges import H200
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, complete
-from warploom.generator.limits import LARGEST, refuse_beyond
+from warploom.generator.shapes import LARGEST, refuse_beyond
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime import driver

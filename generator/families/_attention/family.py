@@ -16,7 +16,7 @@ from warploom.generator.families._attention.shape import (
     parse_shape,
 )
 from warploom.generator.families._attention.table import AttentionTable, OperationT
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.families.table import ScheduleT
 
 ProblemT = TypeVar("ProblemT", default=AttentionProblem)

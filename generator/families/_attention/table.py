@@ -7,11 +7,11 @@ from typing import Any
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
-from warploom.generator import limits
 from warploom.generator.families._attention.modifiers import MODIFIERS
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.families._attention.shape import AttentionShape
 from warploom.generator.families.table import Feature, ScheduleT, Table
+from warploom.generator.shapes import LARGEST
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
 
@@ -61,6 +61,6 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
 
 def lengths(low: int, high: int) -> str:
     """A class's range of lengths, in words; the largest there can be is no bound."""
-    if high >= limits.LARGEST:
+    if high >= LARGEST:
         return f"of {low} or more" if low else "of any length"
     return f"of {low} to {high}" if low else f"of up to {high}"

@@ -1,9 +1,36 @@
-"""The layers of models whose products are tuned, from benchmarks/cells.yaml."""
+"""The shapes of products: as they are kept, written on a command line, and listed as cells."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
 from warploom.errors import UnknownNameError
 from warploom.generator import configurations, models
+from warploom.generator.shapes import Shape, extents_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProductShape(Shape):
+    """`batches` products of matrices, A [m, k] and a B or W of k and n."""
+
+    calls: ClassVar[frozenset[str]] = frozenset({"m"})
+
+    m: int
+    n: int
+    k: int
+    batches: int = 1
+
+    def __str__(self) -> str:
+        """4096x6144x4096, and how many of them."""
+        product = f"{self.m}x{self.n}x{self.k}"
+        return product if self.batches == 1 else f"{self.batches} of {product}"
+
+    @classmethod
+    def parse(cls, text: str, *, batched: bool) -> Self:
+        """The shape that `4096x6144x4096` is, of batched products `16x4096x6144x4096`."""
+        names = ["batches", "m", "n", "k"] if batched else ["m", "n", "k"]
+        return cls(**extents_of(text, [names], "this product"))
 
 
 def layers(model: str, *, biased: bool = False) -> list[tuple[int, int]]:

@@ -10,13 +10,13 @@ from typing import Protocol
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import launches as launch
-from warploom.generator import limits
 from warploom.generator.elements import ELEMENTS, Element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import ProductLayout
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import DeviceLimits, Launch, Value, Workspace
 from warploom.generator.parameters import Field, int32, int64, pointer, tensor_map
+from warploom.generator.shapes import LARGEST, refuse_beyond
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import OperandTile, TensorMap
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
@@ -209,7 +209,7 @@ def cut(schedule: ProductSchedule, problem: Extents, device: DeviceLimits) -> Cu
             found = alike
     else:
         found = Cut(clusters, count % clusters + clusters, count, k_tiles)
-    counted = found.tiles * k_tiles * found.clusters <= limits.LARGEST  # as the kernel does
+    counted = found.tiles * k_tiles * found.clusters <= LARGEST  # as the kernel does
     return found if counted and found.busiest + found.lost <= whole.busiest else whole
 
 
@@ -344,7 +344,7 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
 
 
 def _counted(at: AtLaunch) -> dict[str, int]:
-    """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    """The largest numbers that kernels reach in 32 bits: see `refuse_beyond`."""
     schedule, problem = at.schedule, at.most()
     m, n, k = schedule.tile
     rows, columns = m * schedule.cluster[0], n * schedule.cluster[1]
@@ -519,7 +519,7 @@ def kernel_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
 
     Raises ProblemError for extents beyond 32 bits.
     """
-    limits.refuse_beyond(_counted(at))
+    refuse_beyond(_counted(at))
     schedule, layout, problem, name = at.schedule, at.layout, at.problem, at.spec.name
     size, shared = schedule.cluster_size, layout.shared_bytes
     grid = at.cut.clusters * size
@@ -528,7 +528,7 @@ def kernel_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
         chunks = schedule.rows // WGMMA_M * (schedule.columns // layout.chunk_columns)
         grid = tiles(schedule, problem) * schedule.multicast * chunks
         mnb = f"m {problem.m}, n {problem.n}, batches {problem.batches}"
-        limits.refuse_beyond({f"{mnb}: blocks that add up parts of k": grid})
+        refuse_beyond({f"{mnb}: blocks that add up parts of k": grid})
         shared = layout.reduction_bytes
         entry = f"{name}_reduction"
         launches.append(Launch(entry, grid, WARPGROUP, 1, shared, values, early=True))
@@ -536,7 +536,7 @@ def kernel_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
         if step.partial:
             grid = -(-problem.n // PARTIAL_COLUMNS) * at.vectors(index)
             nb = f"n {problem.n}, batches {problem.batches}"
-            limits.refuse_beyond({f"{nb}: blocks of sums": grid})
+            refuse_beyond({f"{nb}: blocks of sums": grid})
             entry = f"{name}_{partial_name(at.operation, index)}"
             launches.append(Launch(entry, grid, PARTIAL_THREADS, 1, 0, values, early=True))
     return launches

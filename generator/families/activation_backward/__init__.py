@@ -10,14 +10,12 @@ from warploom.generator.families.activation_backward import launch
 from warploom.generator.families.activation_backward.schedule import (
     VALUES,
     ActivationBackwardOperation,
+    ActivationBackwardProblem,
     ActivationBackwardSchedule,
+    ActivationBackwardShape,
     ActivationBackwardSpec,
 )
-from warploom.generator.families.activation_backward.shape import (
-    ActivationBackwardProblem,
-    ActivationBackwardShape,
-)
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 
 __all__ = [
     "FAMILY",

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.activation_backward.schedule import (
     ActivationBackwardOperation,
+    ActivationBackwardProblem,
     ActivationBackwardSchedule,
+    ActivationBackwardShape,
     ActivationBackwardSpec,
 )
-from warploom.generator.families.activation_backward.shape import ActivationBackwardProblem
 from warploom.generator.launches import Address, DeviceLimits, Launch, Workspace
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import (
     Field,
     Kind,
@@ -30,6 +31,7 @@ from warploom.generator.parameters import (
     int64,
     pointer,
 )
+from warploom.generator.shapes import refuse_beyond
 
 LEAST_TILES = 4  # of a part of the rows: sums of fewer take longer to add than to make
 SUM_THREADS, SUM_COLUMNS = 1024, 32  # of a block that adds parts
@@ -109,7 +111,7 @@ def launches(
     """
     at = AtLaunch(spec, problem, device)
     m, n = problem.m, problem.n
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {m}": at.parts * at.rows + at.rows,  # the row that ends a part's last tile
             f"n {n}": at.strips * spec.schedule.columns,
@@ -133,3 +135,31 @@ def workspaces(spec: ActivationBackwardSpec, problem: ActivationBackwardProblem)
     if not spec.operation.sums or parts == 1:
         return []
     return [Workspace("parts_sums", 4 * parts * problem.n)]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2e-6,  # seconds
+    "sums_launch": 1.5e-6,  # seconds of adding parts
+    "bandwidth": 4e12,  # bytes a second of memory
+    "tile": 1e-6,  # seconds until what a tile reads is there
+}
+
+
+def seconds(
+    constants: Value,
+    operation: ActivationBackwardOperation,
+    schedule: ActivationBackwardSchedule,
+    shape: ActivationBackwardShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    rows, columns = schedule.tile
+    strips, tiles = -(-shape.n // columns), -(-shape.m // rows)
+    # Blocks that share a strip's tiles, and how many of these each has.
+    parts = max(1, min(tiles / LEAST_TILES, multiprocessors * schedule.ctas_per_sm / strips))
+    turns = tiles / parts * max(1, strips / (multiprocessors * schedule.ctas_per_sm))
+    traffic = shape.m * shape.n * operation.row_bytes / constants["bandwidth"]
+    adding = constants["sums_launch"] if operation.sums and parts > 1 else 0.0
+    return constants["launch"] + max(traffic, turns * constants["tile"]) + adding

@@ -1,12 +1,16 @@
-"""What is computed and how: fields of YAML, of names and of a search."""
+"""What is computed and how (fields of YAML, of names and of a search), and what of it is legal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+from warploom.generator import rules
+from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import Float
 from warploom.generator.knob import frozen, knob
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
 
 Differentiated = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
@@ -71,3 +75,64 @@ class ActivationBackwardSchedule:
 
 
 ActivationBackwardSpec = KernelSpec[ActivationBackwardOperation, ActivationBackwardSchedule]
+
+
+# ---- The shape of a problem ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ActivationBackwardShape(Shape):
+    """m rows of n columns: all leading dimensions of dy are rows."""
+
+    m: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBackwardProblem:
+    """The extents of one call, and the elements from row to row of each matrix that it has."""
+
+    m: int
+    n: int
+    pitch_dy: int
+    pitch_z: int = 0
+    pitch_dz: int = 0
+
+
+# ---- What is legal -------------------------------------------------------------------------------
+
+MOST_THREADS = 2048  # of a multiprocessor (CUDA C++ Programming Guide, compute capability 9.0)
+REGISTERS = 65_536  # of a multiprocessor
+BESIDE = 24  # registers of addresses, of one row's arithmetic; fitted: none of the space spills
+
+
+def operation_reasons(operation: ActivationBackwardOperation) -> list[str]:
+    """Why the operation is not legal; empty when it is."""
+    if operation.function != "none":
+        return []
+    found = []
+    if not operation.sums:
+        found.append("function none without sums: must be with sums, as it has no other result")
+    others = {operation.z, operation.dz}
+    if others != {operation.dy}:
+        told = f"z {operation.z} and dz {operation.dz} of function none"
+        found.append(f"{told}: must be {operation.dy} as dy is, for there is only dy")
+    return found
+
+
+def schedule_reasons(
+    arch: Architecture,
+    operation: ActivationBackwardOperation,
+    schedule: ActivationBackwardSchedule,
+) -> list[str]:
+    """Why the schedule does not fit the operation; empty when it does."""
+    resident = schedule.threads * schedule.ctas_per_sm
+    if resident > MOST_THREADS:
+        return [
+            f"ctas_per_sm {schedule.ctas_per_sm} of {schedule.threads} threads: a multiprocessor "
+            f"has room for {MOST_THREADS} threads"
+        ]
+    read = operation.tensors[:2]  # dz is written
+    bits = sum(element(getattr(operation, name)).bits for name in read)
+    registers = schedule.rows * VALUES * bits // 32 + VALUES * operation.sums + BESIDE
+    return rules.broken([rules.fits_registers(registers, REGISTERS // resident)])

@@ -6,17 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.attention_append.problem import (
-    AttentionAppendProblem,
-    AttentionAppendShape,
-)
 from warploom.generator.families.attention_append.schedule import (
     VALUES,
     AttentionAppendOperation,
+    AttentionAppendProblem,
     AttentionAppendSchedule,
+    AttentionAppendShape,
     AttentionAppendSpec,
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.models import Model
 
 __all__ = [

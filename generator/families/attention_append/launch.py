@@ -1,4 +1,4 @@
-"""A call's only launch: blocks of the rows of one token each, and where these lie."""
+"""A call's only launch: blocks of the rows of one token each, where these lie, and its time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
-from warploom.generator.families.attention_append.problem import AttentionAppendProblem
 from warploom.generator.families.attention_append.schedule import (
     AttentionAppendOperation,
+    AttentionAppendProblem,
     AttentionAppendSchedule,
+    AttentionAppendShape,
     AttentionAppendSpec,
 )
 from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 WARP = 32  # threads
 
@@ -146,7 +148,7 @@ def launches(
 ) -> list[Launch]:
     """One launch. There must be tokens; ProblemError for more than 32 bits count."""
     at = AtLaunch(spec, problem, device)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"tokens {problem.tokens}, {problem.rows} heads": problem.tokens * at.blocks,
             f"columns {problem.columns} of {problem.page} rows": problem.columns * problem.page,
@@ -157,3 +159,26 @@ def launches(
     )
     values = parameters(spec).values(at)
     return [Launch(spec.name, problem.tokens * at.blocks, at.threads, 1, 0, values, early=True)]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2.5e-6,  # seconds
+    "bandwidth": 4e12,  # bytes a second of memory
+    "block": 3e-8,  # seconds of a multiprocessor for a block
+}
+
+
+def seconds(
+    constants: Value,
+    operation: AttentionAppendOperation,
+    schedule: AttentionAppendSchedule,
+    shape: AttentionAppendShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    moved = shape.tokens * operation.token_bytes(shape.kv_heads, shape.heads)
+    rows = 2 * shape.kv_heads + shape.heads
+    blocks = shape.tokens * max(1, rows * operation.lanes / schedule.threads) / multiprocessors
+    return constants["launch"] + max(moved / constants["bandwidth"], blocks * constants["block"])

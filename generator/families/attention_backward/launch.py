@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from warploom.generator import limits
 from warploom.generator.families._attention.problem import lengths_counted
 from warploom.generator.families.attention_backward.layout import attention_backward_layout
 from warploom.generator.families.attention_backward.parameters import AtLaunch, parameters
@@ -12,12 +11,13 @@ from warploom.generator.families.attention_backward.problem import (
 )
 from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.shapes import refuse_beyond
 
 ROW_THREADS = 256  # of a block of the preprocess and postprocess kernels
 
 
 def _counted(at: AtLaunch) -> dict[str, int]:
-    """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    """The largest numbers that kernels reach in 32 bits: see `refuse_beyond`."""
     schedule, tiles = at.schedule, at.tiles
     q_tile, kv_tile = schedule.tile
     blocks = tiles.all_kv_tiles * at.layout.parts * schedule.cluster
@@ -45,7 +45,7 @@ def launches(
     ProblemError for extents beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
-    limits.refuse_beyond(_counted(at))
+    refuse_beyond(_counted(at))
     schedule, tiles, values = spec.schedule, at.tiles, parameters(spec).values(at)
 
     def launch(suffix: str, grid: int, block: int, cluster: int, shared_bytes: int) -> Launch:

@@ -10,7 +10,7 @@ from warploom.generator.families.attention_decode.layout import DecodeLayout, de
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
 from warploom.generator.families.attention_decode.schedule import DecodeSchedule, DecodeSpec
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.models import Model
 
 __all__ = ["FAMILY", "DecodeOperation", "DecodeProblem", "DecodeSchedule", "DecodeShape"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from warploom.generator import limits
 from warploom.generator.families.attention_decode import work
 from warploom.generator.families.attention_decode.parameters import AtLaunch, parameters
 from warploom.generator.families.attention_decode.problem import DecodeProblem
 from warploom.generator.families.attention_decode.schedule import DecodeSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.shapes import refuse_beyond
 
 
 def _counted(at: AtLaunch) -> dict[str, int]:
-    """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    """The largest numbers that kernels reach in 32 bits: see `refuse_beyond`."""
     problem, schedule = at.problem, at.schedule
     bounds = (problem.left if at.operation.mask == "window" else 0) + abs(problem.right)
     count, places = work.tiles(schedule, problem), work.parts(at.operation, schedule, problem)
@@ -33,7 +33,7 @@ def launches(spec: DecodeSpec, problem: DecodeProblem, device: DeviceLimits) -> 
     modifiers. ProblemError for what is beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
-    limits.refuse_beyond(_counted(at))
+    refuse_beyond(_counted(at))
     return [
         Launch(
             entry=spec.name,

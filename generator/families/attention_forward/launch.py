@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from warploom.generator import limits
 from warploom.generator.families._attention.problem import AttentionProblem, lengths_counted
 from warploom.generator.families.attention_forward.parameters import AtLaunch, parameters
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.shapes import refuse_beyond
 
 KEYS_THREADS = 256  # of a block that reads a row of a mask of keys
 
 
 def _counted(at: AtLaunch) -> dict[str, int]:
-    """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    """The largest numbers that kernels reach in 32 bits: see `refuse_beyond`."""
     schedule, mask = at.schedule, at.operation.mask
     return {
         **lengths_counted(at.problem, mask, schedule.tile, packed=at.packed),
@@ -32,7 +32,7 @@ def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimit
     beyond 32 bits.
     """
     at, schedule = AtLaunch(spec, problem, device), spec.schedule
-    limits.refuse_beyond(_counted(at))
+    refuse_beyond(_counted(at))
     single, values = schedule.scheduler == "single", parameters(spec).values(at)
     main = Launch(
         entry=spec.name,

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.attention_merge import rules
 from warploom.generator.families.attention_merge.schedule import (
     VALUES,
     AttentionMergeOperation,
-    AttentionMergeSchedule,
-    AttentionMergeSpec,
-)
-from warploom.generator.families.attention_merge.shape import (
     AttentionMergeProblem,
+    AttentionMergeSchedule,
     AttentionMergeShape,
+    AttentionMergeSpec,
+    vectors,
 )
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 
 __all__ = [
     "FAMILY",
@@ -43,7 +41,7 @@ class AttentionMerge(
         return {
             "elements": [(name, element(getattr(operation, name))) for name in ("a", "b", "out")],
             "values": VALUES,
-            "vectors": rules.vectors(operation, spec.schedule),
+            "vectors": vectors(operation, spec.schedule),
         }
 
 

@@ -1,20 +1,22 @@
-"""A call's only launch: blocks of rows, and where these lie."""
+"""A call's only launch: blocks of rows, where these lie, and its time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_merge.schedule import (
     AttentionMergeOperation,
+    AttentionMergeProblem,
     AttentionMergeSchedule,
+    AttentionMergeShape,
     AttentionMergeSpec,
 )
-from warploom.generator.families.attention_merge.shape import AttentionMergeProblem
 from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 AtLaunch = data.AtLaunch[AttentionMergeOperation, AttentionMergeSchedule, AttentionMergeProblem]
 
@@ -51,6 +53,28 @@ def launches(
     """One launch. There must be rows; ProblemError for more than 32 bits count."""
     (rows,) = spec.schedule.tile
     blocks = -(-problem.rows // rows)
-    limits.refuse_beyond({f"rows {problem.rows}": blocks * rows})
+    refuse_beyond({f"rows {problem.rows}": blocks * rows})
     values = parameters(spec).values(data.AtLaunch(spec, problem, device))
     return [Launch(spec.name, blocks, spec.schedule.threads, 1, 0, values, early=True)]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2e-6,  # seconds
+    "bandwidth": 4e12,  # bytes a second of memory
+    "block": 2e-8,  # seconds of a multiprocessor for a block
+}
+
+
+def seconds(
+    constants: Value,
+    operation: AttentionMergeOperation,
+    schedule: AttentionMergeSchedule,
+    shape: AttentionMergeShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    traffic = shape.rows * operation.row_bytes / constants["bandwidth"]
+    blocks = shape.rows * schedule.lanes / schedule.threads / multiprocessors
+    return constants["launch"] + max(traffic, blocks * constants["block"])

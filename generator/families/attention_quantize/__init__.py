@@ -10,14 +10,12 @@ from warploom.generator.families.attention_quantize.schedule import (
     TILE,
     VALUES,
     AttentionQuantizeOperation,
+    AttentionQuantizeProblem,
     AttentionQuantizeSchedule,
+    AttentionQuantizeShape,
     AttentionQuantizeSpec,
 )
-from warploom.generator.families.attention_quantize.shape import (
-    AttentionQuantizeProblem,
-    AttentionQuantizeShape,
-)
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 
 __all__ = [
     "FAMILY",

@@ -1,4 +1,4 @@
-"""A call's launches: of the mean of k and the largest magnitude of v, and of the values."""
+"""Launches: of the mean of k and the largest magnitude of v, and of the values; their times."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_quantize.schedule import (
     CHUNK,
     TILE,
     AttentionQuantizeOperation,
+    AttentionQuantizeProblem,
     AttentionQuantizeSchedule,
+    AttentionQuantizeShape,
     AttentionQuantizeSpec,
 )
-from warploom.generator.families.attention_quantize.shape import AttentionQuantizeProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 _FLOAT = 4  # bytes
 
@@ -110,7 +112,7 @@ def launches(
     There must be keys, of at least one head. Raises ProblemError for sizes beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"seq_q {problem.seq_q}": problem.seq_q + TILE,
             f"seq_k {problem.seq_k}": problem.tiles_k * TILE + CHUNK,
@@ -144,3 +146,41 @@ def workspaces(spec: AttentionQuantizeSpec, problem: AttentionQuantizeProblem) -
     if operation.smooth:
         spaces.append(Workspace("partial_sums", groups * chunks * operation.dim * _FLOAT))
     return spaces
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2.5e-6,  # seconds
+    "bandwidth": 4e12,  # bytes a second of memory
+    "vectors": 2e-7,  # seconds of an SM for the rows of a tile that a thread has one by one
+}
+
+
+def traffic(operation: AttentionQuantizeOperation, shape: AttentionQuantizeShape) -> int:
+    """Bytes of memory that are moved, where every launch reads what it needs from there."""
+    keys = shape.batch * shape.kv_heads * shape.seq_k
+    rows = shape.batch * shape.heads * shape.seq_q
+    if not operation.quantizes:
+        return keys * operation.row_bytes()
+    again = keys * (1 + operation.smooth) * operation.dim * element(operation.element).bytes
+    return (2 * keys + rows) * operation.row_bytes() + again
+
+
+def seconds(
+    constants: Value,
+    operation: AttentionQuantizeOperation,
+    schedule: AttentionQuantizeSchedule,
+    shape: AttentionQuantizeShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    launches = 1 + operation.quantizes  # and of what keys have, v, or k and v
+    tiles = shape.batch * (
+        launches * shape.kv_heads * -(-shape.seq_k // TILE) + shape.heads * -(-shape.seq_q // TILE)
+    )
+    resident = multiprocessors * max(1, 2048 // schedule.threads // 2)
+    vectors = TILE * operation.lanes / schedule.threads
+    turns = max(1.0, tiles / resident) * vectors * constants["vectors"]
+    moved = traffic(operation, shape) / constants["bandwidth"]
+    return launches * constants["launch"] + max(moved, turns)

@@ -6,16 +6,17 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import activation_class, derivative_class, function_parts
+from warploom.generator.families.base import Family
 from warploom.generator.families.cast import launch
-from warploom.generator.families.cast.layout import CastLayout
 from warploom.generator.families.cast.schedule import (
     COLUMNS,
+    CastLayout,
     CastOperation,
+    CastProblem,
     CastSchedule,
+    CastShape,
     CastSpec,
 )
-from warploom.generator.families.cast.shape import CastProblem, CastShape
-from warploom.generator.families.family import Family
 
 __all__ = ["FAMILY", "CastOperation", "CastProblem", "CastSchedule", "CastShape"]
 

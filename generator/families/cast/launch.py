@@ -1,23 +1,25 @@
-"""A call's launches: of scales of a whole tensor or of rows and columns, and of values."""
+"""Launches of a cast: of scales of a tensor, or of rows and columns, and of values; their times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
-from warploom.generator.families.cast.layout import CastLayout
 from warploom.generator.families.cast.schedule import (
     COLUMNS,
     VALUES,
+    CastLayout,
     CastOperation,
+    CastProblem,
     CastSchedule,
+    CastShape,
     CastSpec,
 )
-from warploom.generator.families.cast.shape import CastProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import Work, refuse_beyond
 
 AMAX_VALUES = 64  # that a thread of the launch of the largest magnitude loads at once
 _AMAX_CTAS = 8  # of it, at most, on an SM: it is short, and each adds an atomic operation
@@ -126,7 +128,7 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
     m, n, threads = problem.m, problem.n, spec.schedule.threads
     # How far past the end a thread counts.
     spare = threads * AMAX_VALUES // COLUMNS * (at.amax_grid + 1)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {m}": m + COLUMNS,
             f"n {n}": n + threads * VALUES * spec.schedule.vectors,
@@ -161,3 +163,40 @@ def workspaces(spec: CastSpec, problem: CastProblem) -> list[Workspace]:
     if not spec.operation.reads_amax:
         return []
     return [Workspace("factor", _FACTOR_BYTES), Workspace("peak", _PEAK_BYTES, kept=True)]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2e-6,  # seconds
+    "amax_launch": 2e-6,  # seconds of the launch before, next to its traffic
+    "bandwidth": 4e12,  # bytes a second of memory
+    "row": 1.5e-6,  # seconds until what a thread of a row has loaded is there
+}
+
+
+def seconds(
+    constants: Value,
+    operation: CastOperation,
+    schedule: CastSchedule,
+    shape: CastShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    traffic = shape.m * shape.n * operation.value_bytes / constants["bandwidth"]
+    turns = 0.0
+    if operation.body == "row":
+        threads = 32 if schedule.reduce == "warp" else schedule.threads
+        resident = 2048 * multiprocessors // threads
+        waves = max(1.0, shape.m / resident)
+        turns = 2 * waves * -(-shape.n // (threads * VALUES * schedule.vectors)) * constants["row"]
+    before = constants["amax_launch"] if operation.reads_amax or operation.reads_factors else 0.0
+    return constants["launch"] + before + max(traffic, turns)
+
+
+# ---- What a problem asks of any kernel -----------------------------------------------------------
+
+
+def work(operation: CastOperation, shape: CastShape) -> Work:
+    """Count the bytes of a call; the tensor core has nothing to do."""
+    return Work(0.0, float(shape.m * shape.n * operation.value_bytes))

@@ -1,12 +1,16 @@
-"""What is computed and how: fields of YAML, of names and of a search."""
+"""What is computed and how (fields of YAML, of names and of a search), and what of it is legal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import Float, Function
+from warploom.generator.families.table import Table
 from warploom.generator.knob import frozen, knob
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
 
 Quantized = Literal["e4m3", "e5m2", "int8"]
@@ -118,3 +122,130 @@ class CastSchedule:
 
 
 CastSpec = KernelSpec[CastOperation, CastSchedule]
+
+
+# ---- The shape of a problem ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CastShape(Shape):
+    """m rows of n columns: all leading dimensions of x are rows."""
+
+    m: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class CastProblem:
+    """The extents of one call, and elements between neighbours of what it has.
+
+    x_pitch, q_pitch, q_t_pitch, gradient_pitch   from row to row
+    scale, scale_t                from block to block, down and across
+    """
+
+    m: int
+    n: int
+    x_pitch: int
+    q_pitch: int
+    scale: tuple[int, int]
+    q_t_pitch: int = 0
+    scale_t: tuple[int, int] = (0, 0)
+    gradient_pitch: int = 0
+
+
+# ---- Shared memory -------------------------------------------------------------------------------
+
+_FLOAT = 4  # bytes
+_SIDES = 2  # x and x.T
+_VECTOR = 16  # bytes that a thread moves at once
+
+
+@dataclass(frozen=True, slots=True)
+class CastLayout:
+    """What a CTA has: nothing but for tiles."""
+
+    operation: CastOperation
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: bytes of x.T where magnitudes were before, and factors."""
+        operation = self.operation
+        if operation.body != "tile":
+            return 0
+        whole = TILE_THREADS // 32 * _FLOAT
+        if operation.transpose:
+            whole = COLUMNS * COLUMNS
+        if not operation.transposes_scales:
+            return whole
+        pitch = COLUMNS * element(operation.x).bytes + _VECTOR
+        peaks = _SIDES * COLUMNS // TILE_VALUES * pitch
+        blocks = COLUMNS // 32 if operation.block == "1x32" else 1
+        factors = _SIDES * blocks * COLUMNS * _FLOAT
+        flags = _VECTOR if operation.reads_factors else 0  # two, padded
+        return max(whole, peaks) + factors + flags
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """The CTAs of tiles that an SM has at a time: as many as leave enough registers for x."""
+        operation = self.operation
+        if operation.x == "fp32" or operation.gate != "none":
+            return 2
+        if operation.transposes_scales and operation.rounding == "stochastic":
+            return 2
+        return 3 if operation.transposes_scales else 4
+
+
+# ---- What is legal -------------------------------------------------------------------------------
+
+
+def operation_reasons(operation: CastOperation) -> list[str]:
+    """Why the operation is not legal; empty when it is."""
+    reasons = []
+    block = operation.block
+    if block == "1x32":
+        if operation.q == "int8":
+            reasons.append("q int8 of block 1x32: must be e4m3 or e5m2, as mxfp8 has them")
+        if operation.static:
+            reasons.append("static with block 1x32: must be computed, as e8m0 scales are not read")
+        if operation.pow2:
+            reasons.append("pow2 with block 1x32: must be left out, as e8m0 has nothing else")
+    if operation.transpose and operation.static and block in ("row", "1x128"):
+        reasons.append(f"transpose with static {block} scales: must be of x alone or of x.T alone")
+    if operation.static and operation.pow2:
+        reasons.append("pow2 with static: must be left out, as scales are what they are")
+    if operation.gate != "none":
+        if operation.x == "fp32":
+            reasons.append("x fp32 with a gate: must be fp16 or bf16")
+        if not operation.transpose:
+            reasons.append("a gate without transpose: must be of both orientations")
+    elif operation.gradient:
+        reasons.append("gradient without a gate: must be of one")
+    if operation.amax and block != "tensor":
+        reasons.append(f"amax with block {block}: must be tensor")
+    return reasons
+
+
+def schedule_reasons(
+    arch: Architecture, operation: CastOperation, schedule: CastSchedule
+) -> list[str]:
+    """Why the schedule does not fit the operation; empty when it does."""
+    reasons = []
+    if operation.body == "tile" and (schedule.threads, schedule.vectors) != (TILE_THREADS, 1):
+        reasons.append(
+            f"threads {schedule.threads}, vectors {schedule.vectors} of a tile: must be "
+            f"{TILE_THREADS} and 1"
+        )
+    if operation.body != "row" and schedule.reduce != "warp":
+        reasons.append(f"reduce {schedule.reduce}: must be warp but for computed scales of rows")
+    return reasons
+
+
+# ---- Which schedule a problem gets that nothing was tuned for ------------------------------------
+
+
+class CastTable(Table[CastOperation, CastSchedule, CastShape]):
+    """The first schedule of a call's class is its own."""
+
+    def features(self, operation: CastOperation, shape: CastShape) -> dict[str, int | str]:
+        """The fields of operation and shape, and which kernel the operation is."""
+        return {**super().features(operation, shape), "body": operation.body}

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.families.base import Family
 from warploom.generator.families.combine.schedule import (
     LOADS,
     VALUES,
     CombineOperation,
+    CombineProblem,
     CombineSchedule,
+    CombineShape,
     CombineSpec,
 )
-from warploom.generator.families.combine.shape import CombineProblem, CombineShape
-from warploom.generator.families.family import Family
 
 __all__ = ["FAMILY", "CombineOperation", "CombineProblem", "CombineSchedule", "CombineShape"]
 

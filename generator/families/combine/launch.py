@@ -1,21 +1,23 @@
-"""A call's only launch: CTAs of columns of tokens, or of rows, and where these lie."""
+"""A call's only launch: CTAs of columns of tokens, or of rows, where these lie, and its time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.combine.schedule import (
     VALUES,
     CombineOperation,
+    CombineProblem,
     CombineSchedule,
+    CombineShape,
     CombineSpec,
 )
-from warploom.generator.families.combine.shape import CombineProblem
 from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 _WARP = 32  # threads
 
@@ -80,7 +82,7 @@ def launches(spec: CombineSpec, problem: CombineProblem, device: DeviceLimits) -
     at = AtLaunch(spec, problem, device)
     threads = spec.schedule.threads
     warps = at.grid * (threads // _WARP)
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"tokens {problem.tokens}, k {problem.k}": problem.tokens * problem.k + warps,
             f"columns {problem.columns}": problem.columns + 4 * threads * VALUES,
@@ -90,3 +92,28 @@ def launches(spec: CombineSpec, problem: CombineProblem, device: DeviceLimits) -
     )
     values = parameters(spec).values(at)
     return [Launch(spec.name, at.grid, threads, 1, 0, values, early=True)]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2e-6,  # seconds
+    "bandwidth": 3.5e12,  # bytes a second of memory
+    "block": 1e-7,  # seconds of a multiprocessor for a CTA
+}
+
+
+def seconds(
+    constants: Value,
+    operation: CombineOperation,
+    schedule: CombineSchedule,
+    shape: CombineShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    moved = shape.tokens * (1 + shape.k * (1 + operation.dot)) * shape.columns * operation.bytes
+    threads = shape.tokens * shape.columns / 8
+    if operation.direction == "permute":
+        threads = shape.tokens * shape.k * 32
+    blocks = threads / schedule.threads / multiprocessors
+    return constants["launch"] + max(moved / constants["bandwidth"], blocks * constants["block"])

@@ -1,12 +1,15 @@
-"""What is computed and how: fields of YAML, of names and of a search."""
+"""What is computed and how (fields of YAML, of names and of a search), and what of it is legal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import Float
 from warploom.generator.knob import frozen, knob
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
 
 VALUES = 8  # of a row, that a thread moves at once: 16 bytes of 16-bit types
@@ -56,3 +59,54 @@ class CombineSchedule:
 
 
 CombineSpec = KernelSpec[CombineOperation, CombineSchedule]
+
+
+# ---- The shape of a problem ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CombineShape(Shape):
+    """Tokens, rows of each, and their columns."""
+
+    tokens: int
+    k: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CombineProblem:
+    """The extents of one call, and elements from row to row of what it has.
+
+    rows      of all experts; what is no row of these counts as skipped
+    weights   steps of weights from token to token, and from one choice of a token to the next
+    combined  of the rows that were combined, where there are weights' gradients
+    experts   in the offsets whose last one ends the rows; 0 where there are no offsets
+    """
+
+    tokens: int
+    k: int
+    columns: int
+    rows: int
+    tokens_pitch: int
+    rows_pitch: int
+    weights: tuple[int, int] = (0, 0)
+    combined_pitch: int = 0
+    experts: int = 0
+
+
+# ---- What is legal -------------------------------------------------------------------------------
+
+
+def operation_reasons(operation: CombineOperation) -> list[str]:
+    """Why the operation is not legal; empty when it is."""
+    if operation.dot and (operation.direction != "permute" or operation.weights == "none"):
+        given = f"direction {operation.direction}, weights {operation.weights}"
+        return [f"dot with {given}: must be with direction permute, and with weights"]
+    return []
+
+
+def schedule_reasons(
+    arch: Architecture, operation: CombineOperation, schedule: CombineSchedule
+) -> list[str]:
+    """Why the schedule does not fit the operation: every one does."""
+    return []

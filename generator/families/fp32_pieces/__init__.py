@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.families.fp32_pieces import launch
 from warploom.generator.families.fp32_pieces.schedule import (
     TILE,
     VALUES,
     Fp32PiecesOperation,
+    Fp32PiecesProblem,
     Fp32PiecesSchedule,
+    Fp32PiecesShape,
     Fp32PiecesSpec,
 )
-from warploom.generator.families.fp32_pieces.shape import Fp32PiecesProblem, Fp32PiecesShape
 
 __all__ = [
     "FAMILY",

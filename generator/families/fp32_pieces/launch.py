@@ -1,22 +1,24 @@
-"""A call's launches: of largest magnitudes where rows are read across, and of the pieces."""
+"""Launches of pieces: of largest magnitudes of rows read across, and of the pieces; their times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.families.fp32_pieces.schedule import (
     LEAST_PART,
     MOST_PARTS,
     TILE,
     Fp32PiecesOperation,
+    Fp32PiecesProblem,
     Fp32PiecesSchedule,
+    Fp32PiecesShape,
     Fp32PiecesSpec,
 )
-from warploom.generator.families.fp32_pieces.shape import Fp32PiecesProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 THREADS = 2048  # that an SM holds
 PEAK_ROWS = 32  # rows of x that a CTA finds the largest magnitudes of: those of a warp's threads
@@ -101,7 +103,7 @@ def launches(
     """
     at = AtLaunch(spec, problem, device)
     operation, threads = spec.operation, spec.schedule.threads
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {problem.m}": problem.m + TILE,
             f"k {problem.k}": operation.count * (problem.place + 8 * threads),
@@ -130,3 +132,30 @@ def workspaces(spec: Fp32PiecesSpec, problem: Fp32PiecesProblem) -> list[Workspa
         Workspace("sums", 8 * -(-problem.m // TILE), kept=True),
         Workspace("peaks", 4 * problem.m * -(-problem.k // part(problem))),
     ]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 2e-6,  # seconds
+    "peaks_launch": 2e-6,  # seconds of the launch before, next to its traffic
+    "bandwidth": 3.5e12,  # bytes a second of memory
+    "row": 1.5e-6,  # seconds until what a CTA of a row has loaded is there
+}
+
+
+def seconds(
+    constants: Value,
+    operation: Fp32PiecesOperation,
+    schedule: Fp32PiecesSchedule,
+    shape: Fp32PiecesShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    traffic = shape.m * shape.k * operation.value_bytes / constants["bandwidth"]
+    if operation.layout == "col":
+        before = constants["peaks_launch"] if operation.scaled else 0.0
+        return constants["launch"] + before + traffic
+    waves = max(1.0, shape.m * schedule.threads / (2048 * multiprocessors))
+    turns = waves * -(-shape.k // (4 * schedule.threads)) * constants["row"]
+    return constants["launch"] + max(traffic, turns)

@@ -1,10 +1,13 @@
-"""What is computed and how: fields of YAML, of names and of a search."""
+"""What is computed and how (fields of YAML, of names and of a search), and what of it is legal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+from warploom.generator.architectures import Architecture
 from warploom.generator.knob import frozen, knob
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
 
 PieceElement = Literal["fp16", "bf16"]
@@ -69,3 +72,53 @@ class Fp32PiecesSchedule:
 
 
 Fp32PiecesSpec = KernelSpec[Fp32PiecesOperation, Fp32PiecesSchedule]
+
+
+# ---- The shape of a problem ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fp32PiecesShape(Shape):
+    """m rows of k columns: all leading dimensions of x are rows."""
+
+    m: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fp32PiecesProblem:
+    """The dimensions of one call.
+
+    x_pitch    elements between rows of x, of columns where these are contiguous
+    place      elements from a piece to the next in a row of q: k, padded to 64
+    """
+
+    m: int
+    k: int
+    x_pitch: int
+    place: int
+
+
+# ---- What is legal -------------------------------------------------------------------------------
+
+TILE_THREADS = 256
+
+
+def operation_reasons(operation: Fp32PiecesOperation) -> list[str]:
+    """Why the operation is not legal; empty when it is."""
+    reasons = []
+    if operation.q == "fp16" and operation.count != 2:
+        reasons.append(f"count {operation.count} of q fp16: must be 2, which hold the bits of fp32")
+    if operation.spans == "wide" and (operation.q, operation.count) != ("bf16", 3):
+        told = f"q {operation.q}, count {operation.count} with spans wide"
+        reasons.append(f"{told}: must be bf16 and 3, which hold any row")
+    return reasons
+
+
+def schedule_reasons(
+    arch: Architecture, operation: Fp32PiecesOperation, schedule: Fp32PiecesSchedule
+) -> list[str]:
+    """Why the schedule does not fit the operation; empty when it does."""
+    if operation.layout == "col" and schedule.threads != TILE_THREADS:
+        return [f"threads {schedule.threads} with layout col: must be {TILE_THREADS}"]
+    return []

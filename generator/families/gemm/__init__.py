@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from warploom.generator.epilogue import Bias
 from warploom.generator.families._product.groups import MOST_GROUPS
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.families.gemm.launch import GemmProblem, ScaleStrides
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.rules import complete

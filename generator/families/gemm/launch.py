@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from warploom.generator import limits
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
@@ -38,6 +37,7 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
+from warploom.generator.shapes import refuse_beyond
 from warploom.generator.tensor_maps import OperandTile, TensorMap, gated_map
 
 LIST_THREADS = 1024  # of the block that makes lists of a mask
@@ -330,16 +330,16 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     at = at_launch(spec, problem, device)
     if spec.operation.groups == "masked":  # whose rows are counted through all batches
         rows = schedule.tile[0] * schedule.cluster[0]
-        limits.refuse_beyond({f"m {problem.m}": problem.m + rows})
+        refuse_beyond({f"m {problem.m}": problem.m + rows})
     if spec.operation.groups != "none":
         refuse_groups(problem.batches)
     if spec.operation.block_scales != "none":  # whose distances in a row of D are counted in bytes
         places = {"scale_a": problem.scales_a.row, "scale_b": problem.scales_b.row}
-        limits.refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
+        refuse_beyond({f"stride {row} of {name}": 4 * row for name, row in places.items()})
     if spec.operation.sparse in ("a", "b"):  # of D they are tiles
         rows, columns = _blocks(spec.operation, problem)
         told = f"sparse {spec.operation.sparse}: {rows}x{columns} blocks"
-        limits.refuse_beyond({told: rows * columns})
+        refuse_beyond({told: rows * columns})
     values = parameters(spec).values(at)
     every = kernel_launches(at, values)
     if spec.operation.sparse != "none":

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from warploom.generator import configurations
 from warploom.generator.epilogue import Bias
-from warploom.generator.families._product.cells import layers
+from warploom.generator.families._product.cells import ProductShape, layers
 from warploom.generator.families.gemm.schedule import GemmOperation
-from warploom.generator.shapes import Shape, extents_of
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GemmShape(Shape):
+class GemmShape(ProductShape):
     """`batches` products of A [m, k] and B [k, n]. A layer's B is its weight."""
 
-    calls: ClassVar[frozenset[str]] = frozenset({"m"})
-
-    m: int
-    n: int
-    k: int
-    batches: int = 1
-
-    def __str__(self) -> str:
-        """4096x6144x4096, and how many of them."""
-        product = f"{self.m}x{self.n}x{self.k}"
-        return product if self.batches == 1 else f"{self.batches} of {product}"
+    __slots__ = ()
 
 
 def parse_shape(operation: GemmOperation, text: str) -> GemmShape:
     """The shape that `4096x6144x4096` is, of batched products `16x4096x6144x4096`."""
-    names = ["batches", "m", "n", "k"] if operation.batched else ["m", "n", "k"]
-    return GemmShape(**extents_of(text, [names], "this product"))
+    return GemmShape.parse(text, batched=operation.batched)
 
 
 def cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> list[GemmShape]:

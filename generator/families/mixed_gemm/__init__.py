@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.families.mixed_gemm.launch import MixedGemmProblem, MixedGemmShape
 from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
-from warploom.generator.families.mixed_gemm.operation import Format, MixedGemmOperation
-from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
+from warploom.generator.families.mixed_gemm.schedule import (
+    Format,
+    MixedGemmOperation,
+    MixedGemmSchedule,
+    MixedGemmSpec,
+)
 
 __all__ = [
     "FAMILY",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import ClassVar
 
-from warploom.generator import configurations, limits
+from warploom.generator import configurations
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
-from warploom.generator.families._product.cells import layers
+from warploom.generator.families._product.cells import ProductShape, layers
 from warploom.generator.families._product.groups import most_tiles, refuse_groups
 from warploom.generator.families._product.launch import (
     MOST_BLOCKS,
@@ -26,41 +26,33 @@ from warploom.generator.families._product.launch import (
     tiles,
 )
 from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
-from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
-from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
+from warploom.generator.families.mixed_gemm.schedule import (
+    MixedGemmOperation,
+    MixedGemmSchedule,
+    MixedGemmSpec,
+)
+from warploom.generator.formats import SCALE_TYPES
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, pointer
-from warploom.generator.shapes import Shape, extents_of
+from warploom.generator.shapes import LARGEST, Work, refuse_beyond
 from warploom.generator.slabs import DEPTH, ROWS
 from warploom.generator.tensor_maps import OperandTile, TensorMap
 
 _LARGEST_PRODUCT = 1 << 14  # of two int8 numbers: -128 by -128
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MixedGemmShape(Shape):
+class MixedGemmShape(ProductShape):
     """A [m, k] by W [n, k]; batches of A are rows of it.
 
     Of a grouped GEMM batches are its groups, of m rows each on average.
     """
 
-    calls: ClassVar[frozenset[str]] = frozenset({"m"})
-
-    m: int
-    n: int
-    k: int
-    batches: int = 1
-
-    def __str__(self) -> str:
-        """4096x6144x4096, and how many of them."""
-        product = f"{self.m}x{self.n}x{self.k}"
-        return product if self.batches == 1 else f"{self.batches} of {product}"
+    __slots__ = ()
 
 
 def parse_shape(operation: MixedGemmOperation, text: str) -> MixedGemmShape:
     """The shape that `4096x6144x4096` is, of groups `128x2x5760x2880`."""
-    names = ["batches", "m", "n", "k"] if operation.batched else ["m", "n", "k"]
-    return MixedGemmShape(**extents_of(text, [names], "this product"))
+    return MixedGemmShape.parse(text, batched=operation.batched)
 
 
 def cells(
@@ -128,7 +120,7 @@ def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> 
         found = Cut(max(1, ranges), count, count, k_tiles)
     else:
         found = Cut(clusters, count % clusters + clusters, count, k_tiles)
-    counted = found.tiles * k_tiles * found.clusters <= limits.LARGEST  # as the kernel does
+    counted = found.tiles * k_tiles * found.clusters <= LARGEST  # as the kernel does
     return found if counted else whole
 
 
@@ -200,7 +192,7 @@ def _few_tiles(at: AtLaunch) -> int:
     """Below how many tiles all of them are cut, where only the device knows how many there are."""
     clusters = at.cut.clusters
     few = FEW_WAVES * clusters
-    counted = few * at.cut.k_tiles * clusters <= limits.LARGEST  # as the kernel does
+    counted = few * at.cut.k_tiles * clusters <= LARGEST  # as the kernel does
     return few if counted else 0
 
 
@@ -246,9 +238,22 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
     if spec.operation.groups == "rows":
         refuse_groups(problem.batches)
         rows = problem.batches * -(-problem.n // ROWS) * ROWS
-        limits.refuse_beyond({f"{problem.batches} groups of n {problem.n}: rows of W": rows})
+        refuse_beyond({f"{problem.batches} groups of n {problem.n}: rows of W": rows})
     if spec.operation.a == "int8" and not spec.operation.group:
-        limits.refuse_beyond(
-            {f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT}
-        )
+        refuse_beyond({f"k {problem.k}: accumulators in int32": problem.k * _LARGEST_PRODUCT})
     return kernel_launches(at, parameters(spec).values(at))
+
+
+# ---- What a problem asks of any kernel -----------------------------------------------------------
+
+
+def work(operation: MixedGemmOperation, shape: MixedGemmShape) -> Work:
+    """Count operands once: codes and scales of W, A, and D."""
+    m, n, k = shape.m, shape.n, shape.k
+    a, d = element(operation.a), element(operation.d)
+    scales = n * (k // operation.group if operation.group else 1)
+    stored = n // 2 if gate_of(operation.epilogue) else n
+    moved = n * k * operation.weight.bits / 8 + scales * SCALE_TYPES[operation.scale].bytes
+    moved += m * k * a.bytes + m * stored * d.bytes
+    moved += sum(step.moved(m, n, d) for step in operation.epilogue)
+    return Work(2.0 * m * n * k * shape.batches, moved * shape.batches, a.bits)

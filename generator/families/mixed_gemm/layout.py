@@ -17,8 +17,7 @@ from warploom.generator.families._product.layout import (
     factor_bytes,
     store_box,
 )
-from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
-from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmOperation, MixedGemmSchedule
 from warploom.generator.slabs import DEPTH, SlabLayout
 from warploom.generator.tensor_maps import operand_tile
 from warploom.generator.wgmma import WARPGROUP

@@ -17,8 +17,7 @@ from warploom.generator.families.mixed_gemm.layout import (
     mixed_gemm_layout,
     room,
 )
-from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
-from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmOperation, MixedGemmSchedule
 from warploom.generator.formats import FORMATS
 from warploom.generator.knob import knobs
 from warploom.generator.slabs import DEPTH

@@ -11,8 +11,7 @@ from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.schedule import Store
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.mixed_gemm.launch import MixedGemmShape, waves
-from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
-from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmOperation, MixedGemmSchedule
 from warploom.generator.families.table import Feature, Row
 from warploom.generator.launches import DeviceLimits
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.generator.families.family import Family
-from warploom.generator.families.route.layout import RouteLayout
+from warploom.generator.families.base import Family
 from warploom.generator.families.route.schedule import (
     PAIRS,
+    RouteLayout,
     RouteOperation,
+    RouteProblem,
     RouteSchedule,
+    RouteShape,
     RouteSpec,
 )
-from warploom.generator.families.route.shape import RouteProblem, RouteShape
 
 __all__ = ["FAMILY", "RouteOperation", "RouteProblem", "RouteSchedule", "RouteShape"]
 

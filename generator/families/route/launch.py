@@ -1,20 +1,22 @@
-"""A call's only launch: one cluster, whatever the call is."""
+"""A call's only launch: one cluster, whatever the call is, and its time."""
 
 from __future__ import annotations
 
 from warploom.generator import launches as data
-from warploom.generator import limits
-from warploom.generator.families.route.layout import RouteLayout
 from warploom.generator.families.route.schedule import (
     PAIRS,
     WARP,
+    RouteLayout,
     RouteOperation,
+    RouteProblem,
     RouteSchedule,
+    RouteShape,
     RouteSpec,
 )
-from warploom.generator.families.route.shape import RouteProblem
 from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.model.arithmetic import Value
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer
+from warploom.generator.shapes import refuse_beyond
 
 AtLaunch = data.AtLaunch[RouteOperation, RouteSchedule, RouteProblem]
 
@@ -49,7 +51,7 @@ def launches(spec: RouteSpec, problem: RouteProblem, device: DeviceLimits) -> li
     schedule = spec.schedule
     warps = schedule.warps * schedule.cluster
     reached = warps * _slice(spec, problem) + WARP * PAIRS
-    limits.refuse_beyond({f"tokens {problem.tokens}, k {problem.k}": reached})
+    refuse_beyond({f"tokens {problem.tokens}, k {problem.k}": reached})
     values = parameters(spec).values(data.AtLaunch(spec, problem, device))
     return [
         Launch(
@@ -62,3 +64,28 @@ def launches(spec: RouteSpec, problem: RouteProblem, device: DeviceLimits) -> li
             early=True,
         )
     ]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {
+    "launch": 3e-6,  # seconds
+    "cluster": 1e-6,  # seconds that CTAs of a cluster wait for each other
+    "pairs": 1.5e-7,  # seconds of an SM for as many pairs as a warp has threads, of 32 warps
+    "experts": 2e-8,  # seconds of a warp for the counts of its threads
+}
+
+
+def seconds(
+    constants: Value,
+    operation: RouteOperation,
+    schedule: RouteSchedule,
+    shape: RouteShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    pairs = shape.tokens * shape.k / (schedule.cluster * schedule.threads)
+    counts = (shape.experts / schedule.threads + 1) * schedule.threads / WARP
+    apart = constants["cluster"] * (schedule.cluster > 1)
+    own = pairs * schedule.threads / 1024 * constants["pairs"]
+    return constants["launch"] + apart + own + counts * constants["experts"]

@@ -6,16 +6,17 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import activation_class, function_parts
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 from warploom.generator.families.sparse_gemm.header import described
-from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
     SWIZZLE_SIZE,
+    SparseGemmLayout,
     SparseGemmOperation,
+    SparseGemmProblem,
     SparseGemmSchedule,
+    SparseGemmShape,
     SparseGemmSpec,
 )
-from warploom.generator.families.sparse_gemm.shape import SparseGemmProblem, SparseGemmShape
 
 __all__ = [
     "FAMILY",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from warploom.generator.families._product.header import pipeline
-from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
-from warploom.generator.families.sparse_gemm.schedule import STAGE_BYTES, SparseGemmSpec
+from warploom.generator.families.sparse_gemm.schedule import (
+    STAGE_BYTES,
+    SparseGemmLayout,
+    SparseGemmSpec,
+)
 from warploom.generator.header import Barrier, Memory, counted, header
 from warploom.generator.wgmma import TemplateText
 

@@ -1,24 +1,25 @@
-"""A call's only launch: persistent blocks, and what each of its parameters holds."""
+"""A call's only launch: persistent blocks, what each of its parameters holds, and its time."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from warploom.generator import launches as data
-from warploom.generator import limits
 from warploom.generator.elements import element
-from warploom.generator.families.sparse_gemm.layout import SparseGemmLayout
 from warploom.generator.families.sparse_gemm.schedule import (
     BLOCK,
     STAGE_BYTES,
     SWIZZLE_SIZE,
     WORD_K,
+    SparseGemmLayout,
     SparseGemmOperation,
+    SparseGemmProblem,
     SparseGemmSchedule,
+    SparseGemmShape,
     SparseGemmSpec,
 )
-from warploom.generator.families.sparse_gemm.shape import SparseGemmProblem
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.model.arithmetic import Value, slowest
 from warploom.generator.parameters import (
     Field,
     ParameterBlock,
@@ -28,6 +29,7 @@ from warploom.generator.parameters import (
     pointer,
     tensor_map,
 )
+from warploom.generator.shapes import Work, refuse_beyond
 from warploom.generator.tensor_maps import TensorMap
 
 
@@ -126,7 +128,7 @@ def launches(
 ) -> list[Launch]:
     """One launch. No extent may be 0; ProblemError for extents beyond 32 bits."""
     at, schedule = AtLaunch(spec, problem, device), spec.schedule
-    limits.refuse_beyond(
+    refuse_beyond(
         {
             f"m {problem.m}": problem.m + schedule.tokens,
             f"n {problem.n}": problem.n + schedule.rows,
@@ -150,3 +152,60 @@ def launches(
             early=True,
         )
     ]
+
+
+# ---- How long a call takes -----------------------------------------------------------------------
+
+START = {  # of an H200: off by 21 % (root of the mean square) for 98 kernels at twelve shapes
+    "launch": 1e-6,  # seconds
+    "bandwidth": 3.2e12,  # bytes a second of memory
+    "clock": 1.65e9,  # cycles a second
+    "port": 128.0,  # bytes a cycle of an SM's shared memory
+    "l2": 64.0,  # bytes a cycle that an SM gets from L2
+    "latency": 1.5e-6,  # seconds from asking for a stage to having it
+    "tile": 3.5e-6,  # seconds to fill the stages and to store a tile
+    "trip": 6e-7,  # seconds to read sums of another part of k
+}
+
+
+def seconds(
+    constants: Value,
+    operation: SparseGemmOperation,
+    schedule: SparseGemmSchedule,
+    shape: SparseGemmShape,
+    multiprocessors: int,
+) -> float:
+    """The seconds of one call, by these constants."""
+    blocks = schedule.consumers * schedule.blocks
+    # Each instruction reads 64 rows of values and all tokens; TMA writes the stage once.
+    values, tokens = schedule.rows * STAGE_BYTES // 2, schedule.tokens * STAGE_BYTES
+    loaded = values + tokens + schedule.rows * operation.tile_k // 8
+    stage = slowest(
+        blocks * schedule.tokens / constants["clock"],  # cycles of the tensor cores
+        (loaded + values + blocks * tokens) / constants["port"] / constants["clock"],
+        loaded / constants["l2"] / constants["clock"],
+        constants["latency"] / schedule.stages,
+    )
+    tiles = -(-shape.m // schedule.tokens) * -(-shape.n // schedule.rows)
+    stages = -(-shape.k // operation.tile_k)
+    parts = min(schedule.split_k, stages)
+    waves = -(-tiles * parts // multiprocessors)
+    # The CTA that comes last reads the sums of all parts; of `parts` CTAs one does.
+    trips = constants["trip"] * -(-schedule.blocks * schedule.tokens // 64) if parts > 1 else 0.0
+    each = -(-stages // parts) * stage + constants["tile"] + trips
+    size = element(operation.element).bytes
+    weight = shape.n * shape.k * (4 * size + 1) / 8  # values, and 2 bits for each
+    traffic = size * shape.m * shape.k + 2 * shape.m * shape.n + weight
+    computed = waves * each + (parts - 1) * trips
+    return constants["launch"] + max(computed, traffic / constants["bandwidth"])
+
+
+# ---- What a problem asks of any kernel -----------------------------------------------------------
+
+
+def work(operation: SparseGemmOperation, shape: SparseGemmShape) -> Work:
+    """Count the multiplications by values that are stored: half of those of a dense weight."""
+    m, n, k = shape.m, shape.n, shape.k
+    kind = element(operation.element)
+    weight = n * k // 2 * kind.bytes + n * k // 8  # values, and two bits of metadata each
+    return Work(1.0 * m * n * k, float(weight + (m * k + m * n) * kind.bytes), kind.bits)

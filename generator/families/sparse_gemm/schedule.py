@@ -1,12 +1,19 @@
-"""What is computed and how: fields of YAML, of names and of a search."""
+"""What is computed and how (fields of YAML, of names and of a search), and what of it is legal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+from warploom.generator import configurations, rules
+from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import Function
+from warploom.generator.families._product.cells import layers
+from warploom.generator.families.table import Table
 from warploom.generator.knob import frozen, knob
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
 
 Activation = Literal["none", Function]
@@ -106,3 +113,137 @@ class SparseGemmSchedule:
 
 
 SparseGemmSpec = KernelSpec[SparseGemmOperation, SparseGemmSchedule]
+
+
+# ---- The shape of a problem ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SparseGemmShape(Shape):
+    """x [m, k] by W [n, k]: all leading dimensions of x are rows."""
+
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGemmProblem:
+    """The extents of one call, and the elements from row to row of x and of y.
+
+    `x_scales` and `weight_scales` are how many scales there are: one, or one for each row.
+    """
+
+    m: int
+    n: int
+    k: int
+    x_pitch: int
+    y_pitch: int
+    x_scales: int = 0
+    weight_scales: int = 0
+
+
+def cells(
+    operation: SparseGemmOperation, model: str | None, rows: Sequence[int]
+) -> list[SparseGemmShape]:
+    """The weights of a model, or those that are measured."""
+    listed = configurations.cells()["sparse_gemm"]
+    weights = layers(model) if model else listed["weights"]
+    return [SparseGemmShape(m, n, k) for n, k in weights for m in rows or listed["m"]]
+
+
+# ---- Shared memory -------------------------------------------------------------------------------
+
+_ALIGNMENT = 1024  # bytes that swizzles of 128 bytes repeat in
+_BARRIERS = 16  # bytes of both barriers of a stage
+_WORD = 8  # bytes of metadata of a row of the weight and 64 of its columns
+STAGED_PITCH = 144  # bytes between tokens of a tile that is stored: 64 rows, and 16 to part banks
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGemmLayout:
+    """What a block has."""
+
+    operation: SparseGemmOperation
+    schedule: SparseGemmSchedule
+
+    @property
+    def words(self) -> int:
+        """Words of metadata of each thread, in 64 rows and a stage."""
+        return self.operation.tile_k // WORD_K
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that are staged at a time."""
+        return min(64, self.schedule.tokens)
+
+    @property
+    def staged_pitch(self) -> int:
+        """Bytes from one token to the next, where a tile is staged to be stored."""
+        return STAGED_PITCH
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the launch."""
+        schedule = self.schedule
+        row = STAGE_BYTES // 2 + self.words * _WORD
+        stage = schedule.tokens * STAGE_BYTES + schedule.rows * row + _BARRIERS
+        staging = schedule.consumers * self.chunk * STAGED_PITCH
+        return -(-(schedule.stages * stage + staging) // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def registers(self) -> int:
+        """What a consumer's thread is expected to hold: sums, and what it needs beside them."""
+        return self.schedule.blocks * self.schedule.tokens // 2 + 40
+
+
+# ---- What is legal -------------------------------------------------------------------------------
+
+
+def operation_reasons(operation: SparseGemmOperation) -> list[str]:
+    """Why there is no such operation; empty when there is."""
+    wide = operation.element in ("bf16", "fp16")
+    element, output = operation.element, operation.output
+    return rules.broken(
+        (
+            f"output {output}: must be like_x where x has 16 bits, as {element} has"
+            if wide and output != "like_x"
+            else None,
+            f"output like_x: must be bf16 or fp16 where x has 8 bits, as {element} has"
+            if not wide and output == "like_x"
+            else None,
+            f"scaled: must be false where x has 16 bits, as {element} has"
+            if wide and operation.scaled
+            else None,
+        )
+    )
+
+
+def schedule_reasons(
+    arch: Architecture, operation: SparseGemmOperation, schedule: SparseGemmSchedule
+) -> list[str]:
+    """Why the schedule does not fit; empty when it does."""
+    layout = SparseGemmLayout(operation, schedule)
+    too_tall = f"{schedule.rows} rows of the weight in a tile: a box has at most 256"
+    return rules.broken(
+        (
+            too_tall if schedule.rows > 256 else None,
+            rules.fits_shared(layout.shared_bytes, arch),
+            rules.fits_registers(layout.registers, schedule.consumer_registers),
+        )
+    )
+
+
+# ---- Which schedule a problem gets that nothing was tuned for ------------------------------------
+
+
+class SparseGemmTable(Table[SparseGemmOperation, SparseGemmSchedule, SparseGemmShape]):
+    """Schedules of classes of rows and columns."""
+
+    advice = "convert the operands, or choose another out_dtype"
+
+    def timed_as(self, operation: SparseGemmOperation) -> SparseGemmOperation:
+        """bf16, or e4m3 with scales: bytes of an element decide, and epilogues take little."""
+        if element(operation.element).bits == 16:
+            return SparseGemmOperation("bf16")
+        return SparseGemmOperation("e4m3", output="bf16", scaled=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,46 +11,50 @@ from warploom.generator.families.activation_backward import (
     ActivationBackwardShape,
 )
 from warploom.runtime.baselines import Baseline, eager_and_compiled
-from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.activation_backward import reference
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.activation_backward.trial import ActivationBackwardTrial, draw
-from warploom.runtime.family import RuntimeFamily
+from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.trial import wrong
 
 
 class ActivationBackwardRuntime(
-    RuntimeFamily[ActivationBackwardOperation, ActivationBackwardShape]
+    SampledFamily[ActivationBackwardOperation, ActivationBackwardShape]
 ):
     """Calls of `activation_backward`."""
 
     function = staticmethod(activation_backward)
     operands = 2
+    called = ActivationBackwardCall
 
-    def call(self, *operands: Any, **keywords: Any) -> ActivationBackwardCall:
-        """The call that `activation_backward` makes, for `explain`."""
-        return ActivationBackwardCall(*operands, **keywords)
-
-    def trial(
+    def draw(
         self,
         operation: ActivationBackwardOperation,
         shape: ActivationBackwardShape,
         device: str,
-        seed: int,
-    ) -> ActivationBackwardTrial:
-        """Random calls: see trial.py."""
-        return ActivationBackwardTrial(operation, shape, device, seed)
+        random: torch.Generator | None,
+    ) -> ActivationBackwardCall:
+        """A call with normal operands, whose results have their places; on `meta`, undrawn."""
 
-    def calls(
-        self, operation: ActivationBackwardOperation, shape: ActivationBackwardShape
-    ) -> list[Call[Any, Any]]:
-        """The call that is drawn."""
-        return [draw(operation, shape, "meta", None)]
+        def drawn(name: str) -> torch.Tensor:
+            made = torch.randn(shape.m, shape.n, generator=random, device=device)
+            return made.to(TORCH[name])
 
-    def baselines(
-        self, operation: ActivationBackwardOperation, trial: ActivationBackwardTrial
-    ) -> list[Baseline]:
+        call = ActivationBackwardCall(drawn(operation.dy), sums=operation.sums)
+        if operation.sums:
+            call.sums_out = wrong(torch.empty(shape.n, device=device))
+        if operation.function != "none":
+            call.z, call.activation = drawn(operation.z), operation.function
+            call.out = wrong(torch.empty_like(call.dy, dtype=TORCH[operation.dz]))
+        return call
+
+    def expected(self, call: ActivationBackwardCall) -> tuple[Bound, Bound]:
+        """What dz and its sums are in float64, and how far off those of a kernel may be."""
+        dtype = call.dy.dtype if call.out is None else call.out.dtype
+        return reference.bounds(call.dy, call.z, call.activation, dtype)
+
+    def baselines(self, operation: ActivationBackwardOperation, trial: CallTrial) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         given = [(one.dy, one.z, one.activation) for one in trial.sets]
         return eager_and_compiled(partial(_gradient, TORCH[operation.dz], operation.sums), given)

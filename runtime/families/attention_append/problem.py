@@ -10,7 +10,7 @@ from warploom.generator.families.attention_append import (
     AttentionAppendOperation,
     AttentionAppendProblem,
 )
-from warploom.generator.families.attention_append.problem import Steps
+from warploom.generator.families.attention_append.schedule import Steps
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_append import checks
 from warploom.runtime.operands import loadable

@@ -37,13 +37,13 @@ class AttentionDecodeRuntime(SampledFamily[DecodeOperation, DecodeShape]):
         """A call with random operands: see samples.py."""
         return samples.draw(operation, shape, device, random)
 
-    def bound(self, call: AttentionDecodeCall) -> Bound:
+    def expected(self, call: AttentionDecodeCall) -> list[Bound]:
         """What is right, and how far off a kernel may be."""
         sizes = extents(call)
         masked = band(call.plain, sizes)
         exact, _ = reference.of_call(call, sizes, masked, reference.exact)
         off, _ = reference.of_call(call, sizes, masked, reference.bound)
-        return exact, off
+        return [(exact, off)]
 
     def baselines(self, operation: DecodeOperation, trial: CallTrial) -> list[Baseline]:
         """Every backend of torch's sdpa, on caches in one piece and in the type of q."""

@@ -12,7 +12,7 @@ from warploom.generator.families.attention_merge import (
     AttentionMergeProblem,
     AttentionMergeShape,
 )
-from warploom.generator.families.attention_merge.shape import Steps
+from warploom.generator.families.attention_merge.schedule import Steps
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,44 +11,45 @@ from warploom.generator.families.attention_merge import (
     AttentionMergeShape,
 )
 from warploom.runtime.baselines import Baseline, eager_and_compiled
-from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_merge import reference
 from warploom.runtime.families.attention_merge.api import merge_state
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
-from warploom.runtime.families.attention_merge.trial import AttentionMergeTrial, draw
-from warploom.runtime.family import RuntimeFamily
+from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.trial import wrong
 
 
-class AttentionMergeRuntime(RuntimeFamily[AttentionMergeOperation, AttentionMergeShape]):
+class AttentionMergeRuntime(SampledFamily[AttentionMergeOperation, AttentionMergeShape]):
     """Calls of `attention_merge`."""
 
     function = staticmethod(merge_state)
     operands = 4
+    called = AttentionMergeCall
 
-    def call(self, *operands: Any, **keywords: Any) -> AttentionMergeCall:
-        """The call that `attention_merge` makes, for `explain`."""
-        return AttentionMergeCall(*operands, **keywords)
-
-    def trial(
+    def draw(
         self,
         operation: AttentionMergeOperation,
         shape: AttentionMergeShape,
         device: str,
-        seed: int,
-    ) -> AttentionMergeTrial:
-        """Random calls: see trial.py."""
-        return AttentionMergeTrial(operation, shape, device, seed)
+        random: torch.Generator | None,
+    ) -> AttentionMergeCall:
+        """A call with normal operands, whose results have their places; on `meta`, undrawn."""
 
-    def calls(
-        self, operation: AttentionMergeOperation, shape: AttentionMergeShape
-    ) -> list[Call[Any, Any]]:
-        """The call that is drawn."""
-        return [draw(operation, shape, "meta", None)]
+        def drawn(*extents: int) -> torch.Tensor:
+            return torch.randn(extents, generator=random, device=device)
 
-    def baselines(
-        self, operation: AttentionMergeOperation, trial: AttentionMergeTrial
-    ) -> list[Baseline]:
+        types = TORCH[operation.a], TORCH[operation.b]
+        a, b = (drawn(shape.rows, operation.dim).to(one) for one in types)
+        out = wrong(torch.empty_like(a, dtype=TORCH[operation.out]))
+        lse_a, lse_b = 3 * drawn(shape.rows), 3 * drawn(shape.rows)
+        return AttentionMergeCall(a, lse_a, b, lse_b, out, wrong(lse_a))
+
+    def expected(self, call: AttentionMergeCall) -> tuple[Bound, Bound]:
+        """What both results are in float64, and how far off those of a kernel may be."""
+        dtype = call.out_a.dtype if call.out is None else call.out.dtype
+        return reference.bounds(call.out_a, call.lse_a, call.out_b, call.lse_b, dtype)
+
+    def baselines(self, operation: AttentionMergeOperation, trial: CallTrial) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         given = [(one.out_a, one.lse_a, one.out_b, one.lse_b) for one in trial.sets]
         return eager_and_compiled(partial(_merged, TORCH[operation.out]), given)

@@ -14,8 +14,7 @@ from warploom.generator.families.attention_quantize import (
     AttentionQuantizeProblem,
     AttentionQuantizeShape,
 )
-from warploom.generator.families.attention_quantize.schedule import TILE
-from warploom.generator.families.attention_quantize.shape import Strides
+from warploom.generator.families.attention_quantize.schedule import TILE, Strides
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from warploom.generator.families.cast import CastOperation, CastShape
 from warploom.runtime.baselines import Baseline, eager_and_compiled
-from warploom.runtime.call import Call
+from warploom.runtime.elements import TORCH
 from warploom.runtime.families.cast import reference
 from warploom.runtime.families.cast.api import cast
-from warploom.runtime.families.cast.call import CastCall
-from warploom.runtime.families.cast.trial import CastTrial, draw
-from warploom.runtime.family import RuntimeFamily
+from warploom.runtime.families.cast.call import CastCall, Details
+from warploom.runtime.sampled import CallTrial, Results, SampledFamily, bits_share
 
 
-class CastRuntime(RuntimeFamily[CastOperation, CastShape]):
+class CastRuntime(SampledFamily[CastOperation, CastShape]):
     """Calls of `cast`."""
 
     function = staticmethod(cast)
     operands = 1
+    called = CastCall
 
-    def call(self, *operands: Any, **keywords: Any) -> CastCall:
-        """The call that `cast` makes, for `explain`."""
-        return CastCall(*operands, **keywords)
+    def draw(
+        self,
+        operation: CastOperation,
+        shape: CastShape,
+        device: str,
+        random: torch.Generator | None,
+    ) -> CastCall:
+        """A call with normal operands, whose results have their places; on `meta`, undrawn."""
 
-    def trial(
-        self, operation: CastOperation, shape: CastShape, device: str, seed: int
-    ) -> CastTrial:
-        """Random calls: see trial.py."""
-        return CastTrial(operation, shape, device, seed)
+        def drawn(columns: int) -> torch.Tensor:
+            values = torch.randn(shape.m, columns, generator=random, device=device)
+            return values.to(TORCH[operation.x])
 
-    def calls(self, operation: CastOperation, shape: CastShape) -> list[Call[Any, Any]]:
-        """The call that is drawn."""
-        return [draw(operation, shape, "meta", None)]
+        is_gate, gradient = operation.gate != "none", None
+        x = drawn(2 * shape.n if is_gate and not operation.gradient else shape.n)
+        if operation.gradient:
+            gradient = drawn(shape.n // 2)
+        call = CastCall(
+            x,
+            TORCH[operation.q],
+            operation.block,
+            operation.transpose,
+            pow2=operation.pow2,
+            rounding=operation.rounding,
+            gate=operation.gate if is_gate else None,
+            gradient=gradient,
+        )
+        if operation.static:
+            (_, scale, _, _) = call.results(Details(()))
+            assert scale is not None  # noqa: S101 (as none was given)
+            call.scale = scale.fill_(2.0**-6)
+        if operation.rounding == "stochastic":
+            call.rounding_state = torch.arange(2, device=device)
+        if operation.amax:
+            call.amax = torch.zeros(1, device=device)
+        call.out, call.scale_out, call.out_t, call.scale_t_out = call.results(Details(()))
+        return call
 
-    def baselines(self, operation: CastOperation, trial: CastTrial) -> list[Baseline]:
+    def expected(self, call: CastCall) -> reference.Results:
+        """What the results are, by plain torch operations on the same device."""
+        blank = replace(
+            call, out=None, scale_out=None, out_t=None, scale_t_out=None, amax=None, spec=None
+        )
+        made = blank.results(Details(()))
+        blank.compute(Details(()), made)
+        return made
+
+    def share(self, results: Results, expected: Results) -> float:
+        """0 where all bits are right, else more than 1."""
+        return bits_share(results, expected)
+
+    def baselines(self, operation: CastOperation, trial: CallTrial) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         first = trial.sets[0]
         if first.rounding_state is not None:

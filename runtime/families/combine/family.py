@@ -8,15 +8,15 @@ import torch
 
 from warploom.generator.families.combine import CombineOperation, CombineShape
 from warploom.runtime.baselines import Baseline, eager_and_compiled
-from warploom.runtime.call import Call
+from warploom.runtime.elements import TORCH
 from warploom.runtime.families.combine import reference
 from warploom.runtime.families.combine.api import combine
-from warploom.runtime.families.combine.call import CombineCall
-from warploom.runtime.families.combine.trial import CombineTrial, draw
-from warploom.runtime.family import RuntimeFamily
+from warploom.runtime.families.combine.call import CombineCall, PermuteCall
+from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.trial import wrong
 
 
-class CombineRuntime(RuntimeFamily[CombineOperation, CombineShape]):
+class CombineRuntime(SampledFamily[CombineOperation, CombineShape]):
     """Calls of `combine` and `permute`."""
 
     function = staticmethod(combine)
@@ -27,22 +27,54 @@ class CombineRuntime(RuntimeFamily[CombineOperation, CombineShape]):
         keywords.pop("offsets", None)  # they are the gradient's
         return CombineCall(*operands, **keywords)
 
-    def trial(
-        self, operation: CombineOperation, shape: CombineShape, device: str, seed: int
-    ) -> CombineTrial:
-        """Random calls: see trial.py."""
-        return CombineTrial(operation, shape, device, seed)
+    def draw(
+        self,
+        operation: CombineOperation,
+        shape: CombineShape,
+        device: str,
+        random: torch.Generator | None,
+    ) -> CombineCall | PermuteCall:
+        """A call with normal operands, whose results have their places; on `meta`, undrawn."""
+        tokens, k, columns = shape.tokens, shape.k, shape.columns
+        dtype = TORCH[operation.values]
 
-    def calls(self, operation: CombineOperation, shape: CombineShape) -> list[Call[Any, Any]]:
-        """The call that is drawn."""
-        return [draw(operation, shape, "meta", None)]
+        def drawn(*extents: int, name: str = operation.values) -> torch.Tensor:
+            return torch.randn(extents, generator=random, device=device).to(TORCH[name])
 
-    def baselines(self, operation: CombineOperation, trial: CombineTrial) -> list[Baseline]:
+        weights = None if operation.weights == "none" else drawn(tokens, k, name=operation.weights)
+        order = torch.randperm(tokens * k, generator=random, device=device)
+        inverse = order.int().reshape(tokens, k)
+        if operation.direction == "combine":
+            call = CombineCall(drawn(tokens * k, columns), inverse, weights)
+            call.out = wrong(torch.empty(tokens, columns, dtype=dtype, device=device))
+            return call
+        combined = drawn(tokens * k, columns) if operation.dot else None
+        made = PermuteCall(drawn(tokens, columns), inverse, weights, combined)
+        made.out = wrong(torch.empty(tokens * k, columns, dtype=dtype, device=device))
+        if operation.dot and weights is not None:
+            made.gradient_out = wrong(torch.empty_like(weights))
+        return made
+
+    def results(self, call: CombineCall | PermuteCall) -> list[torch.Tensor]:
+        """The results that a call has its places for."""
+        return [one for one in super().results(call) if one is not None]
+
+    def expected(self, call: CombineCall | PermuteCall) -> list[Bound]:
+        """What the results are in float64, and how far off those of a kernel may be."""
+        if isinstance(call, CombineCall):
+            return [reference.sum_bound(call.rows, call.inverse, call.weights)]
+        found = [reference.row_bound(call.hidden, call.inverse, call.weights, call.row_count)]
+        if call.combined is not None and call.weights is not None:
+            given = call.hidden, call.inverse, call.combined, call.weights.dtype
+            found.append(reference.dot_bound(*given))
+        return found
+
+    def baselines(self, operation: CombineOperation, trial: CallTrial) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         if operation.direction == "combine":
-            summed = [(one.rows, one.inverse, one.weights) for one in trial.sets]  # type: ignore[union-attr]
+            summed = [(one.rows, one.inverse, one.weights) for one in trial.sets]
             return eager_and_compiled(_combined, summed)
-        given = [(one.hidden, one.inverse, one.weights, one.combined) for one in trial.sets]  # type: ignore[union-attr]
+        given = [(one.hidden, one.inverse, one.weights, one.combined) for one in trial.sets]
         return eager_and_compiled(_permuted, given)
 
 

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from warploom.generator.families.fp32_pieces import Fp32PiecesOperation, Fp32PiecesShape
 from warploom.runtime.baselines import Baseline, eager_and_compiled
-from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.fp32_pieces import reference
 from warploom.runtime.families.fp32_pieces.api import fp32_pieces
-from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
-from warploom.runtime.families.fp32_pieces.trial import Fp32PiecesTrial, draw
-from warploom.runtime.family import RuntimeFamily
+from warploom.runtime.families.fp32_pieces.call import Details, Fp32PiecesCall
+from warploom.runtime.sampled import CallTrial, Results, SampledFamily, bits_share
+
+WIDE = torch.tensor([1, 1, 1, 0], dtype=torch.int32)
+"""What a matrix spans whose fp16 pieces do not hold it."""
 
 
-class Fp32PiecesRuntime(RuntimeFamily[Fp32PiecesOperation, Fp32PiecesShape]):
+class Fp32PiecesRuntime(SampledFamily[Fp32PiecesOperation, Fp32PiecesShape]):
     """Calls of `fp32_pieces`."""
 
     function = staticmethod(fp32_pieces)
     operands = 1
+    called = Fp32PiecesCall
 
-    def call(self, *operands: Any, **keywords: Any) -> Fp32PiecesCall:
-        """The call that `fp32_pieces` makes, for `explain`."""
-        return Fp32PiecesCall(*operands, **keywords)
+    def draw(
+        self,
+        operation: Fp32PiecesOperation,
+        shape: Fp32PiecesShape,
+        device: str,
+        random: torch.Generator | None,
+    ) -> Fp32PiecesCall:
+        """A call with a normal operand, whose results have their places; on `meta`, undrawn."""
+        extents = (shape.m, shape.k) if operation.layout == "row" else (shape.k, shape.m)
+        x = torch.randn(*extents, generator=random, device=device)
+        x = x if operation.layout == "row" else x.t()
+        call = Fp32PiecesCall(x, TORCH[operation.q], operation.count)
+        if operation.spans == "wide":
+            call.scale = torch.ones(3, shape.m, device=device)
+            call.span_a = call.span_b = WIDE.to(device)
+        call.out, call.scale_out, call.span_out = call.results(Details(()))
+        return call
 
-    def trial(
-        self, operation: Fp32PiecesOperation, shape: Fp32PiecesShape, device: str, seed: int
-    ) -> Fp32PiecesTrial:
-        """Random calls: see trial.py."""
-        return Fp32PiecesTrial(operation, shape, device, seed)
+    def expected(self, call: Fp32PiecesCall) -> Results:
+        """What the results are, by plain torch operations on the same device."""
+        blank = replace(call, out=None, scale_out=None, span_out=None, spec=None)
+        made = blank.results(Details(()))
+        blank.compute(Details(()), made)
+        return made
 
-    def calls(self, operation: Fp32PiecesOperation, shape: Fp32PiecesShape) -> list[Call[Any, Any]]:
-        """The call that is drawn."""
-        return [draw(operation, shape, "meta", None)]
+    def share(self, results: Results, expected: Results) -> float:
+        """0 where all bits are right, else more than 1; zero has no sign that counts."""
+        plain = [[None if one is None else one + 0 for one in each] for each in (results, expected)]
+        return bits_share(*plain)
 
-    def baselines(self, operation: Fp32PiecesOperation, trial: Fp32PiecesTrial) -> list[Baseline]:
+    def baselines(self, operation: Fp32PiecesOperation, trial: CallTrial) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         function = partial(_pieces, operation)
         return eager_and_compiled(function, [(one.x,) for one in trial.sets])

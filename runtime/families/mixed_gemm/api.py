@@ -154,9 +154,14 @@ def mixed_gemm(
         call.spec = named(spec)
     try:
         plan: Plan[Checked, torch.Tensor] = planned(call, Plan)
-        d = gradient.run(plan, call)
+        if torch.is_grad_enabled() and call.requires_grad:
+            d = gradient.run(plan, call)
+            if warm is not None:
+                gradient.keep_warm(warm, values, call, plan, d)
+            return d
+        d = plan.run(call)
         if warm is not None:
-            gradient.keep_warm(warm, values, call, plan, d)
+            warm.keep(values, call, plan, d)
         return d
     except WithoutMemoryError:  # torch knows which code is to see these tensors
         return operators.call(call)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemmShape
 from warploom.quantization import PackedWeight
-from warploom.runtime import measure
 from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families.mixed_gemm import api, reference, samples
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
 from warploom.runtime.families.mixed_gemm.grouped_call import GroupedMixedCall
-from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
-from warploom.runtime.trial import generator
+from warploom.runtime.sampled import Bound, CallTrial, SampledFamily, share
 
 
 def baselines(sets: Sequence[MixedGemmCall]) -> list[Baseline]:
@@ -50,19 +48,6 @@ def _each(one: MixedGemmCall, wide: torch.dtype) -> torch.Tensor:
     return _product(one, one.a.to(wide), weight.dequantize(wide).t())
 
 
-class MixedGemmTrial(CallTrial):
-    """Calls whose results are right where they are so in one way of applying scales."""
-
-    def held_share(self) -> float:
-        """The largest error of what the first set holds, as a share of its bound."""
-        out = self.sets[0].out
-        return min(measure.largest_share(out, *one) for one in self._ways)
-
-    @cached_property
-    def _ways(self) -> Sequence[Bound]:
-        return bounds(self.sets[0])
-
-
 class MixedGemmRuntime(SampledFamily[MixedGemmOperation, MixedGemmShape]):
     """Calls of `warploom.mixed_gemm`."""
 
@@ -84,32 +69,24 @@ class MixedGemmRuntime(SampledFamily[MixedGemmOperation, MixedGemmShape]):
         draw = samples.draw if operation.groups == "none" else samples.draw_grouped
         return draw(operation, shape, device, random)
 
-    def bound(self, call: MixedGemmCall | GroupedMixedCall) -> Bound:
-        """What is right of a kernel that scales sums, and how far off it may be."""
-        return bounds(call)[0]
+    def expected(self, call: MixedGemmCall | GroupedMixedCall) -> list[Bound]:
+        """What is right in each way of applying scales, and how far off a kernel may be."""
+        if isinstance(call, GroupedMixedCall):
+            return [call.bound(way) for way in reference.ways(call.a.dtype, call.weight[0])]
+        weight: PackedWeight = call.weight
+        dtype = call.out.dtype if call.out is not None else call.a.dtype
+        return [
+            reference.bound(call.a, weight, call.listed, dtype, way)
+            for way in reference.ways(call.a.dtype, weight)
+        ]
 
-    def trial(
-        self, operation: MixedGemmOperation, shape: MixedGemmShape, device: str, seed: int
-    ) -> MixedGemmTrial:
-        """Calls with operands drawn from a seed."""
-        drawn = partial(self.draw, operation, shape, device, generator(device, seed))
-        return MixedGemmTrial(drawn, self.bound, device)
+    def share(self, results: Sequence[torch.Tensor | None], expected: list[Bound]) -> float:
+        """The least error of any way: a result is right where it is so in one of them."""
+        return min(share(results, [one]) for one in expected)
 
-    def baselines(self, operation: MixedGemmOperation, trial: MixedGemmTrial) -> list[Baseline]:
+    def baselines(self, operation: MixedGemmOperation, trial: CallTrial) -> list[Baseline]:
         """torch.mm by the dequantized weight; of groups there is none."""
         return baselines(trial.sets) if operation.groups == "none" else []
-
-
-def bounds(call: MixedGemmCall | GroupedMixedCall) -> list[Bound]:
-    """What is right in each of the ways, and how far off a kernel may be."""
-    if isinstance(call, GroupedMixedCall):
-        return [call.bound(way) for way in reference.ways(call.a.dtype, call.weight[0])]
-    weight: PackedWeight = call.weight
-    dtype = call.out.dtype if call.out is not None else call.a.dtype
-    return [
-        reference.bound(call.a, weight, call.listed, dtype, way)
-        for way in reference.ways(call.a.dtype, weight)
-    ]
 
 
 FAMILY = MixedGemmRuntime()

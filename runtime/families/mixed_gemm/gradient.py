@@ -51,13 +51,11 @@ class Differentiated:
 
 
 def run(plan: Plan[Any, torch.Tensor], call: MixedGemmCall) -> torch.Tensor:
-    """Run a planned call, so that autograd can differentiate it where a gradient is wanted.
+    """Run a planned call that a gradient is wanted of, so that autograd can differentiate it.
 
     Raises ProblemError for what autograd would have to know of, and for a weight that requires
     grad.
     """
-    if not (torch.is_grad_enabled() and call.requires_grad):
-        return plan.run(call)
     call.refuse()
     read = call.a, *flatten(call.listed).tensors
     result: torch.Tensor = _MixedGemm.apply(call, plan, *read)  # type: ignore[no-untyped-call]
@@ -71,10 +69,7 @@ def keep_warm(
     plan: Plan[Any, torch.Tensor],
     d: torch.Tensor,
 ) -> None:
-    """Keep what is known of a call that ran, for others like it."""
-    if not d.requires_grad:
-        warm.keep(values, call, plan, d)
-        return
+    """Keep what is known of a call that `run` ran, for others like it."""
     items = [item for item in call.listed if isinstance(item[1], torch.Tensor)]
     names = ["a", *[item[0] for item in items]]
     numbers = ITEMS.numbered(call.listed)

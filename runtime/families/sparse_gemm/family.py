@@ -69,9 +69,9 @@ class SparseGemmRuntime(SampledFamily[SparseGemmOperation, SparseGemmShape]):
             scale_weight=scales(shape.n),
         )
 
-    def bound(self, call: SparseGemmCall) -> Bound:
+    def expected(self, call: SparseGemmCall) -> list[Bound]:
         """What is right, and how far off a kernel may be."""
-        return reference.bound(call.x, call.weight, call.items, call.of_y)
+        return [reference.bound(call.x, call.weight, call.items, call.of_y)]
 
     def baselines(self, operation: SparseGemmOperation, trial: CallTrial) -> list[Baseline]:
         """torch's GEMM (cuBLAS) by the dense weight, eager and compiled."""

@@ -303,12 +303,11 @@ def _choosable(operation: Operation, shape: Shape) -> list[Schedule]:
     """What the model chooses among for dense tensors of a problem, where it decides."""
     from warploom.generator.families import family
     from warploom.generator.gpus import DEFAULT
-    from warploom.generator.portfolio import legal
 
     table = family(operation.family).table
     if not table.modelled(operation):
         return []
-    found = legal(operation, shape, DEFAULT.arch, table.required(operation, shape))
+    found = table.kernels(operation, shape, DEFAULT.arch, table.required(operation, shape))
     return [one.schedule for one in found if table.suits(one.schedule, shape)]
 
 

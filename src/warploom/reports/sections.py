@@ -146,7 +146,7 @@ def scatter(spec: KernelSpec, problems: Sequence[Problem], gpu: GpuKind) -> Mark
         best = problem.timings[0].seconds
         for one in problem.timings:
             mine, ratio = one.schedule == spec.schedule, one.seconds / best
-            name = KernelSpec.of_legal(spec.arch, spec.operation, one.schedule).name
+            name = KernelSpec(spec.arch, spec.operation, one.schedule).name
             says = (
                 f"{problem.shape}: {one.seconds * 1e6:.1f} us, {ratio:.3f} of the fastest\n{name}"
             )

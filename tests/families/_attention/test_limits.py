@@ -22,7 +22,7 @@ from warploom.generator.families.attention_forward import (
     AttentionProblem,
     AttentionSchedule,
 )
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.families._attention.extents import Extents

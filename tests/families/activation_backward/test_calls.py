@@ -15,7 +15,7 @@ from warploom.runtime import plan
 from warploom.runtime.families import family
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.activation_backward.trial import bounds
+from warploom.runtime.families.activation_backward.family import FAMILY as RUNTIME
 
 FORWARD = {
     "relu": F.relu,
@@ -52,7 +52,7 @@ def test_both_results_are_those_of_autograd_in_float64(
     dz, sums = activation_backward(dy, z, activation, sums=True, out_dtype=dz_dtype)
     assert dz is not None and sums is not None
     assert (dz.dtype, sums.dtype, sums.shape) == (dz_dtype, torch.float32, (33,))
-    (exact, bound), (exact_sums, bound_sums) = bounds(call)
+    (exact, bound), (exact_sums, bound_sums) = RUNTIME.expected(call)
     wanted = autograd(dy, z, activation)
     torch.testing.assert_close(exact, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(exact_sums, wanted.sum(0), rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ import torch
 
 import warploom
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
-from warploom.runtime.families.attention_append.trial import filled, written
+from warploom.runtime.families.attention_append.family import filled, written
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}

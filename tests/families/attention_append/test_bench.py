@@ -8,7 +8,7 @@ from samplers import assert_right
 from benchmarks.families import Asked
 from benchmarks.peers import attention_append as peer
 from warploom.generator.families.attention_append import AttentionAppendShape
-from warploom.runtime.families.attention_append.trial import filled, written
+from warploom.runtime.families.attention_append.family import filled, written
 
 
 @pytest.mark.parametrize("tokens", [3, 300])

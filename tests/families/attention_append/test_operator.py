@@ -11,7 +11,7 @@ from append_arguments import BF16, CASES, bits, given
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
-from warploom.runtime.families.attention_append.trial import written
+from warploom.runtime.families.attention_append.family import written
 
 REQUIRED = AttentionAppendCall.declaration.required
 

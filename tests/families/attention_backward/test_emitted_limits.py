@@ -20,7 +20,7 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardProblem,
     AttentionBackwardSchedule,
 )
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 
 pytestmark = needs_compiler

@@ -13,8 +13,9 @@ from warploom.generator.families.attention_merge import AttentionMergeShape
 from warploom.runtime import plan
 from warploom.runtime.families import family
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
-from warploom.runtime.families.attention_merge.trial import bounds, share
+from warploom.runtime.families.attention_merge.family import FAMILY as RUNTIME
 from warploom.runtime.measure import largest_share
+from warploom.runtime.sampled import share
 
 INF = torch.inf
 
@@ -55,7 +56,9 @@ def test_parts_of_the_keys_merge_to_attention_over_all() -> None:
 def test_results_are_within_bounds_that_a_lost_weight_breaks(dtype: torch.dtype) -> None:
     call = AttentionMergeCall(*parts(5, 7, dtype=dtype), out_dtype=torch.float32)  # type: ignore[misc]
     found = plan.run(call)
-    expected = bounds(AttentionMergeCall(call.out_a, call.lse_a, call.out_b, call.lse_b, *found))
+    expected = RUNTIME.expected(
+        AttentionMergeCall(call.out_a, call.lse_a, call.out_b, call.lse_b, *found)
+    )
     assert share(found, expected) <= 1
     halves = (call.out_a.float() + call.out_b.float()) / 2
     assert largest_share(halves, *expected[0]) > 100

@@ -16,7 +16,8 @@ from warploom.runtime.families import family
 from warploom.runtime.families.attention_forward.values import by_keys
 from warploom.runtime.families.attention_quantize.api import dequantize, transpose_values
 from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
-from warploom.runtime.families.attention_quantize.trial import placed, results_of, share
+from warploom.runtime.families.attention_quantize.family import FAMILY as RUNTIME
+from warploom.runtime.families.attention_quantize.family import placed
 
 E4M3 = torch.float8_e4m3fn
 TYPES = {"int8": torch.int8, "e4m3": E4M3}
@@ -307,8 +308,8 @@ def test_a_share_tells_what_is_missing() -> None:
     q, k, v = operands()
     call = placed(AttentionQuantizeCall(v, q, k))
     results = plan.run(call)
-    assert share(call, results) <= 1
-    assert share(call, (None, *results_of(call)[1:])) > 1  # type: ignore[arg-type]
+    assert RUNTIME.share(results, call) <= 1
+    assert RUNTIME.share((None, *RUNTIME.results(call)[1:]), call) > 1
 
 
 # ---- Errors --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from host import library, needs_compiler
 
 from warploom.generator.families.attention_quantize import FAMILY, AttentionQuantizeOperation
-from warploom.generator.families.attention_quantize.rules import complete
+from warploom.generator.families.attention_quantize.schedule import complete
 from warploom.generator.launches import NO_GPU, Address
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec

@@ -15,8 +15,7 @@ from warploom.generator.families.attention_quantize import (
     AttentionQuantizeSchedule,
     AttentionQuantizeShape,
 )
-from warploom.generator.families.attention_quantize.rules import complete
-from warploom.generator.families.attention_quantize.schedule import CHUNK
+from warploom.generator.families.attention_quantize.schedule import CHUNK, complete
 from warploom.generator.launches import NO_GPU, Address
 from warploom.generator.model import rank
 from warploom.generator.render import render

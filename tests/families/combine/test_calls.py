@@ -13,9 +13,10 @@ from warploom.generator.families.combine import CombineOperation, CombineShape
 from warploom.generator.launches import NO_GPU
 from warploom.runtime import plan
 from warploom.runtime.families import family
-from warploom.runtime.families.combine.autograd import permute_tokens
+from warploom.runtime.families.combine.api import permute_tokens
 from warploom.runtime.families.combine.call import CombineCall, PermuteCall
-from warploom.runtime.families.combine.trial import bounds, draw, share
+from warploom.runtime.families.combine.family import FAMILY as RUNTIME
+from warploom.runtime.sampled import share
 
 TOKENS, K, EXPERTS, COLUMNS = 21, 3, 5, 16
 
@@ -52,7 +53,7 @@ def test_a_token_is_the_sum_of_its_rows_and_what_is_skipped_is_not_read(
                 expected[token] += weight * rows[inverse[token, choice]].double()
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-7)
-    assert share([found], bounds(CombineCall(rows, inverse, factors))) <= 1
+    assert share([found], RUNTIME.expected(CombineCall(rows, inverse, factors))) <= 1
 
 
 def test_rows_of_no_pair_are_zeros_where_offsets_are_given() -> None:
@@ -185,7 +186,7 @@ OPERATIONS = [
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 def test_a_trial_holds_every_result(operation: CombineOperation) -> None:
     runtime, shape = family("combine"), CombineShape(12, 2, 64)
-    call = draw(operation, shape, "cpu", torch.Generator().manual_seed(0))
+    call = RUNTIME.draw(operation, shape, "cpu", torch.Generator().manual_seed(0))
     spec = call.draft(NO_GPU).choice.spec
     trial = runtime.trial(operation, shape, "cpu", 1)
     assert trial.error_share(spec) <= 1 and len(trial.results) == 1 + operation.dot
@@ -252,7 +253,7 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
     given = (rows[:TOKENS], inverse, weights, rows, offsets, None, None)
     torch.library.opcheck(torch.ops.warploom.permute.default, given)
     gradient = permute_tokens(*given)[1]
-    held = bounds(PermuteCall(rows[:TOKENS], inverse, weights, rows))
+    held = RUNTIME.expected(PermuteCall(rows[:TOKENS], inverse, weights, rows))
     assert gradient is not None and share([gradient], held[1:]) <= 1
 
 

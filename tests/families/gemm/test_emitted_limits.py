@@ -16,8 +16,8 @@ from host import build, definitions, needs_compiler
 
 from warploom.generator.families._product import tiles
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, complete
-from warploom.generator.limits import LARGEST
 from warploom.generator.render import render
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 
 pytestmark = needs_compiler

@@ -11,7 +11,7 @@ from edges import H200, assert_edge
 from warploom.errors import ProblemError
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmShape, Groups, complete
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 

@@ -16,8 +16,8 @@ from warploom.generator.families import family
 from warploom.generator.families._product.launch import MOST_PARTS, cut
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, GemmShape
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.limits import LARGEST
 from warploom.generator.render import render
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 
 GEMM = family("gemm")

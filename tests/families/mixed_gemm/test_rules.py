@@ -13,8 +13,8 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import Activation, Amax, Bias, Gate, GateFunction
 from warploom.generator.families.mixed_gemm import FAMILY as GENERATED
 from warploom.generator.families.mixed_gemm import Format, MixedGemmOperation, MixedGemmShape
-from warploom.generator.families.mixed_gemm.operation import Scales
 from warploom.generator.families.mixed_gemm.rules import operation_reasons
+from warploom.generator.families.mixed_gemm.schedule import Scales
 from warploom.generator.formats import FORMATS, SCALE_TYPES
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose

@@ -25,7 +25,7 @@ from warploom.generator.families.mixed_gemm.launch import cut
 from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout, room
 from warploom.generator.formats import FORMATS, activations_of
 from warploom.generator.launches import NO_GPU, DeviceLimits
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import tabled
 

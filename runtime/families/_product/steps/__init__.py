@@ -46,19 +46,21 @@ from typing import Any
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import EpilogueStep
-from warploom.runtime.families._product.steps.activation import TorchActivation
-from warploom.runtime.families._product.steps.activation_gradient import TorchActivationGradient
-from warploom.runtime.families._product.steps.amax import TorchAmax
-from warploom.runtime.families._product.steps.bias import TorchBias
-from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
+from warploom.runtime.families._product.steps.activation import (
+    TorchActivation,
+    TorchActivationGradient,
+)
+from warploom.runtime.families._product.steps.added import TorchBias, TorchResidual
 from warploom.runtime.families._product.steps.gate import TorchGate
 from warploom.runtime.families._product.steps.gate_gradient import TorchGateGradient
-from warploom.runtime.families._product.steps.mean_square import TorchMeanSquare
 from warploom.runtime.families._product.steps.operand import Extents
-from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
+from warploom.runtime.families._product.steps.outputs import (
+    TorchAmax,
+    TorchColumnSum,
+    TorchPreactivation,
+)
 from warploom.runtime.families._product.steps.quantize import TorchQuantize
-from warploom.runtime.families._product.steps.residual import TorchResidual
-from warploom.runtime.families._product.steps.rms_scale import TorchRmsScale
+from warploom.runtime.families._product.steps.rms import TorchMeanSquare, TorchRmsScale
 from warploom.runtime.families._product.steps.scale import TorchScale
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
 from warploom.runtime.families._product.steps.stochastic_rounding import (

@@ -170,3 +170,19 @@ def float_type(kind: str, value: torch.Tensor) -> Literal["fp16", "bf16", "fp32"
     raise ProblemError(
         f"{kind} of {value.dtype}", rule="must be fp16, bf16 or fp32", fix="convert it"
     )
+
+
+def fp32_tensor(item: tuple[Any, ...], device: int) -> torch.Tensor:
+    """The value of an item; ProblemError where it is no fp32 tensor on the device of a and b."""
+    kind, value = item[0], item[1]
+    if not isinstance(value, torch.Tensor):
+        raise ProblemError(
+            f"{kind} {shown(value)}", rule="must be a tensor", fix="pass a torch tensor"
+        )
+    if value.get_device() != device or value.dtype != torch.float32:
+        raise ProblemError(
+            f"{kind} of {value.dtype} on {value.device}",
+            rule="must be fp32 on the device of a and b",
+            fix="make it there",
+        )
+    return value

@@ -8,10 +8,9 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import BLOCK, Quantize
-from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.operand import Extents, fp32_tensor
 from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
 from warploom.runtime.operands import refuse_repeated
-from warploom.runtime.tensors import shown
 
 LARGEST = 448.0  # of e4m3
 _POW2 = "quantize_pow2"
@@ -52,18 +51,8 @@ class TorchQuantize(TorchStep[Quantize]):
     no_gradient = "its result is rounded to 8 bits"
 
     def bind(self, item: Item, at: Extents, device: int) -> tuple[Quantize, torch.Tensor]:
-        kind, value = item
+        kind, value = item[0], fp32_tensor(item, device)
         rows, blocks = prod(at.batches) * at.m, -(-at.n // BLOCK)
-        if not isinstance(value, torch.Tensor):
-            raise ProblemError(
-                f"{kind} {shown(value)}", rule="must be a tensor", fix="pass a torch tensor"
-            )
-        if value.get_device() != device or value.dtype != torch.float32:
-            raise ProblemError(
-                f"{kind} of {value.dtype} on {value.device}",
-                rule="must be fp32 on the device of a and b",
-                fix="make it there",
-            )
         lies = value.dim() == 2 and (rows < 2 or value.stride(0) == 1)
         apart = value.dim() == 2 and (blocks < 2 or value.stride(1) >= rows)
         if tuple(value.shape) != (rows, blocks) or not (lies and apart):

@@ -80,8 +80,8 @@ class TorchStep(Generic[StepT]):
         """Raise ProblemError for a number of the item that is not finite."""
 
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        """The step on x [.., m, n], in x's own precision."""
-        raise NotImplementedError
+        """The step on x [.., m, n], in x's own precision; unless it says so, it changes nothing."""
+        return x
 
     def beside(self, x: torch.Tensor, item: Item) -> torch.Tensor:
         """The item's tensor in x's precision, to broadcast with x [.., m, n]."""
@@ -98,7 +98,7 @@ class TorchStep(Generic[StepT]):
 
         It passes on the error that it is given and adds its own rounding in fp32.
         """
-        raise NotImplementedError
+        return error
 
     def write(self, x: torch.Tensor, item: Item) -> None:
         """Fill the output of an auxiliary step, which is given x [.., m, n] in fp32."""

@@ -33,17 +33,9 @@ class TorchStochasticRounding(TorchStep[StochasticRounding]):
         rounding.check_state(state)
         return StochasticRounding(), state
 
-    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        return x
-
     def rounded(self, x: torch.Tensor, item: Item, dtype: torch.dtype) -> torch.Tensor:
         rows = x.reshape(x.shape[:-1].numel(), x.shape[-1]).to(torch.float32)
         return rounding.rounded_in_patches(rows, item[1], dtype).reshape(x.shape)
-
-    def error(
-        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
-    ) -> torch.Tensor:
-        return error
 
     def sample(self, step: StochasticRounding, draws: Draws, at: Extents) -> Item:
         return ("stochastic_rounding", torch.arange(1, 3, device=draws.device))

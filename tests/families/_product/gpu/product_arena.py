@@ -37,8 +37,8 @@ from warploom.runtime.families._product.steps.gate_gradient import (
     TorchGateGradient,
     gradient_kind,
 )
-from warploom.runtime.families._product.steps.mean_square import TorchMeanSquare, groups_of
 from warploom.runtime.families._product.steps.quantize import inverses
+from warploom.runtime.families._product.steps.rms import TorchMeanSquare, groups_of
 
 Shape = tuple[int, ...]
 Bound = tuple[torch.Tensor, torch.Tensor]  # what is right, and how far off each element may be

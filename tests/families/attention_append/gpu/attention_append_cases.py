@@ -23,7 +23,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
-from warploom.runtime.families.attention_append.trial import filled, written
+from warploom.runtime.families.attention_append.family import filled, written
 
 BESIDE = 1 << 15  # elements of a room on both sides of what lies in it: more than a page
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}

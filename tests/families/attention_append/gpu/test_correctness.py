@@ -15,7 +15,7 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.families.attention_append import AttentionAppendOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
-from warploom.runtime.families.attention_append.trial import written
+from warploom.runtime.families.attention_append.family import written
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 E4M3 = torch.float8_e4m3fn

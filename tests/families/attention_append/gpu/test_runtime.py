@@ -12,7 +12,7 @@ from attention_append_cases import FULL, PAGED, spec, there
 import warploom
 from warploom.runtime import plan
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
-from warploom.runtime.families.attention_append.trial import written
+from warploom.runtime.families.attention_append.family import written
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 

@@ -15,7 +15,7 @@ from attention_offsets import CLAMPED, POISON, TOTAL, WILD, await_gpu, banded, o
 from extents import Refused, assert_refused, one
 
 from warploom.generator.families.attention_backward import order
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.families._attention.problem import Arguments

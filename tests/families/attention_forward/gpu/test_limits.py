@@ -15,7 +15,7 @@ from extents import Refused, assert_refused, count_other, one
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,8 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
-from warploom.runtime.families.attention_merge.trial import bounds, share
+from warploom.runtime.families.attention_merge.family import FAMILY as RUNTIME
+from warploom.runtime.sampled import share
 
 ROWS = (3, 37)  # that no block divides
 KERNELS = [cases.spec(), cases.spec(96, 64, 4), cases.spec(96, 256, 16, cases.TYPES[2])]
@@ -25,7 +26,7 @@ def verify(kernel: KernelSpec) -> None:
     operation: AttentionMergeOperation = kernel.operation  # type: ignore[assignment]
     a, b = (torch.randn(*ROWS, operation.dim).to(TORCH[n]) for n in (operation.a, operation.b))
     given = a, torch.randn(ROWS), b, torch.randn(ROWS)
-    exact = bounds(AttentionMergeCall(*given))
+    exact = RUNTIME.expected(AttentionMergeCall(*given))
     there = [one.cuda() for one in given]
     out, lse = plan.run(AttentionMergeCall(*there, spec=kernel))
     assert share((out.cpu(), lse.cpu()), exact) <= 1

@@ -14,7 +14,8 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
-from warploom.runtime.families.attention_merge.trial import bounds, share
+from warploom.runtime.families.attention_merge.family import FAMILY as RUNTIME
+from warploom.runtime.sampled import share
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 ROWS = [(1,), (7, 33), (2, 3, 65), (5, 1, 1000)]
@@ -93,5 +94,7 @@ def test_the_gpu_computes_what_the_reference_does() -> None:
     made = cases.made(cases.spec(), 300)
     call = made.call
     given = [one.cpu() for one in (call.out_a, call.lse_a, call.out_b, call.lse_b)]
-    assert share([one.cpu() for one in made.run()], bounds(AttentionMergeCall(*given))) <= 1
-    assert share(warploom.merge_state(*given), bounds(AttentionMergeCall(*given))) <= 1
+    assert (
+        share([one.cpu() for one in made.run()], RUNTIME.expected(AttentionMergeCall(*given))) <= 1
+    )
+    assert share(warploom.merge_state(*given), RUNTIME.expected(AttentionMergeCall(*given))) <= 1

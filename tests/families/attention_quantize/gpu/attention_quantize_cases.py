@@ -14,12 +14,13 @@ from warploom.generator.families.attention_quantize import (
     AttentionQuantizeSchedule,
     AttentionQuantizeShape,
 )
-from warploom.generator.families.attention_quantize.rules import complete
+from warploom.generator.families.attention_quantize.schedule import complete
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall
-from warploom.runtime.families.attention_quantize.trial import draw, placed, results_of, share
+from warploom.runtime.families.attention_quantize.family import FAMILY as RUNTIME
+from warploom.runtime.families.attention_quantize.family import placed
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 BESIDE = 1024  # elements on both sides of what is guarded: more than a row
@@ -81,12 +82,12 @@ class Made:
     def verify(self) -> list[torch.Tensor]:
         """Run it, and assert that all is right and that nothing else was written."""
         results = self.run()
-        call, held = self.call, results_of(self.call)
+        call, held = self.call, RUNTIME.results(self.call)
         if call.v.numel() <= ON_CPU:  # where torch's own kernels play no part
             moved = {name: one.cpu() for name, one in call.read()}
             call = replace(call, **moved)  # type: ignore[arg-type]
             held = tuple(None if one is None else one.cpu() for one in held)  # type: ignore[assignment]
-        worst = share(call, held)
+        worst = RUNTIME.share(held, call)
         assert worst <= 1, worst
         assert all(one.untouched_outside() for one in self.guarded)
         return results
@@ -124,7 +125,7 @@ def made(
         heads = seq_q = 0
     shape = AttentionQuantizeShape(batch, heads, kv_heads, seq_q, seq_k)
     random = torch.Generator("cuda").manual_seed(seed + sum(sizes))
-    call = draw(operation, shape, "cuda", random)
+    call = RUNTIME.draw(operation, shape, "cuda", random)
     for name, one in call.read():
         if operation.quantizes:
             row = torch.linspace(-3, 3, one.shape[2], device="cuda").exp2()[:, None]
@@ -133,7 +134,7 @@ def made(
     places: dict[str, Any] = dict.fromkeys(call.declaration.results)
     call = placed(replace(call, **places))
     rooms = {}
-    for name, one in zip(call.declaration.results, results_of(call), strict=True):
+    for name, one in zip(call.declaration.results, RUNTIME.results(call), strict=True):
         if one is not None:
             rooms[name] = guarded(one, pad if name in ("q_out", "k_out") else 0)
     views: dict[str, Any] = {name: one.view for name, one in rooms.items()}

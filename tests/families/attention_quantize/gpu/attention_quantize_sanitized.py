@@ -16,7 +16,7 @@ from warploom.generator.families.attention_quantize import (
 )
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
-from warploom.runtime.families.attention_quantize.trial import draw, share
+from warploom.runtime.families.attention_quantize.family import FAMILY as RUNTIME
 
 KERNELS = [
     cases.spec(),
@@ -32,12 +32,12 @@ def verify(kernel: KernelSpec) -> None:
     """Run one kernel on rows and keys that no tile divides."""
     operation: AttentionQuantizeOperation = kernel.operation  # type: ignore[assignment]
     heads, rows = (4, 37) if operation.quantizes else (0, 0)
-    drawn = draw(operation, AttentionQuantizeShape(2, heads, 2, rows, 300), "cpu", None)
+    drawn = RUNTIME.draw(operation, AttentionQuantizeShape(2, heads, 2, rows, 300), "cpu", None)
     call = replace(drawn, **dict.fromkeys(drawn.declaration.results))  # type: ignore[arg-type]
     there = {name: one.cuda() for name, one in call.read()}
     results = plan.run(replace(call, **there, spec=kernel))  # type: ignore[arg-type]
     found = tuple(None if one is None else one.cpu() for one in results)
-    assert share(call, found) <= 1  # type: ignore[arg-type]
+    assert RUNTIME.share(found, call) <= 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.attention_forward.values import by_keys, dim_major
 from warploom.runtime.families.attention_quantize.api import dequantize, transpose_values
-from warploom.runtime.families.attention_quantize.trial import differ
+from warploom.runtime.sampled import differ
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 E4M3 = torch.float8_e4m3fn

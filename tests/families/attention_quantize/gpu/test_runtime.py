@@ -15,7 +15,7 @@ import warploom
 from warploom import QuantizedAttention
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.attention_quantize.api import transpose_values
-from warploom.runtime.families.attention_quantize.trial import differ
+from warploom.runtime.sampled import differ
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 KEYWORDS: dict[str, dict[str, Any]] = {

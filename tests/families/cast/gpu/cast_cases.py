@@ -15,8 +15,8 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.cast.call import CastCall, Details
+from warploom.runtime.families.cast.family import FAMILY as RUNTIME
 from warploom.runtime.families.cast.reference import Results
-from warploom.runtime.families.cast.trial import expected
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 ON_CPU = 1 << 21  # values at most, of references that the CPU computes
@@ -110,7 +110,7 @@ class Made:
             names = ("x", "scale", "rounding_state", "gradient")
             moved = ((name, getattr(call, name)) for name in names)
             call = replace(call, **{n: None if t is None else t.cpu() for n, t in moved})
-        return [one for one in expected(call) if one is not None]
+        return [one for one in RUNTIME.expected(call) if one is not None]
 
     def verify(self) -> list[torch.Tensor]:
         """Run it, and assert that each bit is right and that nothing else was written."""

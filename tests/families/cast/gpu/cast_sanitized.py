@@ -16,7 +16,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.cast.call import CastCall
-from warploom.runtime.families.cast.trial import expected
+from warploom.runtime.families.cast.family import FAMILY as RUNTIME
 
 M, N = 259, 203  # several tiles, whose rows no 16 bytes divide
 KERNELS = [
@@ -51,7 +51,7 @@ def verify(kernel: KernelSpec) -> None:
             rounding_state=None if state is None else state.cuda(),
             spec=kernel,
         )
-        for one, right in zip(plan.run(there), expected(call), strict=True):
+        for one, right in zip(plan.run(there), RUNTIME.expected(call), strict=True):
             assert one is None or right is None or not cases.differ(one.cpu(), right).any()
 
 

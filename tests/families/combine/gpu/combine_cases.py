@@ -15,7 +15,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.combine.call import CombineCall, PermuteCall
-from warploom.runtime.families.combine.trial import bounds
+from warploom.runtime.families.combine.family import FAMILY as RUNTIME
 from warploom.runtime.families.route.api import route
 from warploom.runtime.measure import largest_share
 
@@ -66,7 +66,7 @@ class Made:
     def verify(self) -> list[torch.Tensor]:
         """Run it, and assert that each element is right and that nothing else was written."""
         found = self.run()
-        for one, held in zip(found, bounds(self.call), strict=True):
+        for one, held in zip(found, RUNTIME.expected(self.call), strict=True):
             worst = largest_share(one, *held)
             assert worst <= 1, worst
         assert all(one.untouched_outside() for one in self.guarded)

@@ -13,8 +13,9 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.fp32_pieces.call import Details, Fp32PiecesCall
+from warploom.runtime.families.fp32_pieces.family import FAMILY as RUNTIME
+from warploom.runtime.families.fp32_pieces.family import WIDE
 from warploom.runtime.families.fp32_pieces.reference import pieces
-from warploom.runtime.families.fp32_pieces.trial import WIDE, expected, share
 
 BESIDE = 256  # elements on both sides of what is guarded
 
@@ -56,8 +57,8 @@ class Made:
             one.room.fill_(-1)
         plan.run(self.call)
         results = (self.call.out, self.call.scale_out, self.call.span_out)
-        right = expected(self.call)
-        assert share(results, right) == 0
+        right = RUNTIME.expected(self.call)
+        assert RUNTIME.share(results, right) == 0
         assert all(one.untouched_outside() for one in self.guarded)
 
 

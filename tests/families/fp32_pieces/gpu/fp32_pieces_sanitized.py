@@ -13,7 +13,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
-from warploom.runtime.families.fp32_pieces.trial import expected, share
+from warploom.runtime.families.fp32_pieces.family import FAMILY as RUNTIME
 
 KERNELS = [
     *(cases.spec(threads=threads) for threads in (128, 256)),
@@ -30,8 +30,8 @@ def verify(kernel: KernelSpec) -> None:
     if operation.layout == "col":
         call = replace(call, x=x.t().contiguous().cuda().t())
     found = [one if one is None else one.cpu() for one in plan.run(call)]
-    right: Any = expected(replace(call, x=call.x.cpu()))
-    assert share(tuple(found), right) == 0  # type: ignore[arg-type]
+    right: Any = RUNTIME.expected(replace(call, x=call.x.cpu()))
+    assert RUNTIME.share(tuple(found), right) == 0  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from extents import Refused, assert_refused, count_other, one
 
 import warploom
-from warploom.generator.limits import LARGEST
+from warploom.generator.shapes import LARGEST
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16

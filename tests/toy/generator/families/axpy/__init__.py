@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from warploom.generator.families.axpy.schedule import AxpyOperation, AxpySchedule
 from warploom.generator.families.axpy.shape import AxpyShape
-from warploom.generator.families.family import Family
+from warploom.generator.families.base import Family
 
 __all__ = ["FAMILY", "AxpyOperation", "AxpySchedule", "AxpyShape"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from warploom.generator import limits
 from warploom.generator.families.axpy.schedule import AxpyOperation, AxpySchedule, AxpySpec
 from warploom.generator.families.axpy.shape import AxpyShape
 from warploom.generator.launches import AtLaunch, DeviceLimits, Launch
 from warploom.generator.parameters import ParameterBlock, block, int64, pointer, scalar
+from warploom.generator.shapes import refuse_beyond
 
 At = AtLaunch[AxpyOperation, AxpySchedule, AxpyShape]
 
@@ -29,7 +29,7 @@ def launches(spec: AxpySpec, problem: AxpyShape, device: DeviceLimits) -> list[L
     """One launch, with a block for each tile; ProblemError for more than a grid has."""
     (tile,) = spec.schedule.tile
     blocks = -(-problem.n // tile)
-    limits.refuse_beyond({f"n {problem.n}": blocks})
+    refuse_beyond({f"n {problem.n}": blocks})
     return [
         Launch(
             entry=spec.name,

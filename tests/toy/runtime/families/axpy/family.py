@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from warploom.generator.families.axpy import AxpyOperation, AxpyShape
@@ -20,10 +18,7 @@ class AxpyRuntime(SampledFamily[AxpyOperation, AxpyShape]):
 
     function = staticmethod(axpy)
     operands = 2
-
-    def call(self, *operands: Any, **keywords: Any) -> AxpyCall:
-        """The call that `axpy` makes, for `explain`."""
-        return AxpyCall(*operands, **keywords)
+    called = AxpyCall
 
     def draw(
         self,
@@ -39,9 +34,13 @@ class AxpyRuntime(SampledFamily[AxpyOperation, AxpyShape]):
         )
         return AxpyCall(x, y, 0.75, operation.relu, wrong(x))
 
-    def bound(self, call: AxpyCall) -> Bound:
+    def results(self, call: AxpyCall) -> list[torch.Tensor | None]:
+        """The one result."""
+        return [call.out]
+
+    def expected(self, call: AxpyCall) -> list[Bound]:
         """What is right, and how far off a kernel may be."""
-        return reference.bound(call.x, call.y, call.alpha, relu=call.relu)
+        return [reference.bound(call.x, call.y, call.alpha, relu=call.relu)]
 
 
 FAMILY = AxpyRuntime()

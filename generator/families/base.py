@@ -54,10 +54,10 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
 
     operation, schedule   frozen dataclasses: their fields are the configuration's too
     shape                 what a record and the cost model know of a problem
-    constants             of the cost model, where a fit begins: `START` of the folder's `model`;
-                          none where there is no model
-    table                 what it knows of choosing a kernel: of the class that the folder's
-                          `table` has, or of the inherited one
+    constants             of the cost model, where a fit begins: `START`, beside the function
+                          `seconds`; none where there is no model
+    table                 what it knows of choosing a kernel: of the subclass of Table that the
+                          folder has, or of the inherited one
     revision              raised when a template's performance changes: records of an older one
                           are hints
     schedule_reasons      why the schedule does not fit the operation on the architecture
@@ -96,10 +96,9 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
                 setattr(cls, name, kind)
         for name in _METHODS:
             _take(cls, name, modules)
-        if "model" in modules:
-            cls.constants = _constants(modules["model"])
-        if "table" in modules:
-            cls.table_type = _only_table(modules["table"])
+        if "seconds" in vars(cls):
+            cls.constants = _constants(cls)
+        cls.table_type = _table(cls, modules)
         cls.table = cls.table_type(folder(cls))
         _check(cls)
 
@@ -242,23 +241,27 @@ def _take(cls: type[Family], name: str, modules: Mapping[str, ModuleType]) -> No
         setattr(cls, name, staticmethod(vars(homes[0])[name]))
 
 
-def _constants(module: ModuleType) -> Mapping[str, float]:
-    if not hasattr(module, "START"):
-        raise TypeError(f"{module.__name__} has no START: name the cost model's constants there")
-    constants: Mapping[str, float] = module.START
+def _constants(cls: type[Family]) -> Mapping[str, float]:
+    """What begins a fit of the cost model: the `START` beside `seconds`."""
+    home = sys.modules[cls.seconds.__module__]
+    if not hasattr(home, "START"):
+        raise TypeError(f"{home.__name__} has no START: name the cost model's constants there")
+    constants: Mapping[str, float] = home.START
     return constants
 
 
-def _only_table(module: ModuleType) -> type[Table]:
-    """The class of tables that a module defines."""
-    classes = [
+def _table(cls: type[Family], modules: Mapping[str, ModuleType]) -> type[Table]:
+    """The class of tables that a folder's modules define; the inherited one where there is none."""
+    kinds = [
         kind
+        for module in modules.values()
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, Table) and kind.__module__ == module.__name__
     ]
-    if len(classes) != 1:
-        raise TypeError(f"{module.__name__} has {len(classes)} subclasses of Table: define one")
-    return classes[0]
+    if len(kinds) > 1:
+        names = " and ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"family {folder(cls)} has the tables {names}: define one")
+    return kinds[0] if kinds else cls.table_type
 
 
 def _check(cls: type[Family]) -> None:

@@ -1,4 +1,4 @@
-"""The mean of squares of each row of D, in shares of 16 columns."""
+"""An RMS norm: the mean of squares of each row of D in shares, and rows scaled by such shares."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from math import prod
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import GROUP, MeanSquare
-from warploom.runtime.families._product.steps.operand import Extents
-from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
+from warploom.generator.epilogue import GROUP, MeanSquare, RmsScale
+from warploom.runtime.families._product.steps.operand import Extents, fp32_tensor
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep, finite
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import shown
 
@@ -32,18 +32,8 @@ def checked(item: Item, rows: int, columns: int, device: int) -> torch.Tensor:
 
     Raises ProblemError naming the item, the rule and the fix.
     """
-    kind, value = item[0], item[1]
+    kind, value = item[0], fp32_tensor(item, device)
     groups = groups_of(columns)
-    if not isinstance(value, torch.Tensor):
-        raise ProblemError(
-            f"{kind} {shown(value)}", rule="must be a tensor", fix="pass a torch tensor"
-        )
-    if value.get_device() != device or value.dtype != torch.float32:
-        raise ProblemError(
-            f"{kind} of {value.dtype} on {value.device}",
-            rule="must be fp32 on the device of a and b",
-            fix="make it there",
-        )
     lies = value.dim() == 2 and (groups < 2 or value.stride(1) == 1)
     if tuple(value.shape) != (rows, groups) or not lies:
         raise ProblemError(
@@ -71,14 +61,6 @@ class TorchMeanSquare(TorchStep[MeanSquare]):
     def row_pitch(self, value: torch.Tensor, batches: tuple[int, ...]) -> int | None:
         return value.stride(0)
 
-    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        return x
-
-    def error(
-        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
-    ) -> torch.Tensor:
-        return error
-
     def write(self, x: torch.Tensor, item: Item) -> None:
         item[1].copy_(shares(x).reshape(item[1].shape))
 
@@ -92,3 +74,43 @@ class TorchMeanSquare(TorchStep[MeanSquare]):
 
     def sample(self, step: MeanSquare, draws: Draws, at: Extents) -> Item:
         return ("mean_square", draws.zeros(prod(at.batches) * at.m, groups_of(at.n)))
+
+
+class TorchRmsScale(TorchStep[RmsScale]):
+    """Divides each row by the root of the sum of its shares and eps."""
+
+    step = RmsScale
+    number = "eps"
+    example = '("rms_scale", shares, 1e-6)'
+    no_gradient = "its factors depend on a, of which autograd would see half"
+
+    def bind(self, item: Item, at: Extents, device: int) -> tuple[RmsScale, torch.Tensor]:
+        return RmsScale(), checked(item, prod(at.batches) * at.m, at.k, device)
+
+    def row_pitch(self, value: torch.Tensor, batches: tuple[int, ...]) -> int | None:
+        return value.stride(0)
+
+    def check_finite(self, item: Item) -> None:
+        if not finite(item[2]) or item[2] < 0:
+            raise ProblemError(
+                f"eps {shown(item[2])}",
+                rule="must be a finite number, 0 or larger",
+                fix="pass the eps of the norm, as 1e-6",
+            )
+
+    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
+        shares: torch.Tensor = item[1]
+        mean = shares.to(x.dtype).sum(-1).reshape(x.shape[:-1])
+        factors: torch.Tensor = (mean + item[2]).rsqrt()
+        return x * factors.unsqueeze(-1)
+
+    def error(
+        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
+    ) -> torch.Tensor:
+        # Half of what a sum of positive shares is off by: each lane adds its own, then lanes do.
+        own: float = (item[1].shape[-1] / 32 + 12) * ROUNDOFF
+        return self.apply(error, item).abs() * (1 + own) + own * after.abs()
+
+    def sample(self, step: RmsScale, draws: Draws, at: Extents) -> Item:
+        groups = groups_of(at.k)
+        return ("rms_scale", draws.scales(prod(at.batches) * at.m, groups) / max(groups, 1), 1e-6)
