@@ -7,10 +7,14 @@ pattern, so that nothing that came from a YAML file can inject code.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import cast
 
 import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
 
 from warploom import templates
 from warploom.generator.families import family
@@ -33,20 +37,60 @@ def _checked(value: object) -> str:
 
 
 class _Loader(jinja2.FileSystemLoader):
-    """Templates of folders, and places in them: `file#place` is what follows `{# place #}`."""
+    """Templates of folders, and places in them: `file#place` is what follows `{# place #}`.
+
+    `file.cuh` is also found as `file.cuh.jinja`: of parts that are chosen by name some hold Jinja.
+    """
+
+    def __init__(self, folders: tuple[str, ...]) -> None:
+        super().__init__(folders)
+        self._places: dict[str, dict[str, str]] = {}  # of each file, the text of each
 
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str, Callable[[], bool]]:
         file, _, place = template.partition("#")
-        source, path, current = super().get_source(environment, file)
+        try:
+            source, path, current = super().get_source(environment, file)
+        except jinja2.TemplateNotFound:
+            source, path, current = super().get_source(environment, f"{file}.jinja")
         if place:
-            _, *named = _PLACE.split(source)
-            places = dict(zip(named[::2], named[1::2], strict=True))
-            if place not in places:
+            if place not in self.places(environment, file):
                 raise jinja2.TemplateNotFound(template)
-            source = places[place]
+            source = self.places(environment, file)[place]
         return source, path, current
+
+    def places(self, environment: jinja2.Environment, file: str) -> dict[str, str]:
+        """Return what a file has for each place; nothing where there is no such file."""
+        if file not in self._places:
+            try:
+                source, *_ = super().get_source(environment, file)
+            except jinja2.TemplateNotFound:
+                source = ""
+            _, *named = _PLACE.split(source)
+            self._places[file] = dict(zip(named[::2], named[1::2], strict=True))
+        return self._places[file]
+
+
+class _Hook(jinja2.ext.Extension):
+    """`{% hook "place" %}`: what each file of `parts`, the kernel's options, has for a place."""
+
+    tags = frozenset({"hook"})
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return a loop over the files of `parts` that have the place, which includes it."""
+        line = next(parser.stream).lineno
+        place = parser.parse_expression()
+        found = self.call_method("_found", [nodes.Name("parts", "load"), place])
+        include = nodes.Include(nodes.Name("file", "load"), True, False)
+        return nodes.For(
+            nodes.Name("file", "store"), found, [include], [], None, False, lineno=line
+        )
+
+    def _found(self, parts: Sequence[str], place: str) -> list[str]:
+        loader = cast(_Loader, self.environment.loader)
+        having = [part for part in parts if place in loader.places(self.environment, part)]
+        return [f"{part}#{place}" for part in having]
 
 
 @cache
@@ -55,6 +99,7 @@ def _environment(folders: tuple[str, ...]) -> jinja2.Environment:
     return jinja2.Environment(
         loader=_Loader(folders),
         undefined=jinja2.StrictUndefined,
+        extensions=[_Hook],
         autoescape=False,  # noqa: S701 (the output is C++; tokens are checked instead)
         finalize=_checked,
         trim_blocks=True,

@@ -56,7 +56,7 @@ constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 112;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before the output is rescaled
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -703,8 +703,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       if (n > work.begin)
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
              shared.k[position.stage], work.sequence, n - 1, head);
-      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
-           shared.v[before.stage], work.sequence, n, head);
+      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
+           work.sequence, n, head);
     }
     q.advance();
   }
@@ -785,7 +785,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output += weights v.
+// Issues output += weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   fence(output);
   cute::warpgroup_arrive();
@@ -854,8 +854,7 @@ struct Consumer {
     for (int i = 0; i < kScores; i += 8) {
       const Score::Eight eight = score.read(i);
       CUTE_UNROLL
-      for (int j = i; j < i + 8; ++j)
-        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
+      for (int j = i; j < i + 8; ++j) scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
     }
     __syncwarp();  // all lanes have read what is staged, before one copies the next tile's there
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
@@ -874,6 +873,7 @@ struct Consumer {
     at_words.advance();
   }
 };
+
 
 // The mainloop over KV tiles n, from the last to the first. S = q k^T and O += P v of two tiles are in flight together:
 //   tensor core   S(n)  O += P(n + 1) v  S(n - 1)  O += P(n) v
@@ -930,6 +930,7 @@ struct Steps {
   }
 };
 
+// ---- Epilogue: o and lse ----------------------------------------------------------------------------
 // Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
 // 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
@@ -966,6 +967,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 // Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
 // result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
@@ -976,7 +978,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   }
   multiply_scores(scores, c.q, c.staged_k());
 }
-
 
 // Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {

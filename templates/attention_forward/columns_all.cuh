@@ -1,0 +1,1 @@
+  const int columns = sequence.columns(p);
