@@ -13,6 +13,7 @@ from typing import cast
 
 import jinja2
 import jinja2.ext
+import jinja2.runtime
 from jinja2 import nodes
 from jinja2.parser import Parser
 
@@ -23,6 +24,8 @@ from warploom.generator.wgmma import TemplateText
 
 _TOKEN = re.compile(r"[A-Za-z0-9_:<>,.\[\](){}*/=+#;&% -]*")
 _MAX_TOKEN = 300
+_BLANKS = re.compile(r"\n{3,}")  # where parts leave out what is between them
+_BLANK_INSIDE = re.compile(r"(?<=\{\n)\n|\n(?=\n *\})")
 _PLACE = re.compile(r"^\{# (\w+) #\}\n", re.M)
 
 
@@ -73,9 +76,17 @@ class _Loader(jinja2.FileSystemLoader):
 
 
 class _Hook(jinja2.ext.Extension):
-    """`{% hook "place" %}`: what each file of `parts`, the kernel's options, has for a place."""
+    """What each file of `parts`, the kernel's options, has for a place: lines, or words in a line.
+
+    `{% hook "place" %}` are lines. `{{ hook("place", "default") }}` is what the files have without
+    the last line's end; the default where none has the place.
+    """
 
     tags = frozenset({"hook"})
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        environment.globals["hook"] = self._words
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Return a loop over the files of `parts` that have the place, which includes it."""
@@ -85,6 +96,16 @@ class _Hook(jinja2.ext.Extension):
         include = nodes.Include(nodes.Name("file", "load"), True, False)
         return nodes.For(
             nodes.Name("file", "store"), found, [include], [], None, False, lineno=line
+        )
+
+    @jinja2.pass_context
+    def _words(
+        self, context: jinja2.runtime.Context, place: str, default: str = ""
+    ) -> TemplateText:
+        files = self._found(context["parts"], place)
+        found = [self.environment.get_template(file).render(context.get_all()) for file in files]
+        return TemplateText(
+            "".join(text.removesuffix("\n") for text in found) if files else default
         )
 
     def _found(self, parts: Sequence[str], place: str) -> list[str]:
@@ -116,7 +137,7 @@ def render(spec: KernelSpec) -> str:
     described = family(spec.operation.family)
     environment = _environment(tuple(templates.__path__))
     template = environment.get_template(f"{described.name}/kernel.cu.jinja")
-    return template.render(
+    text = template.render(
         spec=spec,
         operation=spec.operation,
         schedule=spec.schedule,
@@ -124,3 +145,4 @@ def render(spec: KernelSpec) -> str:
         parameters=described.parameters(spec),
         **described.context(spec),
     )
+    return _BLANK_INSIDE.sub("", _BLANKS.sub("\n\n", text))

@@ -343,7 +343,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far, or kSlack below it, times their factor in the exponent
+  float maximum[2];  // of the scores so far, times their factor in the exponent, or kSlack below it
   float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
@@ -614,7 +614,6 @@ struct Consumer {
     position.advance();
   }
 };
-
 
 // Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
 // next one, under which nothing waits. Another warpgroup's MMAs run under the softmax.

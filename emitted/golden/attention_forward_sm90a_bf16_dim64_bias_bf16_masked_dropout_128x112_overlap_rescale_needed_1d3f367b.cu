@@ -344,7 +344,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 }
 
 constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
-// What is added to scores, or hides them, before the softmax: a Score for a tile of a head, then read() for each eight accumulators, then term() for each accumulator, then hides() for each accumulator.
+// What is added to scores, or hides them, before the softmax: a Score for a tile of a head.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
 // rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
@@ -854,12 +854,12 @@ struct Consumer {
     for (int i = 0; i < kScores; i += 8) {
       const Score::Eight eight = score.read(i);
       CUTE_UNROLL
-      for (int j = i; j < i + 8; ++j) scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
+      for (int j = i; j < i + 8; ++j)
+        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
     }
     __syncwarp();  // all lanes have read what is staged, before one copies the next tile's there
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
   }
-
 
   // Reads which weights of the next tile are dropped.
   __device__ __forceinline__ void take(Words& words) {
@@ -873,7 +873,6 @@ struct Consumer {
     at_words.advance();
   }
 };
-
 
 // The mainloop over KV tiles n, from the last to the first. S = q k^T and O += P v of two tiles are in flight together:
 //   tensor core   S(n)  O += P(n + 1) v  S(n - 1)  O += P(n) v

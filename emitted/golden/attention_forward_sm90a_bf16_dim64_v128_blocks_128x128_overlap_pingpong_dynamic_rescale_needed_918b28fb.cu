@@ -528,7 +528,6 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
-
 };
 
 // Which of a thread's scores its rows attend to, from the mask of a tile: a bit for every row and column. It is
@@ -564,7 +563,6 @@ struct Shown {
     }
   }
 };
-
 
 // The mainloop over KV tiles n, from the last to the first. S = q k^T and O += P v of two tiles are in flight together:
 //   tensor core   S(n)  O += P(n + 1) v  S(n - 1)  O += P(n) v

@@ -607,7 +607,6 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   cute::warpgroup_commit_batch();
 }
 
-
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
@@ -652,7 +651,6 @@ struct Consumer {
     position.advance();
   }
 };
-
 
 // Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
 // next one, under which the product is added. Another warpgroup's MMAs run under the softmax.
@@ -727,13 +725,16 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
-    const float sink = float(c.p.sinks[work.head]) * kLog2E, maximum = rows.maximum[r] - kOffset;
+    const float sink = float(c.p.sinks[work.head]) * kLog2E,
+                maximum = rows.maximum[r] - kOffset;
     const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
     const float factor = fast_exp2(maximum - reference);
-    const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
+    const float sum = quad_sum(rows.sum[r]) * factor +
+                      fast_exp2(sink - reference);
     const float inverse = sum == 0 ? 0 : __fdividef(factor * value_scale, sum);
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (reference + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] =
+          (reference + fast_log2(sum)) * kLn2;
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL

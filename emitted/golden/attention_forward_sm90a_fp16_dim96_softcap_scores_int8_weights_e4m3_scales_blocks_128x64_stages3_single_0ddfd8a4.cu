@@ -545,7 +545,6 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   cute::warpgroup_commit_batch();
 }
 
-
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
@@ -576,9 +575,7 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
-
 };
-
 
 // Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
 // next one, under which the product is added. Another warpgroup's MMAs run under the softmax.

@@ -18,7 +18,7 @@ FILES = {
 MOST = 12
 # Templates with more conditionals, and how many: these numbers only fall.
 MORE = {
-    "_attention/score.cuh.jinja": 38,
+    "_attention/modifiers/dropout.cuh.jinja": 14,
     "_product/epilogue.cuh.jinja": 35,
     "_product/fragment.cuh.jinja": 21,
     "_product/operand.cuh.jinja": 33,
@@ -26,11 +26,6 @@ MORE = {
     "_product/tiles.cuh.jinja": 19,
     "_product/unit_stored.cuh.jinja": 24,
     "attention_append/kernel.cu.jinja": 26,
-    "attention_backward/consumer.cuh.jinja": 88,
-    "attention_backward/kernel.cu.jinja": 69,
-    "attention_backward/producer.cuh.jinja": 19,
-    "attention_backward/rows.cuh.jinja": 22,
-    "attention_backward/steps_serial.cuh.jinja": 17,
     "attention_decode/consumer.cuh.jinja": 16,
     "attention_decode/kernel.cu.jinja": 18,
     "attention_decode/merge.cuh.jinja": 22,
@@ -90,8 +85,10 @@ def test_names_tell_which_files_hold_jinja() -> None:
 
 def test_every_place_is_one_that_a_template_includes() -> None:
     """A place of another name would be left out of kernels without a word."""
-    used = set(re.findall(r'\{% hook "(\w+)" %\}', "".join(FILES.values())))
-    used |= set(re.findall(r'"#(\w+)"', "".join(FILES.values())))
+    texts = "".join(FILES.values())
+    used = set(re.findall(r'hook(?: |\()"(\w+)"', texts))
+    # What bends scores is included by its file, which Python names.
+    used |= set(re.findall(r'"#(\w+)"', texts)) | {"scaling", "slope"}
     places = {name: set(re.findall(r"^\{# (\w+) #\}$", text, re.M)) for name, text in FILES.items()}
     unknown = {name: own - used for name, own in places.items() if own - used}
     assert unknown == {}

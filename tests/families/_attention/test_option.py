@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_an_option_is_files_of_its_own(tmp_path: Path) -> None:
 
 def test_every_file_of_a_modifier_has_its_name() -> None:
     files = (TEMPLATES / "_attention" / "modifiers").iterdir()
-    assert {path.name.split(".")[0] for path in files} <= {kind.name for kind in MODIFIERS}
+    assert {re.split(r"[._]", path.name)[0] for path in files} == {kind.name for kind in MODIFIERS}
 
 
 def test_every_modifier_has_a_class_of_its_name_in_generator_and_runtime() -> None:

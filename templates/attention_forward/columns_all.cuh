@@ -1,1 +1,0 @@
-  const int columns = sequence.columns(p);
