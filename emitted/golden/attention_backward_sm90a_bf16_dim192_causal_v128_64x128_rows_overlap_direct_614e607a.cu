@@ -845,6 +845,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int part = __shfl_sync(~0u, work.part, 0);  // the shuffle makes it warp-uniform
   const int box = part, row = consumer * kQRows;

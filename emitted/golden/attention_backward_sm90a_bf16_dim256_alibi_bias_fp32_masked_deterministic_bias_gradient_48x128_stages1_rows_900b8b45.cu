@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask none, fixed lengths
-//   q tile 48, KV tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
+//   q tile 48, KV tile 128, 2 consumers, 1 stage, dq added bulk, in order, rows shared
 // Digest 900b8b45618c21ceb67bb08d86e8a653836bcaa5e7eb8fb16a9b9221cf949d5e; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:
@@ -355,18 +355,16 @@ struct Scaling {
 
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 
-// Where accumulator i is, from the thread's first row of q and column.
 constexpr int kStagedRows = kQRows, kStagedColumns = 16;  // of a warp
-// Where accumulator i is, from the thread's first row and column.
+// Where accumulator i is, from the thread's first row of q and column.
 __device__ constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
-// What is added to scores, or hides them, before the softmax: a Score for a tile of a head, then read() for each eight accumulators, then term() for each accumulator, then hides() for each accumulator.
+// What is added to scores, or hides them, before the softmax: a Score for a tile of a head.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
 // rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
 // alone: no other waits for it.
-//
 // Without a branch: MMAs are in flight around loads.
 __device__ __forceinline__ uint32_t load(const float* at, bool there) {
   uint32_t x;
@@ -402,7 +400,6 @@ template <int kBytes> struct Staged {
       }
     }
   }
-
 
   // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
   __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
@@ -1061,6 +1058,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int part = __shfl_sync(~0u, work.part, 0);  // the shuffle makes it warp-uniform
   const int box = part, row = consumer * kQRows;

@@ -769,7 +769,6 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and releases the staging as soon as TMA has
 // read it.
@@ -893,6 +892,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work work, int consumer) {
   constexpr int part = 0;
   const int box = consumer, own = box * kWgmmaM * kSpan / 16;

@@ -53,7 +53,7 @@ constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 96;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
 // Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
 constexpr float kOffset = 4;
-constexpr float kSlack = 4;  // by so much exponents of 2 may grow before
+constexpr float kSlack = 4;  // by so much exponents of 2 may grow before the output is rescaled
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -282,19 +282,19 @@ struct Tiles {
 
 // Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
 // OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
-struct Turns {
+struct OrderedBarrier {
   int consumer;
 
-  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
+  __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 begins
   }
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
-  __device__ __forceinline__ void pass() const {
+  __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
+  __device__ __forceinline__ void arrive() const {
     cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
+  // The last arrival is for a consumer that issues nothing any more: it must not stay pending.
   __device__ __forceinline__ void finish() const {
-    if (consumer == 0) begin();
+    if (consumer == 0) wait();
   }
 };
 
@@ -343,7 +343,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far, or kSlack below it, times their factor in the exponent
+  float maximum[2];  // of the scores so far, times their factor in the exponent, or kSlack below it
   float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
@@ -491,7 +491,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
              shared.k[position.stage], work.sequence, n - 1, head);
       load_values(p, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
-                  work.sequence, n, head);
+           work.sequence, n, head);
     }
     q.advance();
   }
@@ -553,7 +553,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output += weights v.
+// Issues output += weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   fence(output);
   cute::warpgroup_arrive();
@@ -580,7 +580,7 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
-  Turns turns;
+  OrderedBarrier order;
   Ring<kQStages> at_q;
   Position position;
   int begin;         // the last KV tile: they are walked from the right to the left
@@ -605,8 +605,8 @@ struct Consumer {
 
   // Passes over a tile that the CTA loads for rows further down: takes its turn, and releases k and v.
   __device__ __forceinline__ void skip() {
-    turns.begin();
-    turns.pass();
+    order.wait();
+    order.arrive();
     shared.k_full[position.stage].wait(position.phase);
     release(shared.k_empty[position.stage]);
     shared.v_full[position.stage].wait(position.phase);
@@ -643,10 +643,10 @@ struct Steps {
     c.position.advance();
     c.shared.v_full[at.stage].wait(at.phase);
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
     multiply_output(output, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
-    c.turns.pass();
+    c.order.arrive();
     cute::warpgroup_wait<1>();
     fence(output);
     release(c.shared.v_empty[at.stage]);
@@ -663,6 +663,7 @@ struct Steps {
   }
 };
 
+// ---- Epilogue: o and lse ----------------------------------------------------------------------------
 // Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
 // 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
@@ -700,16 +701,17 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 // Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
 // result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
   }
   multiply_scores(scores, c.q, c.staged_k());
-  if (any) c.turns.pass();
+  if (any) c.order.arrive();
 }
 
 // Passes over all such tiles at the beginning of a piece of work.
@@ -717,7 +719,6 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
-
 
 // Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
@@ -729,7 +730,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(), Turns(consumer)};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(), OrderedBarrier(consumer)};
   c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
@@ -749,9 +750,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       int n = work.end - 1;
       Steps::first(c, scores, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      for (; n > work.begin && n >= work.full_end; --n)
+        Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      for (; n > work.begin && n >= work.full_begin; --n)
+        Steps::next<false>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
       for (; n > work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       Steps::weigh(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
@@ -783,7 +786,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     work = next;
   }
   cute::warpgroup_wait<0>();
-  c.turns.finish();
+  c.order.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)

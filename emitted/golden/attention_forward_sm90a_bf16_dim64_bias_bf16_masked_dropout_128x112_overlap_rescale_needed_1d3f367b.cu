@@ -56,7 +56,7 @@ constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 112;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before the output is rescaled
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -344,7 +344,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 }
 
 constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
-// What is added to scores, or hides them, before the softmax: a Score for a tile of a head, then read() for each eight accumulators, then term() for each accumulator, then hides() for each accumulator.
+// What is added to scores, or hides them, before the softmax: a Score for a tile of a head.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
 // rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
@@ -703,8 +703,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       if (n > work.begin)
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
              shared.k[position.stage], work.sequence, n - 1, head);
-      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
-           shared.v[before.stage], work.sequence, n, head);
+      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
+           work.sequence, n, head);
     }
     q.advance();
   }
@@ -785,7 +785,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output += weights v.
+// Issues output += weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   fence(output);
   cute::warpgroup_arrive();
@@ -861,7 +861,6 @@ struct Consumer {
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
   }
 
-
   // Reads which weights of the next tile are dropped.
   __device__ __forceinline__ void take(Words& words) {
     const int lane = threadIdx.x % 32, patches = (index * 4 + threadIdx.x / 32 % 4) * (kKvTile / 16);
@@ -930,6 +929,7 @@ struct Steps {
   }
 };
 
+// ---- Epilogue: o and lse ----------------------------------------------------------------------------
 // Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
 // 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
@@ -966,6 +966,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 // Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
 // result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
@@ -976,7 +977,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   }
   multiply_scores(scores, c.q, c.staged_k());
 }
-
 
 // Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {

@@ -49,11 +49,11 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kDimV = 128, kValueSpan = 128;  // of v and o; of a row of v's boxes
+constexpr int kDimV = 128, kValueSpan = 128;  // of a row of v's boxes
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before the output is rescaled
 constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -249,19 +249,19 @@ struct Tiles {
 
 // Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
 // OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
-struct Turns {
+struct OrderedBarrier {
   int consumer;
 
-  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
+  __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 begins
   }
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
-  __device__ __forceinline__ void pass() const {
+  __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
+  __device__ __forceinline__ void arrive() const {
     cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
+  // The last arrival is for a consumer that issues nothing any more: it must not stay pending.
   __device__ __forceinline__ void finish() const {
-    if (consumer == 0) begin();
+    if (consumer == 0) wait();
   }
 };
 
@@ -474,7 +474,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// Issues output += weights v.
+// Issues output += weights v: the MMAs of one KV tile.
 __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
   fence(output);
   cute::warpgroup_arrive();
@@ -501,7 +501,7 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
-  Turns turns;
+  OrderedBarrier order;
   Ring<kQStages> at_q;
   Position position;
   int begin;         // the last KV tile: they are walked from the right to the left
@@ -528,7 +528,6 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
-
 };
 
 // Which of a thread's scores its rows attend to, from the mask of a tile: a bit for every row and column. It is
@@ -586,11 +585,11 @@ struct Steps {
                                               Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
     multiply_scores(scores, c.q, c.staged_k());
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
-    c.turns.pass();
+    c.order.arrive();
     const Shown shown(c, n, kMasked);
     cute::warpgroup_wait<1>();  // the scores are there; the output's MMAs run on
     fence(scores);
@@ -612,6 +611,7 @@ struct Steps {
   }
 };
 
+// ---- Epilogue: o and lse ----------------------------------------------------------------------------
 // Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
 // 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
@@ -648,18 +648,18 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 // Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
 // result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
   }
   multiply_scores(scores, c.q, c.staged_k());
-  if (any) c.turns.pass();
+  if (any) c.order.arrive();
 }
-
 
 // Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
@@ -671,7 +671,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer)};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), OrderedBarrier(consumer)};
   c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
@@ -713,7 +713,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     work = next;
   }
   cute::warpgroup_wait<0>();
-  c.turns.finish();
+  c.order.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)

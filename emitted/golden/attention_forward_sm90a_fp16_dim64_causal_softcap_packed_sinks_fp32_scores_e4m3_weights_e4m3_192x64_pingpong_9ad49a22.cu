@@ -317,19 +317,19 @@ struct Tiles {
 
 // Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
 // OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
-struct Turns {
+struct OrderedBarrier {
   int consumer;
 
-  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
+  __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 begins
   }
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
-  __device__ __forceinline__ void pass() const {
+  __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
+  __device__ __forceinline__ void arrive() const {
     cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer == kConsumers - 1 ? 0 : consumer + 1));
   }
-  // The last pass opens a turn that no consumer takes: its arrival must not stay pending.
+  // The last arrival is for a consumer that issues nothing any more: it must not stay pending.
   __device__ __forceinline__ void finish() const {
-    if (consumer == 0) begin();
+    if (consumer == 0) wait();
   }
 };
 
@@ -527,7 +527,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
              shared.k[position.stage], work.sequence, n - 1, head);
       load_values(p, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
-                  work.sequence, n, head);
+           work.sequence, n, head);
     }
     q.advance();
   }
@@ -607,7 +607,6 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   cute::warpgroup_commit_batch();
 }
 
-
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
@@ -618,7 +617,7 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
-  Turns turns;
+  OrderedBarrier order;
   Ring<kQStages> at_q;
   Position position;
   int begin;         // the last KV tile: they are walked from the right to the left
@@ -643,8 +642,8 @@ struct Consumer {
 
   // Passes over a tile that the CTA loads for rows further down: takes its turn, and releases k and v.
   __device__ __forceinline__ void skip() {
-    turns.begin();
-    turns.pass();
+    order.wait();
+    order.arrive();
     shared.k_full[position.stage].wait(position.phase);
     release(shared.k_empty[position.stage]);
     shared.v_full[position.stage].wait(position.phase);
@@ -681,10 +680,10 @@ struct Steps {
     c.position.advance();
     c.shared.v_full[at.stage].wait(at.phase);
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
     multiply_output(product, weights, c.staged_v(at.stage));
     multiply_scores(scores, c.q, c.staged_k());
-    c.turns.pass();
+    c.order.arrive();
     cute::warpgroup_wait<1>();
     fence(product);
     release(c.shared.v_empty[at.stage]);
@@ -702,6 +701,7 @@ struct Steps {
   }
 };
 
+// ---- Epilogue: o and lse ----------------------------------------------------------------------------
 // Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
 // 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
@@ -725,13 +725,16 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
-    const float sink = float(c.p.sinks[work.head]) * kLog2E, maximum = rows.maximum[r] - kOffset;
+    const float sink = float(c.p.sinks[work.head]) * kLog2E,
+                maximum = rows.maximum[r] - kOffset;
     const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
     const float factor = fast_exp2(maximum - reference);
-    const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
+    const float sum = quad_sum(rows.sum[r]) * factor +
+                      fast_exp2(sink - reference);
     const float inverse = sum == 0 ? 0 : __fdividef(factor * value_scale, sum);
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (reference + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] =
+          (reference + fast_log2(sum)) * kLn2;
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL
@@ -744,16 +747,17 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 // Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
 // result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
+    c.order.wait();
   }
   multiply_scores(scores, c.q, c.staged_k());
-  if (any) c.turns.pass();
+  if (any) c.order.arrive();
 }
 
 // Passes over all such tiles at the beginning of a piece of work.
@@ -761,7 +765,6 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
-
 
 // Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
@@ -773,7 +776,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 2);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 2);
   const uint64_t v = Values::descriptor(shared.v[0]);
-  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer)};
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), OrderedBarrier(consumer)};
   c.column = threadIdx.x % 4 * 2;
   float scores[kScores], output[kOutputs], product[kOutputs];
   Work work = c.await_work();
@@ -793,7 +796,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       int n = work.end - 1;
       Steps::first(c, scores, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
+      for (; n > work.begin && n >= work.full_end; --n)
+        Steps::next<true>(c, scores, output, product, weights, rows, n);
       CUTE_NO_UNROLL
       for (; n > work.begin; --n) Steps::next<false>(c, scores, output, product, weights, rows, n);
       Steps::weigh(c, scores, product, weights, rows, n, n >= work.full_end);
@@ -826,7 +830,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     work = next;
   }
   cute::warpgroup_wait<0>();
-  c.turns.finish();
+  c.order.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)

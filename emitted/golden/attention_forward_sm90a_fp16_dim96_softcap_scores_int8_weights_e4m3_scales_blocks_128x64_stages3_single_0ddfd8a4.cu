@@ -274,6 +274,7 @@ struct Scaling {
   float exponent;  // the factor of a tanh in the argument of exp2
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p) { exponent = p.softcap * kLog2E; }
+
   // For the rows `row` and 8 below of a sequence and head.
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = __fdividef(p.scale, p.softcap);
@@ -460,7 +461,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
              shared.k[position.stage], work.sequence, n - 1, head);
       load_values(p, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage],
-                  work.sequence, n, head);
+           work.sequence, n, head);
     }
     q.advance();
   }
@@ -544,7 +545,6 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   cute::warpgroup_commit_batch();
 }
 
-
 // A thread's first row in its warpgroup's 64; the other is 8 below.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 
@@ -575,7 +575,6 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (Values::kBytes / 16); }
-
 };
 
 // Steps of the loop over KV tiles: the weights of a tile are multiplied with its v, and behind that the scores of the
@@ -627,6 +626,7 @@ struct Steps {
   }
 };
 
+// ---- Epilogue: o and lse ----------------------------------------------------------------------------
 // Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
 // 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
@@ -664,6 +664,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   }
 }
 
+// ---- Mainloop -----------------------------------------------------------------------------------------
 // Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
 // result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
@@ -673,7 +674,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   }
   multiply_scores(scores, c.q, c.staged_k());
 }
-
 
 // Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
 __device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
@@ -703,7 +703,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       int n = work.end - 1;
       Steps::first(c, scores, n);
       CUTE_NO_UNROLL
-      for (; n > work.begin && n >= work.full_end; --n) Steps::next<true>(c, scores, output, product, weights, rows, n);
+      for (; n > work.begin && n >= work.full_end; --n)
+        Steps::next<true>(c, scores, output, product, weights, rows, n);
       CUTE_NO_UNROLL
       for (; n > work.begin; --n) Steps::next<false>(c, scores, output, product, weights, rows, n);
       Steps::weigh(c, scores, product, weights, rows, n, n >= work.full_end);

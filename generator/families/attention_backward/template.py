@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
-from warploom.generator.families.attention_backward.header import described
+from warploom.generator.families.attention_backward.header import choices, described
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
 from warploom.generator.families.attention_backward.layout import (
     CROWDED_CAPS,
+    AttentionBackwardLayout,
     attention_backward_layout,
 )
-from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardSpec,
+)
 from warploom.generator.wgmma import WGMMA_M, wgmma
 
 MOST_FUSED = 96  # rows of q
@@ -21,31 +25,6 @@ WIDEST = 256
 # then. fp32 numbers just below it are 2^-11 apart: weights are off by at most 2^-12, less than the
 # rounding of a weight to 16 bits.
 COARSE_LSE = 4096
-# What tiles of v and do, and dv, are called where their head dimension is that of k, and where not.
-_LIKE = {
-    "value_tile": "Tile",
-    "value_span": "kSpan",
-    "value_gradients": "kGradients",
-    "value_offset": "columns",
-    "v_bytes": "kKvBytes",
-    "do_bytes": "kQBytes",
-    "multiply_dv": "multiply_gradient",
-    "stage_dv": "stage",
-    "store_dv": "store",
-    "own_v": "own",
-}
-_UNLIKE = {
-    "value_tile": "ValueTile",
-    "value_span": "kValueSpan",
-    "value_gradients": "kValueGradients",
-    "value_offset": "value_columns",
-    "v_bytes": "kVBytes",
-    "do_bytes": "kDoBytes",
-    "multiply_dv": "multiply_dv",
-    "stage_dv": "stage_dv",
-    "store_dv": "store_dv",
-    "own_v": "own_v",
-}
 
 
 def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
@@ -55,19 +34,39 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     kind, shares_rows = element(operation.element), schedule.cluster_split == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
     number = ordered if operation.deterministic else "grid"
-    bounded = operation.mask != "none"
     # Warps that make the words of dropout, beside those that add dq.
     makers = 1 if schedule.accumulate == "bulk" else 3
+    # Where it hides nothing of a tile, scores are as they are without it. Pairs of the widest heads
+    # have no registers for the branch, and with a cap ptxas serialises products.
+    mask_alone = (
+        operation.mask_alone
+        and not operation.caps
+        and not (operation.dim == WIDEST and schedule.overlap and shares_rows)
+    )
+    # Whether a weight is dropped is asked once, for p and ds: what else is kept leaves no room.
+    fused = (
+        operation.dropout
+        and not (schedule.overlap or operation.scored or operation.caps or operation.blocks)
+        and layout.q_rows == schedule.q_tile <= MOST_FUSED
+    )
     crowded = (
         (operation.dim, schedule.q_tile) in CROWDED_CAPS
         and operation.caps
         and schedule.overlap
         and shares_rows
     )
+    shared = modifiers.context(operation.modifiers)
     return {
-        **modifiers.context(operation.modifiers),
+        **shared,
+        **modifiers.of_scores(operation, leans=False),
+        "parts": _parts(spec, layout, shared["parts"], mask_alone, number),
+        "choices": choices(spec, layout),
+        "slope_part": f"{shared['capped']}#slope"
+        if shared["capped"]
+        else "attention_backward/slope_plain.cuh",
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
+        "query_heads": "p.all_kv_heads * p.sharing" if operation.lengths == "packed" else "p.heads",
         "row_threads": ROW_THREADS,
         "row_lanes": 1 << (operation.dim // 8 - 1).bit_length(),
         "scores_wgmma": wgmma(kind, kind, layout.q_rows, name="ScoresWgmma"),
@@ -90,7 +89,6 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
             a_k_major=not shares_rows,
             b_k_major=False,
         ),
-        **(_UNLIKE if operation.dim_v else _LIKE),
         "query_wgmma": wgmma(
             kind,
             kind,
@@ -99,49 +97,27 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
             a_k_major=not layout.swap,
             b_k_major=layout.swap,
         ),
-        "scored": operation.scored,
-        "hides": operation.hides,
-        "reads": operation.masked or operation.bias != "none",
         "placed": operation.masked or operation.bias == "fp32" or operation.placed,
         "places": True,
         "column_pairs": False,  # two accumulators are of one column
-        "staged": operation.staged,
-        # Where it hides nothing of a tile, scores are as they are without it. Pairs of the widest
-        # heads have no registers for the branch, and with a cap ptxas serialises products.
-        "mask_alone": operation.mask_alone
-        and not operation.caps
-        and not (operation.dim == WIDEST and schedule.overlap and shares_rows),
-        "leans": False,
-        "coarse_lse": COARSE_LSE,
+        "mask_alone": mask_alone,
         # Whether the producer branches on where do is: pairs with overlap that stage dq have no
         # register for the address of a map.
         "branches": operation.masks_rows
         and shares_rows
         and schedule.overlap
         and schedule.accumulate == "bulk",
-        "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
-        "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
-        "makers": makers,
-        "header": described(spec, layout, makers, number),
-        # Whether a weight is dropped is asked once, for p and ds: what else is kept leaves no room.
-        "fused": operation.dropout
-        and not (schedule.overlap or operation.scored or operation.caps or operation.blocks)
-        and layout.q_rows == schedule.q_tile <= MOST_FUSED,
+        "fused": fused,
         # By the probability that a weight is kept; ds leaves as it is where a bias has a gradient.
         "divides_gradients": operation.dropout and not operation.bias_gradient,
         "divides_weights": operation.dropout and operation.bias_gradient,
-        "bounds_left": operation.mask == "window",
-        "bounds_right": bounded,
-        # What bounds are relative to, beside a row.
-        "diagonal": " + diagonal" if bounded and operation.lengths == "packed" else "",
-        "shares_rows": shares_rows,
-        # The first of a CTA's query heads among those of its KV head, and how it goes to the next.
-        "rank": "rank()" if schedule.cluster > 1 else "0",
-        "plus_rank": " + rank()" if schedule.cluster > 1 else "",
-        "next_head": "i += kCluster" if schedule.cluster > 1 else "++i",
-        # Whether do has fewer stages than q, and what its stage and phase are called.
+        # Whether do has fewer stages than q.
         "single_do": layout.do_stages < layout.stages,
-        "of_do": "of_do" if layout.do_stages < layout.stages else "at",
+        "coarse_lse": COARSE_LSE,
+        "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
+        "makers": makers,
+        "header": described(spec, layout, makers, number),
+        "shares_rows": shares_rows,
         "held": layout.held_steps > 0,
         # Whether there is something to wait for behind the last step.
         "ends": schedule.overlap or shares_rows or operation.bias_gradient,
@@ -162,9 +138,48 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         # Whether what lists say of a q tile is read once dp's products are under way, which else
         # wait for it. Where writers add dq a step takes 1 % longer so (H100).
         "reads_late": operation.blocks and schedule.accumulate == "direct",
+        "locate_part": "listed" if operation.blocks else "bounds",
+        "tiles_part": "listed" if operation.blocks else "of_heads",
+        "gradients_at": "boxes" if schedule.cluster == 1 else "columns",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
         "number_part": number,
         "steps_part": ("pair_" if shares_rows else "")
         + ("overlapped" if schedule.overlap else "serial"),
         "query_part": "swapped" if layout.swap else "straight",
     }
+
+
+def _parts(
+    spec: AttentionBackwardSpec,
+    layout: AttentionBackwardLayout,
+    own: list[str],
+    mask_alone: bool,
+    number: str,
+) -> list[str]:
+    """Return the files of all options, in the order in which hooks include them.
+
+    `own` are those of modifiers.
+    """
+    operation, schedule = spec.operation, spec.schedule
+    pair = schedule.cluster_split == "rows"
+    before = {
+        "pair": pair,
+        f"accumulate_{schedule.accumulate}": True,
+        f"mask_{'none' if operation.mask == 'none' else 'bounds'}": not operation.blocks,
+        "values_apart": bool(operation.dim_v),
+        "cluster": schedule.cluster > 1,
+        "bias_gradient": operation.bias_gradient,
+        "fully_masked": operation.masks_rows,
+        "single_do": layout.do_stages < layout.stages,
+    }
+    behind = {
+        "scored": operation.scored,
+        "staged": operation.staged,
+        "mask_alone": mask_alone,
+        "trims": operation.trims,
+        "single_ds": layout.ds_stages == 1 and not pair,
+        "cluster_ticket": number == "ticket_cluster",
+    }
+
+    files = partial(modifiers.options, "attention_backward")
+    return [*files(before), *own, *files(behind)]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
-from warploom.generator.families.attention_forward.header import described
+from warploom.generator.families.attention_forward.header import choices, described
 from warploom.generator.families.attention_forward.launch import KEYS_THREADS
 from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
-from warploom.generator.families.attention_forward.schedule import AttentionOperation, AttentionSpec
+from warploom.generator.families.attention_forward.schedule import (
+    AttentionOperation,
+    AttentionSchedule,
+    AttentionSpec,
+)
 from warploom.generator.wgmma import TemplateText, wgmma
 
 MAKERS = 3  # warps that make the words of dropout
 MOST_BETWEEN = 160  # columns
 # Of the exponents of weights of e4m3, which end at 448: together below 8.8.
-OFFSET, OFFSET_IF_NEEDED, SLACK = 8, 4, 4
+OFFSET, OFFSET_IF_NEEDED, SLACK_8 = 8, 4, 4
+SLACK = 8  # the same of weights of 16 bits: of 256 they are as exact as of 1
 
 
 def context(spec: AttentionSpec) -> dict[str, Any]:
@@ -25,16 +31,29 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
     layout = attention_layout(spec.architecture, operation, schedule)
     kind = element(operation.element)
     multiplied, values = operation.element_of("k"), operation.element_of("v")
-    bounded = operation.mask != "none"
-    offset = OFFSET_IF_NEEDED if schedule.rescale == "needed" else OFFSET
     # Before scores are there; what changes them leaves no registers for words.
     takes_early = (
         operation.dropout and schedule.overlap and not (operation.scored or operation.blocks)
     )
+    waits_between = (
+        takes_early
+        and operation.dim == 128
+        and operation.mask == "none"
+        and schedule.kv_tile <= MOST_BETWEEN
+    )
+    lazy = schedule.rescale == "needed"
+    # The output of a wide head takes long to rescale: it is done under the product of scores.
+    rescales_between = schedule.overlap and operation.value_dim > 128
+    shared = modifiers.context(operation.modifiers)
     return {
-        **modifiers.context(operation.modifiers),
+        **shared,
+        # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
+        **modifiers.of_scores(operation, leans=operation.leans),
+        "parts": _parts(operation, schedule, shared["parts"]),
+        "choices": choices(spec),
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
+        "box_columns": "kSpan" if operation.eight else "kSpan / 2",
         "scores_wgmma": wgmma(multiplied, multiplied, schedule.kv_tile, name="ScoresWgmma"),
         "output_wgmma": wgmma(
             values,
@@ -44,70 +63,67 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
             a_in_registers=True,
             b_k_major=values.bits == 8,
         ),
-        "values_part": operation.weights,
-        # v has boxes and descriptors of its own: of another type, layout or dimension than k.
+        # v has boxes and descriptors of its own: of another type or dimension than k.
         "values_apart": operation.eight or operation.dim_v > 0,
         "value_dim": TemplateText("kDimV" if operation.dim_v else "kDim"),
-        # Where products with v go, and in what order these accumulators are handed on.
-        "product": "product" if operation.promoted else "output",
-        "outputs": "output, product" if operation.promoted else "output",
+        "weight_bits": values.bits,
+        "weights_k": 256 // values.bits,  # columns of one MMA
+        "scaling_part": f"attention_forward/scaling_{operation.scales}.cuh.jinja"
+        if operation.eight
+        else shared["scaling_part"],
+        # Of one sequence; packed sequences count as one batch.
+        "query_heads": "p.all_heads" if operation.lengths == "packed" else "p.heads",
+        "offset": OFFSET_IF_NEEDED if lazy else OFFSET,
+        "most": OFFSET_IF_NEEDED + SLACK_8 if lazy else OFFSET,
+        "slack": SLACK if operation.weights == "same" else SLACK_8,
+        # Whether a CTA may load KV tiles that only some of its warpgroups need.
+        "skips": operation.mask != "none",
+        "one_q": "n" if layout.q_stages == 1 else "",
         "keys_of_a_scale": KEYS_OF_A_SCALE,
-        "offset": offset,
-        "slack": SLACK,
-        "most": offset + (SLACK if schedule.rescale == "needed" else 0),
-        # Of a row, in the argument of exp2: what its sum is relative to.
-        "maximum": TemplateText(
-            "rows.maximum[r]" + (" - kOffset" if values.bits == 8 else "")
-            if operation.eight
-            else "rows.maximum[r] * c.scaling.exponent"
-        ),
-        "number": TemplateText(
-            "sequence.number" if operation.lengths == "packed" else "sequence.batch"
-        ),
-        "scored": operation.scored,
-        "hides": operation.hides,
-        "reads": operation.masked or operation.bias != "none",
         "placed": operation.bias == "fp32" or operation.placed,
         "changed": _changed(operation),
-        "staged": operation.staged,
         # Where a mask of keys hides nothing of a tile, scores are as they are without it.
         "mask_alone": operation.mask_alone,
         "keys_threads": KEYS_THREADS,
-        # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
-        "leans": operation.leans,
-        "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
+        "change_part": "leans" if operation.leans else "mask" if operation.mask_alone else "any",
         "makers": MAKERS,
         "header": described(spec, layout, MAKERS),
         "takes_early": takes_early,
         # All of the softmax runs under the output's products: faster at dimension 128 without a
         # mask, slower with one, and at 64 (docs/notebook.md). Wider tiles have no registers for it.
-        "waits_between": takes_early
-        and operation.dim == 128
-        and operation.mask == "none"
-        and schedule.kv_tile <= MOST_BETWEEN,
-        "bounds_left": operation.mask == "window",
-        "bounds_right": bounded,
-        # Whether a CTA may load KV tiles that only some of its warpgroups need.
-        "skips": bounded and not operation.blocks,
-        # What bounds are relative to, beside a row.
-        "diagonal": " + diagonal" if bounded and operation.lengths == "packed" else "",
+        "waits_between": waits_between,
+        "holds_softmax": waits_between or rescales_between,
         "places": not operation.blocks,
         "column_pairs": True,  # two accumulators are of one row
-        # The output of a wide head takes long to rescale: it is done under the product of scores.
-        "rescales_between": schedule.overlap and operation.value_dim > 128,
-        "hide": "shown.hide(scores)"
-        if operation.blocks
-        else TemplateText(
-            "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)"
-            if bounded
-            else "mask(scores, c.columns, n * kKvTile + c.column)"
-        ),
-        "steps_part": "eight"
-        if operation.eight
-        else "overlapped"
-        if schedule.overlap
-        else "serial",
+        "rescales_between": rescales_between,
+        "steps_part": "8" if operation.eight else "overlapped" if schedule.overlap else "serial",
     }
+
+
+def _parts(operation: AttentionOperation, schedule: AttentionSchedule, own: list[str]) -> list[str]:
+    """Return the files of all options, in the order in which hooks include them.
+
+    `own` are those of modifiers.
+    """
+    mask = "none" if operation.mask == "none" else "bounds"
+    before = {
+        "mask_window": operation.mask == "window",
+        f"mask_{mask}": not operation.blocks,
+        "values_apart": operation.eight or operation.dim_v > 0,
+        "eight": operation.eight,
+        "int8": operation.scores == "int8",
+        "weights_8": operation.weights != "same",
+        "lazy_rescale": schedule.rescale == "needed",
+        "scored": operation.scored,
+        "staged": operation.staged,
+        "leans": operation.leans,
+        "mask_alone": operation.mask_alone,
+        "trims": operation.trims,
+    }
+    behind = {"promoted": operation.promoted, "pingpong": schedule.pingpong}
+
+    files = partial(modifiers.options, "attention_forward")
+    return [*files(before), *own, *files(behind)]
 
 
 def _changed(operation: AttentionOperation) -> TemplateText:

@@ -15,7 +15,6 @@ from warploom.runtime.families._attention import modifiers as runtime
 OPTION = Path(__file__).parent / "option"
 PACKAGE = Path(warploom.__path__[0])
 TEMPLATES = PACKAGE / "templates"
-PLACE = re.compile(r"^\{# (\w+) #\}$", re.M)
 
 
 def overlay(package: Path, added: Path, to: Path) -> None:
@@ -51,19 +50,9 @@ def test_an_option_is_files_of_its_own(tmp_path: Path) -> None:
     assert "8 passed" in done.stdout
 
 
-def test_every_place_of_a_modifier_is_one_that_kernels_have() -> None:
-    """A place of another name would be left out of kernels without a word."""
-    texts = "".join(path.read_text() for path in TEMPLATES.glob("*attention*/*.*"))
-    known = set(re.findall(r'~ "#(\w+)"', texts))
-    files = {
-        path.name.removesuffix(".cuh.jinja"): path
-        for path in (TEMPLATES / "_attention" / "modifiers").iterdir()
-    }
-    assert files.keys() <= {kind.name for kind in MODIFIERS}
-    for path in files.values():
-        places = PLACE.findall(path.read_text())
-        assert places
-        assert {*places} <= known
+def test_every_file_of_a_modifier_has_its_name() -> None:
+    files = (TEMPLATES / "_attention" / "modifiers").iterdir()
+    assert {re.split(r"[._]", path.name)[0] for path in files} == {kind.name for kind in MODIFIERS}
 
 
 def test_every_modifier_has_a_class_of_its_name_in_generator_and_runtime() -> None:

@@ -37,6 +37,10 @@ class Bias(Modifier):
         ]
 
     @property
+    def parts(self) -> Sequence[str]:
+        return ["bias_fp32" if self.value == "fp32" else "bias_16"]
+
+    @property
     def staged_bytes(self) -> int:
         return 0 if self.value == "fp32" else 2
 

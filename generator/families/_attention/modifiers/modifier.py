@@ -101,6 +101,11 @@ class Modifier:
         return 0
 
     @property
+    def parts(self) -> Sequence[str]:
+        """More files of its C++, by what its value is."""
+        return ()
+
+    @property
     def staged_bytes(self) -> int:
         """Bytes of each score that come by shared memory."""
         return 0

@@ -1,0 +1,95 @@
+"""Templates: Jinja where names say so, few conditionals, no place that no kernel has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from warploom import templates
+
+(FOLDER,) = map(Path, templates.__path__)
+FILES = {
+    path.relative_to(FOLDER).as_posix(): path.read_text()
+    for path in sorted(FOLDER.rglob("*"))
+    if path.suffix in (".cuh", ".jinja")
+}
+MOST = 12
+# Templates with more conditionals, and how many: these numbers only fall.
+MORE = {
+    "_attention/modifiers/dropout.cuh.jinja": 14,
+    "_product/epilogue.cuh.jinja": 35,
+    "_product/fragment.cuh.jinja": 21,
+    "_product/operand.cuh.jinja": 33,
+    "_product/reduction.cuh.jinja": 25,
+    "_product/tiles.cuh.jinja": 19,
+    "_product/unit_stored.cuh.jinja": 24,
+    "attention_append/kernel.cu.jinja": 26,
+    "attention_decode/consumer.cuh.jinja": 16,
+    "attention_decode/kernel.cu.jinja": 18,
+    "attention_decode/merge.cuh.jinja": 22,
+    "attention_decode/producer.cuh.jinja": 15,
+    "attention_decode/sequence.cuh.jinja": 15,
+    "cast/kernel.cu.jinja": 16,
+    "cast/tile.cuh.jinja": 52,
+    "combine/kernel.cu.jinja": 19,
+    "gemm/block_scale_reads.cuh.jinja": 37,
+    "gemm/consumer.cuh.jinja": 23,
+    "gemm/entry.cuh.jinja": 13,
+    "gemm/kernel.cu.jinja": 24,
+    "gemm/pieces_loaded.cuh.jinja": 14,
+    "gemm/unit_loaded.cuh.jinja": 41,
+    "gemm/unit_multiplied.cuh.jinja": 22,
+    "mixed_gemm/consumer.cuh.jinja": 21,
+    "mixed_gemm/products_mma.cuh.jinja": 13,
+    "mixed_gemm/products_wgmma.cuh.jinja": 24,
+    "mixed_gemm/scales.cuh.jinja": 29,
+    "sparse_gemm/kernel.cu.jinja": 37,
+}
+CODE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+TEXT = re.compile(r'"[^"]*"')
+
+
+def conditionals(template: str) -> int:
+    """How many statements and expressions of a template choose by a condition."""
+    return sum(
+        len(re.findall(r"\b(?:if|elif)\b", TEXT.sub("", code))) for code in CODE.findall(template)
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "count"),
+    [
+        ("{% if a %}b{% elif c %}d{% else %}e{% endif %}", 2),
+        ("{{ a if b else c }}{{ d }}{% set e = f if g else h %}", 2),
+        ('if (a) {{ "if" }} // elif', 0),
+    ],
+)
+def test_conditionals_are_those_of_jinja(template: str, count: int) -> None:
+    assert conditionals(template) == count
+
+
+def test_a_template_has_few_conditionals() -> None:
+    """Kernels with many options could be read by nobody where each branched on each."""
+    counts = {name: conditionals(text) for name, text in FILES.items()}
+    assert len(counts) > 100
+    many = {name: count for name, count in counts.items() if count > MOST}
+    assert many == MORE, "use hooks, a file for each choice, or values from Python; lower MORE"
+
+
+def test_names_tell_which_files_hold_jinja() -> None:
+    said = {name for name in FILES if name.endswith(".jinja")}
+    assert said == {name for name, text in FILES.items() if re.search(r"\{[{%#]", text)}
+
+
+def test_every_place_is_one_that_a_template_includes() -> None:
+    """A place of another name would be left out of kernels without a word."""
+    texts = "".join(FILES.values())
+    used = set(re.findall(r'hook(?: |\()"(\w+)"', texts))
+    # What bends scores is included by its file, which Python names.
+    used |= set(re.findall(r'"#(\w+)"', texts)) | {"scaling", "slope"}
+    places = {name: set(re.findall(r"^\{# (\w+) #\}$", text, re.M)) for name, text in FILES.items()}
+    unknown = {name: own - used for name, own in places.items() if own - used}
+    assert unknown == {}
+    assert used <= set().union(*places.values())
