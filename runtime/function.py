@@ -24,7 +24,7 @@ from warploom.runtime.call import Key
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker
 from warploom.runtime.operator import is_distributed, register
-from warploom.runtime.plan import Plan, planned, run
+from warploom.runtime.plan import Plan, increment_versions, planned, run
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, launchable
 
 _BOUND = 4096  # kinds of calls remembered, of each function
@@ -80,6 +80,7 @@ class _Kind:
     all. `call_of` makes the call of a pool.
     nulls     addresses of tensors that are left out
     scalars   the numbers, but for those that are arguments: `numbers` are places and indices
+    written   takes the arguments that kernels write, whose versions count that
     derive    where autograd is to know of the results
     """
 
@@ -90,6 +91,7 @@ class _Kind:
     nulls: tuple[int, ...]
     scalars: tuple[float, ...]
     numbers: tuple[tuple[int, int], ...]
+    written: Callable[[Values], tuple[torch.Tensor, ...]] | None
     derive: Derive | None
     call_of: CallOf
 
@@ -162,6 +164,8 @@ class WarmCalls(Generic[ResultsT]):
             kind.plan.run_at((addresses, scalars), results, kind.call_of, pool)
         except UnlikeError:  # their addresses, which are new
             return None
+        if kind.written is not None:
+            increment_versions(kind.written(pool))
         return results if kind.derive is None else kind.derive(pool, results)  # type: ignore[no-any-return]
 
     def _of_forms(self, values: Values) -> _Kind | None:
@@ -279,7 +283,8 @@ class WarmCalls(Generic[ResultsT]):
         for name, one in made.items():
             places[name] = len(values) + len(makers)
             makers.append(maker(one))
-        written = [i for i, one in zip(sources, returned, strict=True) if one is not None]
+        handed = [i for i, one in zip(sources, returned, strict=True) if one is not None]
+        written = [self.places[name] for name, _ in call.written() if name in self.places]
         read = [places[name] for name, _ in call.read()]
         trailing = [places[name] for name, _ in call.trailing()]
         _, scalars = call.arguments(plan.details, results)
@@ -291,11 +296,12 @@ class WarmCalls(Generic[ResultsT]):
         return _Kind(
             plan,
             tuple(makers),
-            _getter([*read, *written, *trailing]),
+            _getter([*read, *handed, *trailing]),
             itemgetter(*sources) if is_one else _getter(sources),
             (0,) * sum(getattr(call, name) is None for name in call.declaration.nulls),
             scalars,
             tuple([(at, index) for at, index in numbers if values[index] is not None]),
+            _getter(written) if written else None,
             derive,
             call_of,
         )
