@@ -8,15 +8,13 @@ made and checked, as any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, Generic, cast
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_map_only
 
 from warploom.generator.locks import remember
 from warploom.runtime.arguments import Arguments, Declaration, ResultsT
@@ -34,6 +32,8 @@ _NUMERIC = (float, int, bool)
 _NOTHING: Mapping[str, Any] = {}
 _address = torch.Tensor.data_ptr
 Values = tuple[Any, ...]  # the arguments of a call, in the order in which they are declared
+declared: dict[str, type[Arguments[Any, Any]]] = {}
+"""What the calls of every function are, by the name of its operators."""
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Values], tuple[Any, ...]]:
@@ -331,6 +331,7 @@ class Function(Generic[ResultsT]):
     ) -> None:
         declaration = kind.declaration
         self._name, self._call, self._into, self._sharding = name, kind, into, sharding
+        declared[name] = kind
         self._warm: WarmCalls[ResultsT] = WarmCalls(
             declaration.names, declaration, lambda values: kind(*values)
         )
@@ -401,8 +402,6 @@ class Function(Generic[ResultsT]):
 
     def _fake(self, *given: Any, **written: torch.Tensor | None) -> Any:  # noqa: ANN401
         call = self._call.crossed(*given, **written)
-        if (recorded := _recorded.get()) is not None:
-            recorded.append((self._name, call))
         return self._returned(call, call.fake())
 
     def _refuse(self, *given: Any, **written: torch.Tensor | None) -> None:
@@ -440,40 +439,3 @@ class Function(Generic[ResultsT]):
             for is_computed, one, into in zip(call.computed(), found, given, strict=True)
         ]
         return cast("ResultsT", tuple(results))
-
-
-_recorded: ContextVar[list[tuple[str, Any]] | None] = ContextVar("_recorded", default=None)
-
-
-def calls_of(
-    function: Callable[..., object], operands: Sequence[Any], keywords: Mapping[str, Any]
-) -> list[tuple[str, Arguments[Any, Any]]]:
-    """The calls of declared functions that a function makes, by name, on tensors of `meta`.
-
-    It runs on tensors without data: nothing is launched.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # which no call needs
-
-    found: list[tuple[str, Any]] = []
-    token = _recorded.set(found)
-    try:
-        with FakeTensorMode() as mode:
-            given, named = tree_map_only(
-                torch.Tensor, mode.from_tensor, ([*operands], {**keywords})
-            )
-            function(*given, **named)
-    finally:
-        _recorded.reset(token)
-    return [
-        (name, type(call)(**tree_map_only(torch.Tensor, _on_meta, _fields(call))))
-        for name, call in found
-    ]
-
-
-def _fields(call: Arguments[Any, Any]) -> dict[str, Any]:
-    return {one.name: getattr(call, one.name) for one in fields(call)}  # type: ignore[arg-type]
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    lies = tensor.shape, tensor.stride()
-    return torch.empty_strided(*lies, dtype=tensor.dtype, device="meta")
