@@ -53,8 +53,8 @@ from warploom.runtime.families.gemm.gradient_rule import (
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.kinds import alike
 from warploom.runtime.launch_plan import Bound, LaunchPlan
+from warploom.runtime.philox import drawn
 from warploom.runtime.plan import Plan, increment_versions, make, planned
-from warploom.runtime.rounding import drawn
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
 Fits = Callable[..., bool]
