@@ -191,11 +191,11 @@ def calls_of(
     ]
 
 
-class _Seeing(TorchDispatchMode):
+class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees the operators of declared functions, and so their calls."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[str, Arguments[Any, Any]]] = []
 
     def __torch_dispatch__(

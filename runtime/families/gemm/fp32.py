@@ -277,7 +277,7 @@ class _Version(NamedTuple):
     """Which contents of a parameter pieces are of; those that share memory may count alone."""
 
     parameter: int
-    count: int
+    writes: int
     address: int
     trained: bool
 
@@ -316,8 +316,8 @@ def _forget_trained(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """
     for weak in _kept.keyrefs():  # a copy: other threads may keep pieces meanwhile
         storage = weak()
-        known = None if storage is None else _kept.get(storage)
-        for part, one in [] if known is None else [*known.items()]:
+        known = {} if storage is None else _kept.get(storage, {})
+        for part, one in [*known.items()]:
             if one.version.trained:
                 known.pop(part, None)
 
@@ -359,7 +359,7 @@ def _drop_older(known: dict[_Part, _Kept], newest: _Part, version: _Version, mos
         if not is_full:
             values[part.stream] = values.get(part.stream, 0) + part.shape.numel()
             is_full = values[part.stream] > most
-        if part != newest and (is_full or one.version.count != version.count):
+        if part != newest and (is_full or one.version.writes != version.writes):
             known.pop(part, None)
 
 
