@@ -15,6 +15,7 @@ from torch.nn import functional
 from warploom.arguments import is_number
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateFunction, GateLayout
+from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.quantization import PackedExperts
@@ -41,7 +42,7 @@ from warploom.runtime.tensors import lowered, require_one_device, require_tensor
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 _TYPES = (*PRODUCTS, torch.float32)
-_FP8, _BLOCK = torch.float8_e4m3fn, 128
+_FP8 = torch.float8_e4m3fn
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
 
 
@@ -193,7 +194,7 @@ def grouped_linear(
         gate = steps.get("gate")
         return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias, gate=gate)
     if scale is not None:
-        quantized, scale_a = quantize(rows, _FP8, block=(1, _BLOCK))
+        quantized, scale_a = quantize(rows, _FP8, block=(1, SCALE_BLOCK))
         steps |= {"scale_a": scale_a, "scale_b": scale, "out_dtype": rows.dtype}
         return grouped_gemm(quantized, weight, offs=offsets, bias=bias, **steps)
     if rows.dtype in PRODUCTS:
@@ -241,7 +242,7 @@ def _is_fused(
         return layout == "interleaved"
     if rows.dtype not in PRODUCTS or transposed:
         return False
-    if weight is not None and weight.dtype == _FP8 and weight.shape[-1] % _BLOCK:
+    if weight is not None and weight.dtype == _FP8 and weight.shape[-1] % SCALE_BLOCK:
         return False  # what a tile has of gate and up must share a scale
     graded = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (rows, *read))
     return not (torch.is_grad_enabled() and graded)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.integrations import finegrained_fp8
 
+from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.integrations.expert_layers import (
     count_refusal,
     device_refusal,
@@ -23,7 +24,7 @@ from warploom.integrations.gated_mlp import FUNCTIONS
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.runtime.families.gemm.block_scales import TYPES, blocks_of
 
-BLOCK = (128, 128)  # elements of a weight that share a scale
+BLOCK = (SCALE_BLOCK, SCALE_BLOCK)  # elements of a weight that share a scale
 _ALIGNMENT = 16  # elements of a row: 16 bytes
 
 

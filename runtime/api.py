@@ -20,9 +20,8 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime import targets
 from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import named
-from warploom.runtime.explanation import Explainable, Explanation, of_several
+from warploom.runtime.explanation import Explainable, Explanation, calls_of, of_several
 from warploom.runtime.families import every
-from warploom.runtime.function import calls_of
 from warploom.runtime.plan import Plan, draft
 from warploom.runtime.tensors import shown
 

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from warploom.generator.launches import DeviceLimits
 from warploom.runtime.dispatch import Choice
-from warploom.runtime.tensors import Named
+from warploom.runtime.tensors import Named, Written
 
 DetailsT = TypeVar("DetailsT")
 ResultsT = TypeVar("ResultsT")
@@ -58,7 +58,7 @@ class Call(Protocol[DetailsT, ResultsT]):
         """The tensors that are given, by the names that messages have for them."""
         ...
 
-    def written(self) -> Named:
+    def written(self) -> Written:
         """The tensors that are given for a kernel to write, by the names that messages have."""
         ...
 

@@ -10,6 +10,8 @@ from warploom.generator.elements import ELEMENTS, Element
 TORCH: dict[str, torch.dtype] = {name: getattr(torch, row.torch) for name, row in ELEMENTS.items()}
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH.items()}
 BY_DTYPE: dict[torch.dtype, Element] = {dtype: ELEMENTS[name] for name, dtype in TORCH.items()}
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+"""The largest number of each 8-bit type that values are scaled to."""
 
 
 def name_of(dtype: torch.dtype, what: str) -> str:

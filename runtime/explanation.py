@@ -1,19 +1,27 @@
-"""What `warploom.explain` tells: of a plan, or of what a call would do on a GPU that is named."""
+"""What `warploom.explain` tells: of a plan, of what a call would do on a GPU that is named, and of
+the calls that a function makes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from warploom import hooks
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.store import source_digest
+from warploom.runtime.arguments import Arguments
 from warploom.runtime.call import Draft
 from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import Alternative, Choice
+from warploom.runtime.function import declared
 from warploom.runtime.kernel import store
 from warploom.runtime.plan import Plan
 
@@ -160,3 +168,54 @@ def _times(seconds: float | None, runners_up: Sequence[Alternative]) -> list[str
     return lines + [
         f"next     {one.spec.name}, {one.source} {one.seconds * 1e6:.1f} us" for one in runners_up
     ]
+
+
+# ---- The calls that a function makes -------------------------------------------------------------
+
+
+def calls_of(
+    function: Callable[..., object], operands: Sequence[Any], keywords: Mapping[str, Any]
+) -> list[tuple[str, Arguments[Any, Any]]]:
+    """The calls of declared functions that a function makes, by name, on tensors of `meta`.
+
+    It runs on tensors without data: nothing is launched.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # which no call needs
+
+    with FakeTensorMode() as mode, _Seeing() as seeing:
+        given, named = tree_map_only(torch.Tensor, mode.from_tensor, ([*operands], {**keywords}))
+        function(*given, **named)
+    return [
+        (name, type(call)(**tree_map_only(torch.Tensor, _on_meta, _fields(call))))
+        for name, call in seeing.calls
+    ]
+
+
+class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operators of declared functions, and so their calls."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[str, Arguments[Any, Any]]] = []
+
+    def __torch_dispatch__(
+        self,
+        operator: Any,  # noqa: ANN401 (as torch has it)
+        types: Sequence[type],
+        given: Sequence[Any] = (),
+        written: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        library, _, name = operator.name().partition("::")
+        name = name.removesuffix("_functional").removesuffix("_out")
+        if library == "warploom" and name in declared:
+            self.calls.append((name, declared[name].crossed(*given, **(written or {}))))
+        return operator(*given, **(written or {}))
+
+
+def _fields(call: Arguments[Any, Any]) -> dict[str, Any]:
+    return {one.name: getattr(call, one.name) for one in fields(call)}  # type: ignore[arg-type]
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    lies = tensor.shape, tensor.stride()
+    return torch.empty_strided(*lies, dtype=tensor.dtype, device="meta")

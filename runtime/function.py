@@ -8,15 +8,13 @@ made and checked, as any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, Generic, cast
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_map_only
 
 from warploom.generator.locks import remember
 from warploom.runtime.arguments import Arguments, Declaration, ResultsT
@@ -24,7 +22,7 @@ from warploom.runtime.call import Key
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker
 from warploom.runtime.operator import is_distributed, register
-from warploom.runtime.plan import Plan, planned, run
+from warploom.runtime.plan import Plan, increment_versions, planned, run
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, launchable
 
 _BOUND = 4096  # kinds of calls remembered, of each function
@@ -34,6 +32,8 @@ _NUMERIC = (float, int, bool)
 _NOTHING: Mapping[str, Any] = {}
 _address = torch.Tensor.data_ptr
 Values = tuple[Any, ...]  # the arguments of a call, in the order in which they are declared
+declared: dict[str, type[Arguments[Any, Any]]] = {}
+"""What the calls of every function are, by the name of its operators."""
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Values], tuple[Any, ...]]:
@@ -80,6 +80,7 @@ class _Kind:
     all. `call_of` makes the call of a pool.
     nulls     addresses of tensors that are left out
     scalars   the numbers, but for those that are arguments: `numbers` are places and indices
+    written   takes the arguments that kernels write, whose versions count that
     derive    where autograd is to know of the results
     """
 
@@ -90,6 +91,7 @@ class _Kind:
     nulls: tuple[int, ...]
     scalars: tuple[float, ...]
     numbers: tuple[tuple[int, int], ...]
+    written: Callable[[Values], tuple[torch.Tensor, ...]] | None
     derive: Derive | None
     call_of: CallOf
 
@@ -162,6 +164,8 @@ class WarmCalls(Generic[ResultsT]):
             kind.plan.run_at((addresses, scalars), results, kind.call_of, pool)
         except UnlikeError:  # their addresses, which are new
             return None
+        if kind.written is not None:
+            increment_versions(kind.written(pool))
         return results if kind.derive is None else kind.derive(pool, results)  # type: ignore[no-any-return]
 
     def _of_forms(self, values: Values) -> _Kind | None:
@@ -279,7 +283,8 @@ class WarmCalls(Generic[ResultsT]):
         for name, one in made.items():
             places[name] = len(values) + len(makers)
             makers.append(maker(one))
-        written = [i for i, one in zip(sources, returned, strict=True) if one is not None]
+        handed = [i for i, one in zip(sources, returned, strict=True) if one is not None]
+        written = [self.places[name] for name, _ in call.written() if name in self.places]
         read = [places[name] for name, _ in call.read()]
         trailing = [places[name] for name, _ in call.trailing()]
         _, scalars = call.arguments(plan.details, results)
@@ -291,11 +296,12 @@ class WarmCalls(Generic[ResultsT]):
         return _Kind(
             plan,
             tuple(makers),
-            _getter([*read, *written, *trailing]),
+            _getter([*read, *handed, *trailing]),
             itemgetter(*sources) if is_one else _getter(sources),
             (0,) * sum(getattr(call, name) is None for name in call.declaration.nulls),
             scalars,
             tuple([(at, index) for at, index in numbers if values[index] is not None]),
+            _getter(written) if written else None,
             derive,
             call_of,
         )
@@ -325,6 +331,7 @@ class Function(Generic[ResultsT]):
     ) -> None:
         declaration = kind.declaration
         self._name, self._call, self._into, self._sharding = name, kind, into, sharding
+        declared[name] = kind
         self._warm: WarmCalls[ResultsT] = WarmCalls(
             declaration.names, declaration, lambda values: kind(*values)
         )
@@ -395,8 +402,6 @@ class Function(Generic[ResultsT]):
 
     def _fake(self, *given: Any, **written: torch.Tensor | None) -> Any:  # noqa: ANN401
         call = self._call.crossed(*given, **written)
-        if (recorded := _recorded.get()) is not None:
-            recorded.append((self._name, call))
         return self._returned(call, call.fake())
 
     def _refuse(self, *given: Any, **written: torch.Tensor | None) -> None:
@@ -434,40 +439,3 @@ class Function(Generic[ResultsT]):
             for is_computed, one, into in zip(call.computed(), found, given, strict=True)
         ]
         return cast("ResultsT", tuple(results))
-
-
-_recorded: ContextVar[list[tuple[str, Any]] | None] = ContextVar("_recorded", default=None)
-
-
-def calls_of(
-    function: Callable[..., object], operands: Sequence[Any], keywords: Mapping[str, Any]
-) -> list[tuple[str, Arguments[Any, Any]]]:
-    """The calls of declared functions that a function makes, by name, on tensors of `meta`.
-
-    It runs on tensors without data: nothing is launched.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # which no call needs
-
-    found: list[tuple[str, Any]] = []
-    token = _recorded.set(found)
-    try:
-        with FakeTensorMode() as mode:
-            given, named = tree_map_only(
-                torch.Tensor, mode.from_tensor, ([*operands], {**keywords})
-            )
-            function(*given, **named)
-    finally:
-        _recorded.reset(token)
-    return [
-        (name, type(call)(**tree_map_only(torch.Tensor, _on_meta, _fields(call))))
-        for name, call in found
-    ]
-
-
-def _fields(call: Arguments[Any, Any]) -> dict[str, Any]:
-    return {one.name: getattr(call, one.name) for one in fields(call)}  # type: ignore[arg-type]
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    lies = tensor.shape, tensor.stride()
-    return torch.empty_strided(*lies, dtype=tensor.dtype, device="meta")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -40,6 +40,9 @@ from warploom.runtime.tensors import (
     resolved,
 )
 
+increment_versions: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
+"""torch.autograd.graph's, of several tensors: torch does not see what kernels write."""
+
 _BOUND = 4096  # plans remembered
 known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up
 _numbers = itertools.count()
@@ -58,6 +61,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     details   what the family knows of such calls
     draft     the call that it was made of, as `warploom.autotune` needs it for another kernel
     repeated  it ran a call before that nothing is kept of
+    writes    calls are given tensors to write, whose versions count that
     """
 
     key: Key
@@ -69,6 +73,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     draft: Draft[DetailsT]
     number: int = field(default_factory=_numbers.__next__, compare=False, repr=False)
     repeated: bool = field(default=False, compare=False, repr=False)
+    writes: bool = field(default=False, compare=False, repr=False)
 
     def __init_subclass__(cls, of: type | None = None) -> None:
         """Have calls of the type `of` planned by this class, whoever plans them."""
@@ -88,13 +93,15 @@ class Plan(Generic[DetailsT, ResultsT]):
         if launch is None:
             call.check(details, results)
             call.compute(details, results)
-            return results
-        read = call
-        if self.copies:
-            require_memory(call.named())  # torch copies from address 0 too
-            read = resolved(call).copied(details)  # and is held until all is launched
-        addresses, scalars = read.arguments(details, results)
-        launch.run(addresses, scalars, call.check, details, results)
+        else:
+            read = call
+            if self.copies:
+                require_memory(call.named())  # torch copies from address 0 too
+                read = resolved(call).copied(details)  # and is held until all is launched
+            addresses, scalars = read.arguments(details, results)
+            launch.run(addresses, scalars, call.check, details, results)
+        if self.writes:
+            increment_versions([one for _, one in call.written()])
         return results
 
     def run_at(
@@ -106,8 +113,9 @@ class Plan(Generic[DetailsT, ResultsT]):
     ) -> None:
         """Launch on tensors at these addresses, with no call made where they came up before.
 
-        It is for a plan without copies. `call_of`, given what follows it, returns the call. Raises
-        UnlikeError where that is not one of this plan's, of these `arguments`.
+        It is for a plan without copies, and counts no version. `call_of`, given what follows it,
+        returns the call. Raises UnlikeError where that is not one of this plan's, of these
+        `arguments`.
         """
         launch = self.launch
         if launch is not None:
@@ -183,7 +191,7 @@ def make(call: Call[Any, Any], kind: type[PlanT], key: Key | None = None) -> Pla
             _require_all(call, kind(key, drafted.choice, None, *rest))
             raise
     given = drafted.choice, launch, drafted.copies, drafted.details, device, drafted
-    planned = kind(key, *given)
+    planned = kind(key, *given, writes=bool(call.written()))
     counters.add("plans")
     if hooks.observer is not None:
         hooks.observer.planned(planned)

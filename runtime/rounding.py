@@ -9,11 +9,9 @@ from __future__ import annotations
 import torch
 
 from warploom.errors import ProblemError
+from warploom.runtime.philox import philox, words_of
 from warploom.runtime.tensors import shown
 
-_LOW = (1 << 32) - 1
-_FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 7  # the fewest with which Philox4x32 passes BigCrush (Salmon et al., 2011)
 _GROUP = 8  # values of a row that share four words
 # Bits of fp32's fraction that a type has not, and its smallest normal number.
 _TYPES = {
@@ -23,12 +21,6 @@ _TYPES = {
     torch.bfloat16: (16, 2.0**-126),
 }
 WORDS = ("nearest", "stochastic")
-
-
-def drawn(device: torch.device) -> torch.Tensor:
-    """A new state of torch's generator of the device: captured graphs draw one at each replay."""
-    # Bounds of 31 bits: torch.compile has those of its GPU kernels as int32.
-    return torch.randint((1 << 31) - 1, (2,), dtype=torch.int64, device=device)
 
 
 def check_rounding(rounding: object, state: torch.Tensor | None) -> None:
@@ -66,10 +58,10 @@ def check_state(state: torch.Tensor) -> None:
 def numbers(state: torch.Tensor, rows: int, columns: int, *, transposed: bool) -> torch.Tensor:
     """The 16 random bits of each value of a matrix, x or x.T: int64 [rows, columns]."""
     device = state.device
-    a, b, c, d = _philox(*[state[at // 2] >> 32 * (at % 2) & _LOW for at in range(4)])
+    a, b, c, d = philox(*words_of(state))
     row = torch.arange(rows, device=device)[:, None]
     group = torch.arange(-(-columns // _GROUP), device=device)
-    words = torch.stack(_philox(row ^ a, group ^ b, int(transposed) ^ c, d), -1)
+    words = torch.stack(philox(row ^ a, group ^ b, int(transposed) ^ c, d), -1)
     halves = torch.stack((words & 0xFFFF, words >> 16), -1)  # the lower half is the first value's
     return halves.reshape(rows, group.shape[0] * _GROUP)[:, :columns]
 
@@ -82,14 +74,14 @@ def patch_numbers(state: torch.Tensor, rows: int, columns: int, dtype: torch.dty
     """
     bits = _TYPES[dtype][0]
     device = state.device
-    a, b, c, d = _philox(*[state[at // 2] >> 32 * (at % 2) & _LOW for at in range(4)])
+    a, b, c, d = philox(*words_of(state))
     down, across = (
         torch.arange(0, rows, 16, device=device),
         torch.arange(0, columns, 16, device=device),
     )
     row = (down[:, None] + torch.arange(8, device=device)).flatten()[:, None]
     column = (across[:, None] + torch.arange(0, 8, 2, device=device)).flatten()
-    words = torch.stack(_philox(row ^ a, column ^ b, 2 ^ c, d), -1)  # right 8 columns, lower 8 rows
+    words = torch.stack(philox(row ^ a, column ^ b, 2 ^ c, d), -1)  # right 8 columns, lower 8 rows
     ends = torch.stack((words & ((1 << bits) - 1), words >> (32 - bits)), -1)
     parts = ends.reshape(len(down), 8, len(across), 4, 2, 2, 2).permute(0, 5, 1, 2, 4, 3, 6)
     return parts.reshape(len(down) * 16, len(across) * 16)[:rows, :columns]
@@ -123,18 +115,3 @@ def rounded_in_patches(
     rows, columns = values.shape
     numbers = patch_numbers(state, rows, columns, dtype)
     return rounded(values, numbers, dtype, width=_TYPES[dtype][0])
-
-
-def _philox(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Philox4x32's four words for key 0, in int64: products wrap, and hold all 64 bits.
-
-    Two rounds make each a function of all four, so that words have the shape of all.
-    """
-    for index in range(_ROUNDS):
-        first, second = (index * one & _LOW for one in _WEYL)
-        left, right = a * _FACTORS[0], c * _FACTORS[1]
-        a, b = (right >> 32 & _LOW) ^ b ^ first, right & _LOW
-        c, d = (left >> 32 & _LOW) ^ d ^ second, left & _LOW
-    return a, b, c, d

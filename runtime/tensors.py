@@ -6,7 +6,7 @@ addresses that are new to a plan, and exceptions of calls do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -21,6 +21,7 @@ from warploom.runtime.counters import counters
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 Named = Iterable[tuple[str, object]]  # what a call is given; None is left out
+Written = Sequence[tuple[str, torch.Tensor]]  # what it is given for a kernel to write
 
 
 _IN_MEMORY = {torch.Tensor, torch.nn.Parameter}

@@ -23,7 +23,7 @@ from benchmarks.protocol import rotated
 from benchmarks.samplers import replayed
 from warploom.generator.specification import parse_name
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families._attention.dropout import drawn
+from warploom.runtime.philox import drawn
 
 BESIDE = {  # by the list of a cell: those that have what it asks for, or might
     "dropout": ("cudnn", "fa2", "efficient"),

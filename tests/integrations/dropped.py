@@ -8,7 +8,7 @@ import torch
 from sdpa_bounds import differentiated
 
 import warploom
-from warploom.runtime.families._attention.dropout import drawn
+from warploom.runtime.philox import drawn
 
 Tensors = tuple[torch.Tensor, ...]
 MASKS = ("padding", "mask", "bias", "learnt bias")  # beside dropout

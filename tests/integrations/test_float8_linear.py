@@ -17,7 +17,7 @@ from warploom.errors import ProblemError
 from warploom.integrations import float8_linear
 from warploom.integrations.gated_mlp import PROJECTIONS
 from warploom.nn import Float8Linear, Linear
-from warploom.quantization.importers import import_block_scaled
+from warploom.quantization.importers import import_block_scaled, import_weight
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.block_scales import dequantised
 
@@ -150,6 +150,27 @@ def test_a_scale_that_no_product_is_right_with_is_named_before_anything_is_repla
     config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     with pytest.raises(ProblemError, match=f"^up: fp8: {told}"):
         import_block_scaled(tensors, config, name="up")
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_weight_that_is_nan_stays_nan_as_in_torch(code: int) -> None:
+    """The two codes of e4m3 that are no number must not count as 480, which their bits would be.
+
+    Formats of `warploom.quantize` have none, and refuse them by name.
+    """
+    made: Any = layer(256, 128)
+    made.weight.detach().view(torch.uint8)[3, 5] = code
+    tensors = {"up.weight": made.weight.detach(), "up.weight_scale_inv": made.weight_scale_inv}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    kept = import_block_scaled(tensors, config, name="up")
+    with torch.no_grad():
+        found = Float8Linear.from_tensors(*kept)(torch.ones(2, 256, dtype=torch.bfloat16))
+    assert found.isnan().nonzero().tolist() == [[0, 3], [1, 3]]
+    said = rf"^up: code {code} of row 3, k 5: must not be {code}, which is NaN as e4m3"
+    for scale, block in ((made.weight_scale_inv, [128, 128]), (torch.ones(()), None)):
+        tensors["up.weight_scale_inv"] = scale
+        with pytest.raises(ProblemError, match=said):
+            import_weight(tensors, {**config, "weight_block_size": block}, name="up")
 
 
 def test_nan_of_e8m0_is_named_and_a_scale_of_zero_is_taken() -> None:

@@ -111,6 +111,16 @@ def test_layers_without_kernels_run_by_a_function_that_takes_them(
     assert torch.equal(fp8_experts.forward(made, hidden, ids, chosen), hidden + 1)
 
 
+@torch.no_grad()
+def test_a_weight_of_experts_that_is_nan_stays_nan_as_in_torch() -> None:
+    """Only in what the expert computes of its tokens: no other sum must become NaN."""
+    made, (hidden, ids, chosen) = layer(), tokens()
+    made.down_proj.detach().view(torch.uint8)[2, 7, 11] = 0x7F
+    found = fp8_experts.forward(made, hidden, ids, chosen)
+    assert torch.equal(found.isnan().any(1), (ids == 2).any(1))
+    assert found.isnan().any(0).nonzero().tolist() == [[7]]
+
+
 def test_a_scale_of_experts_that_is_nan_is_named_before_a_patch_changes_anything() -> None:
     made = layer()
     made._is_expert_parallel, made.is_concatenated = False, True  # as transformers decorates it

@@ -19,6 +19,7 @@ from warploom.generator.gpus import file_name
 from warploom.generator.records import Record, Timed, problem_text
 from warploom.runtime import records
 from warploom.runtime.dispatch import Asked
+from warploom.runtime.plan import alive
 from warploom.tuning.autotune import api, locks
 from warploom.tuning.autotune.candidates import candidates
 from warploom.tuning.autotune.contest import NotMeasured
@@ -326,8 +327,21 @@ def test_a_context_in_which_nothing_came_says_so(machine: Machine) -> None:
 
 
 def test_products_of_the_public_functions_on_the_cpu_are_reported_as_such() -> None:
-    # A shape of no other test's: the kept plan of a call on the CPU tells of no later one.
-    a, b = torch.ones(7, 112), torch.ones(112, 56)
+    a, b = torch.ones(7, 112).bfloat16(), torch.ones(112, 56).bfloat16()
+    plan = warploom.plan(a, b)
+    calls = {
+        "gemm": lambda: warploom.gemm(a, b, bias=b[0]),
+        "plan": lambda: plan(a, b),
+        "attention": lambda: warploom.attention(*[a.view(1, 7, 7, 16)] * 3),
+    }
+    for name, run in calls.items():  # the second time no call is made, and the third it was before
+        for _ in range(3):
+            with warploom.autotune() as tuning:
+                run()
+                run()
+            assert tuning.report.counts == {"reference": 1}, name
+            assert tuning.problems == []
+            run()
     with warploom.autotune() as tuning:
-        warploom.gemm(a.bfloat16(), b.bfloat16())
-    assert tuning.report.counts == {"reference": 1} and tuning.problems == []
+        pass
+    assert not any({"run", "run_at"} & vars(one).keys() for one in alive())

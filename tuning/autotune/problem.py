@@ -132,7 +132,10 @@ class Problem:
 
 
 def gate(plan: Plan[Any, Any], offer: Callable[[], None], *, meets: bool = False) -> None:
-    """Put a gate before a plan's launches, in place of one that is there and only meets."""
+    """Put a gate before a plan's launches, in place of one that is there and only meets.
+
+    A plan that has none, on the CPU, only meets.
+    """
     with _gates:
         launch = plan.launch
         if isinstance(launch, Gate):
@@ -141,6 +144,24 @@ def gate(plan: Plan[Any, Any], offer: Callable[[], None], *, meets: bool = False
             launch = launch.real
         if launch is not None:
             plan.relaunch(plan.choice, Gate(launch, offer, meets=meets))
+        elif meets:
+            for name in _RUNNING:
+                vars(plan).setdefault(name, _telling(plan, name, offer))
+
+
+_RUNNING = ("run", "run_at")  # methods of a plan that a call passes
+
+
+def _telling(plan: Plan[Any, Any], name: str, offer: Callable[[], None]) -> Callable[..., Any]:
+    """A method of a plan without launches, which first makes the offer."""
+    kept = weakref.ref(plan)
+
+    def told(*given: Any) -> Any:  # noqa: ANN401 (as the method has it)
+        offer()
+        called = kept()
+        return getattr(type(called), name)(called, *given)
+
+    return told
 
 
 def shut(plan: Plan[Any, Any], choice: Choice | None = None, *, meets: bool = False) -> bool:
@@ -154,6 +175,9 @@ def shut(plan: Plan[Any, Any], choice: Choice | None = None, *, meets: bool = Fa
             launch, gated = launch.real, True
         if launch is not None and (gated or choice is not None):
             plan.relaunch(choice or plan.choice, launch)
+        if meets:
+            for name in _RUNNING:
+                vars(plan).pop(name, None)
         return gated
 
 

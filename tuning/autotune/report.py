@@ -28,7 +28,7 @@ _TOLD: dict[str, str] = {
 }
 _NO_CALL = (
     "no call of a kernel came while it was active (neither replays of CUDA graphs count, nor calls "
-    "that torch computes, nor repeated calls on CPU tensors)"
+    "that torch computes)"
 )
 
 

@@ -12,12 +12,10 @@ import torch
 
 from warploom.arguments import is_number, require_count
 from warploom.errors import ProblemError
+from warploom.runtime.philox import LOW, drawn, philox, words_of
 from warploom.runtime.tensors import shown
 
 STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS
-_LOW = (1 << 32) - 1
-_FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 7  # the fewest with which Philox4x32 passes BigCrush (Salmon et al., 2011)
 _MULTIPLIER = (1 << 32) - 69069
 _BITS, _SHARED_BITS = 8, 2  # of a weight's number; of these, those that four words share
 
@@ -34,12 +32,6 @@ def keep_of(dropout_p: float) -> float:
             fix="pass 0.0 where nothing is to be dropped, as in evaluation",
         )
     return max(1, round((1 - dropout_p) * STEPS)) / STEPS
-
-
-def drawn(device: torch.device) -> torch.Tensor:
-    """A new state of torch's generator of the device: captured graphs draw one at each replay."""
-    # Bounds of 31 bits: torch.compile has those of its GPU kernels as int32.
-    return torch.randint((1 << 31) - 1, (2,), dtype=torch.int64, device=device)
 
 
 def settled(
@@ -126,12 +118,12 @@ class Dropout:
         words says; the lowest bits are of four words, too.
         """
         threshold, share = divmod(round(self.keep * STEPS), 1 << _BITS)
-        state = _philox(*(one >> by & _LOW for one in self.state for by in (0, 32)))
+        state = philox(*words_of(self.state))
         place = (row ^ state[0], column ^ state[1], head ^ state[2], state[3])
-        draw = _numbers(*torch.broadcast_tensors(*_philox(*place)))
+        draw = _numbers(*torch.broadcast_tensors(*philox(*place)))
         words = []
         for _ in range(2):
-            shared = torch.where(next(draw) < share << 32 - _BITS, 0, _LOW)
+            shared = torch.where(next(draw) < share << 32 - _BITS, 0, LOW)
             for bit in range(_SHARED_BITS):
                 shared = _compare(shared, next(draw), threshold >> bit & 1)
             for _ in range(4):
@@ -156,20 +148,8 @@ def _numbers(*seeds: torch.Tensor) -> Iterator[torch.Tensor]:
     *lower, upper = seeds
     last = [upper << 32 | low for low in lower]
     while True:
-        last = [last[1], last[2], (last[1] & _LOW) * _MULTIPLIER + last[0]]
-        yield last[2] >> 32 & _LOW
-
-
-def _philox(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Philox4x32's four words for key 0, in int64: products wrap, and hold all 64 bits."""
-    for index in range(_ROUNDS):
-        first, second = (index * one & _LOW for one in _WEYL)
-        left, right = a * _FACTORS[0], c * _FACTORS[1]
-        a, b = (right >> 32 & _LOW) ^ b ^ first, right & _LOW
-        c, d = (left >> 32 & _LOW) ^ d ^ second, left & _LOW
-    return a, b, c, d
+        last = [last[1], last[2], (last[1] & LOW) * _MULTIPLIER + last[0]]
+        yield last[2] >> 32 & LOW
 
 
 def dropout_mask(

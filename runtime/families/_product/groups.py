@@ -203,14 +203,22 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
 
         Raises ProblemError for offsets that decrease or lie outside of what is divided.
         """
-        found: list[int] = self.offs.tolist()
-        if any(one < before for before, one in zip([0, *found], [*found, size], strict=True)):
-            raise ProblemError(
-                f"offs {shown(found)}",
-                rule=f"must not decrease, from 0 on to at most {size}",
-                fix="use counts.cumsum(0, dtype=torch.int32)",
-            )
-        return found
+        return ends_of("offs", self.offs, size)
+
+
+def ends_of(name: str, offsets: torch.Tensor, size: int) -> list[int]:
+    """Where groups end in so many rows, read on the host: with a wait where that is on a GPU.
+
+    Raises ProblemError for offsets that decrease or lie outside of what is divided.
+    """
+    found: list[int] = offsets.tolist()
+    if any(one < before for before, one in zip([0, *found], [*found, size], strict=True)):
+        raise ProblemError(
+            f"{name} {shown(found)}",
+            rule=f"must not decrease, from 0 on to at most {size}",
+            fix="use counts.cumsum(0, dtype=torch.int32)",
+        )
+    return found
 
 
 def in_groups(rows: int, offs: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}  # of a row with a scale of its own
+from warploom.runtime.elements import LARGEST
+
 LEAST = 2.0**-100  # that a row's largest number counts as: its scale can be divided by
 
 
@@ -76,7 +77,7 @@ def coded(rows: torch.Tensor, dtype: torch.dtype, scales: torch.Tensor | None) -
     """Rows in fp32 as a cache has them: over scales [.., 1], rounded to nearest, saturated."""
     found = rows if scales is None else rows * (1 / scales)
     if dtype == torch.float8_e4m3fn:
-        return found.clamp(-448, 448).to(dtype)
+        return found.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
     if dtype == torch.int8:
         return found.nan_to_num(nan=0.0).round().clamp(-128, 127).to(dtype)
     return found.to(dtype)

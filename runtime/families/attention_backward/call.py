@@ -42,7 +42,7 @@ from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.arguments import BackwardArguments, check_results
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.plan import Plan, make, planned
-from warploom.runtime.tensors import Named, require_memory
+from warploom.runtime.tensors import Written, require_memory
 
 _TENSORS = ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
 
@@ -99,9 +99,9 @@ class BackwardCall(BackwardArguments):
             None if self.ds is None else (self.ds.shape, self.ds.stride(), self.ds.dtype),
         )
 
-    def written(self) -> Named:
+    def written(self) -> Written:
         """The tensors that are given for a kernel to write."""
-        return zip(("dq", "dk", "dv"), self.into or (), strict=False)
+        return [*zip(("dq", "dk", "dv"), self.into or (), strict=False)]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from warploom.generator.families.attention_quantize.schedule import CHUNK, TILE
-from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.elements import LARGEST, unit_roundoff
 from warploom.runtime.families.attention_forward.values import dim_major
 from warploom.runtime.families.cast.reference import factors
 
@@ -34,7 +34,9 @@ def coded(values: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> tor
     scaled = values * factor
     if dtype == torch.int8:
         return scaled.nan_to_num(nan=0.0).clamp(-128, 127).round().to(dtype)
-    return torch.where(values.isinf(), torch.nan, scaled.clamp(-448.0, 448.0)).to(dtype)
+    return torch.where(values.isinf(), torch.nan, scaled.clamp(-LARGEST[dtype], LARGEST[dtype])).to(
+        dtype
+    )
 
 
 def mean_of(k: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import rounding as random
 from warploom.runtime.families.cast.call import WRITTEN, CastCall
 from warploom.runtime.function import Function
+from warploom.runtime.philox import drawn
 
 _cast = Function("cast", CastCall, written=WRITTEN)
 
@@ -130,7 +130,7 @@ def cast(
         (torch.Size([16, 256]), torch.Size([16, 2]))
     """
     if rounding == "stochastic" and rounding_state is None and isinstance(x, torch.Tensor):
-        rounding_state = random.drawn(x.device)
+        rounding_state = drawn(x.device)
     q, computed, q_t, scale_t = _cast(
         x,
         dtype,

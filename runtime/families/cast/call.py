@@ -15,7 +15,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
 from warploom.runtime.call import Draft
-from warploom.runtime.elements import NAMES
+from warploom.runtime.elements import LARGEST, NAMES
 from warploom.runtime.families.cast import checks, reference
 from warploom.runtime.families.cast.reference import Results
 from warploom.runtime.operands import refuse_overlap
@@ -86,7 +86,7 @@ class CastCall(Arguments[Details, Results]):
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         Arguments.require(self)
-        require_dtype("dtype", self.dtype, tuple(reference.LARGEST))
+        require_dtype("dtype", self.dtype, tuple(LARGEST))
         for name in ("transpose", "pow2"):
             require_boolean(name, getattr(self, name))
         checks.require_words(self)

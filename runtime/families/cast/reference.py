@@ -9,6 +9,7 @@ import torch
 
 from warploom.generator.epilogue import GateFunction
 from warploom.generator.families.cast.schedule import Block
+from warploom.runtime.elements import LARGEST
 from warploom.runtime.families._product.steps.gate import activated, split
 from warploom.runtime.families._product.steps.gate_gradient import of_both
 from warploom.runtime.rounding import numbers, rounded
@@ -17,7 +18,6 @@ Results = tuple[
     torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
 ]  # q, scale, q_t, scale_t
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 _MOST = torch.finfo(torch.float32).max
 _POWER = 0x7F800000  # the bits of fp32's exponent
 

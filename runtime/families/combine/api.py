@@ -33,8 +33,8 @@ def combine(
             returns it. A pair whose row is -1, or not among the rows, is left out. Of pairs that
             have one row, all count in the sum, and one in the gradient of the row.
         weights: Of the pairs, fp16, bf16 or fp32 [tokens, k], of any strides. None: each is 1.
-        offsets: Of `route`. With it, the gradient of rows that are no pair's is zeros; without it,
-            that is undefined.
+        offsets: Of `route`, which do not decrease. With it, the gradient of rows that are no pair's
+            is zeros; without it, that is undefined.
         spec: The kernel to run, or its name.
 
     Returns:
@@ -76,8 +76,8 @@ def permute(
             contiguous; tokens may be any multiple of 16 bytes apart.
         inverse: The row of each pair of a token and an expert, int32 [tokens, k], as `route`
             returns it. A pair whose row is -1 is left out.
-        offsets: Of `route`. With it, rows behind the last offset are zeros; without it, rows that
-            are no pair's are undefined.
+        offsets: Of `route`, which do not decrease. With it, rows behind the last offset are zeros;
+            without it, rows that are no pair's are undefined.
         spec: The kernel to run, or its name.
 
     Returns:
@@ -85,7 +85,8 @@ def permute(
         the gradient of a token is the sum of its rows' in the order of its choices.
 
     Raises:
-        ProblemError: Before anything is launched.
+        ProblemError: Before anything is launched; for offsets that decrease where they are on the
+            CPU.
 
     Example:
         >>> offsets, order, inverse = warploom.route(torch.tensor([[1], [0]]), 2)

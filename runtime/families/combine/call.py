@@ -20,6 +20,7 @@ from warploom.runtime.arguments import (
 )
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
+from warploom.runtime.families._product.groups import ends_of
 from warploom.runtime.families.combine import checks, reference
 from warploom.runtime.operands import loadable, refuse_overlap
 from warploom.runtime.tensors import require_memory, require_one_device
@@ -189,6 +190,8 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
     def compute(self, details: Details, results: tuple[torch.Tensor, torch.Tensor | None]) -> None:
         """Compute both by plain torch operations, in fp32; rows of no pair are zeros."""
         rows, gradient = results
+        if self.offsets is not None and self.device < 0:
+            ends_of("offsets", self.offsets, self.row_count)
         with torch.no_grad(), torch.autocast(self.hidden.device.type, enabled=False):
             weights = None if self.weights is None else self.weights.float()
             hidden = self.hidden.float()

@@ -53,8 +53,8 @@ from warploom.runtime.families.gemm.gradient_rule import (
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.kinds import alike
 from warploom.runtime.launch_plan import Bound, LaunchPlan
-from warploom.runtime.plan import Plan, make, planned
-from warploom.runtime.rounding import drawn
+from warploom.runtime.philox import drawn
+from warploom.runtime.plan import Plan, increment_versions, make, planned
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
 Fits = Callable[..., bool]
@@ -105,6 +105,7 @@ class GemmPlan(Plan[Checked, torch.Tensor], of=GemmCall):
                 fits, launch, bound = ready
                 if fits(a, b, out) and not launch(bound[1], 0)[0]:
                     next(launch_numbers)
+                    increment_versions((out,))
                     return out
         values = None
         if not traced and keywords.keys() <= _DEFAULTS.keys():
@@ -147,6 +148,7 @@ class GemmPlan(Plan[Checked, torch.Tensor], of=GemmCall):
             fits = last if last and last(a, b, results) else alike(a, b, results)
             self._fits = fits
             remember(_ready, key, (fits, launched.launch, bound), _READY)
+        increment_versions((results,))
         return results
 
     def relaunch(self, choice: Choice, launch: LaunchPlan) -> None:

@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Gate
@@ -208,10 +207,7 @@ def multiply(call: GemmCall, precision: str) -> torch.Tensor:
     if not traced():
         try:
             with torch.no_grad():
-                d = _compute(call, precision)
-            if call.out is not None and not call.out.is_inference():
-                increment_version(call.out)  # kernels write what torch does not see
-            return d
+                return _compute(call, precision)
         except WithoutMemoryError:  # torch knows which code is to see these tensors
             pass
     values, written = call.crossing()
@@ -267,16 +263,28 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype, listed: Sequence[Item]) -> tor
 # ---- The pieces ----------------------------------------------------------------------------------
 
 
-class _Kept(NamedTuple):
-    """Pieces of a parameter, and which contents of it they are of: its version and address."""
+class _Version(NamedTuple):
+    """Which contents of a parameter pieces are of; those that share memory may count alone."""
 
-    version: tuple[int, int]
+    parameter: int
+    writes: int
+    address: int
+    trained: bool
+
+
+class _Kept(NamedTuple):
+    """Pieces of a parameter, and which contents of it they are of."""
+
+    version: _Version
     pieces: Pieces
 
 
 class _Part(NamedTuple):
-    """Which pieces of a parameter: their type and number, of a view, for a stream."""
+    """Which pieces, of a parameter that begins there in its storage: their type and number, of a
+    view, for a stream.
+    """
 
+    begin: object
     dtype: torch.dtype
     pieces: int
     shape: torch.Size
@@ -285,19 +293,23 @@ class _Part(NamedTuple):
     stream: Stream
 
 
-_kept: Any = WeakTensorKeyDictionary()  # by parameter
+# By storage, which torch keeps one object of: torch.utils.swap_tensors, and so `to` and `to_empty`
+# where torch.__future__ has them swap, takes no parameter with a weak reference.
+_kept: WeakKeyDictionary[torch.UntypedStorage, dict[_Part, _Kept]] = WeakKeyDictionary()
 _TIMES = 4  # as many values as a parameter has are kept in pieces: of its transpose, and of views
 _STREAMS = 8  # that have pieces of a parameter; those that are gone are not heard of
 
 
-def _forget_trained(*_: object) -> None:
+def _forget_trained(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Keep no pieces of what a step of an optimizer may have changed: fused ones count no version,
     nor does FSDP, which gathers what they changed.
     """
     for weak in _kept.keyrefs():  # a copy: other threads may keep pieces meanwhile
-        parameter = weak()
-        if parameter is not None and parameter.requires_grad:
-            _kept.pop(parameter, None)
+        storage = weak()
+        known = {} if storage is None else _kept.get(storage, {})
+        for part, one in [*known.items()]:
+            if one.version.trained:
+                known.pop(part, None)
 
 
 register_optimizer_step_post_hook(_forget_trained)
@@ -313,9 +325,10 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
         return split(x.resolve_neg().detach(), scheme.dtype, scheme.pieces)
     device = x.get_device()
     stream = identity(driver.current_stream(device)) if device >= 0 else ()
-    part = _Part(scheme.dtype, scheme.pieces, x.shape, x.stride(), x.storage_offset(), stream)
-    version = parameter._version, x.data_ptr()
-    known: dict[_Part, _Kept] = _kept.setdefault(parameter, {})
+    lies = x.shape, x.stride(), x.storage_offset()
+    part = _Part(parameter.storage_offset(), scheme.dtype, scheme.pieces, *lies, stream)
+    version = _Version(id(parameter), parameter._version, x.data_ptr(), parameter.requires_grad)
+    known = _kept.setdefault(parameter.untyped_storage(), {})
     found = known.get(part)
     if found is None or found.version != version:
         known.pop(part, None)  # what is kept anew is the newest
@@ -324,19 +337,19 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
     return found.pieces
 
 
-def _drop_older(
-    known: dict[_Part, _Kept], newest: _Part, version: tuple[int, int], most: int
-) -> None:
+def _drop_older(known: dict[_Part, _Kept], newest: _Part, version: _Version, most: int) -> None:
     """Drop pieces of earlier versions; of views and streams, which may be any, the oldest go first
     where a stream has those of more than `most` values, or more than `_STREAMS` have some.
     """
     values = dict[Stream, int]()
     for part, one in reversed([*known.items()]):
+        if part.begin != newest.begin:  # another parameter's, which has versions of its own
+            continue
         is_full = part.stream not in values and len(values) == _STREAMS
         if not is_full:
             values[part.stream] = values.get(part.stream, 0) + part.shape.numel()
             is_full = values[part.stream] > most
-        if part != newest and (is_full or one.version[0] != version[0]):
+        if part != newest and (is_full or one.version.writes != version.writes):
             known.pop(part, None)
 
 

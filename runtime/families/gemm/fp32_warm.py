@@ -18,7 +18,7 @@ from warploom.runtime.arguments import Arguments
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker, without_memory
-from warploom.runtime.plan import Plan, planned
+from warploom.runtime.plan import Plan, increment_versions, planned
 
 _ALIGN = 256  # bytes, of what is between launches
 _KINDS = 1024  # kinds of calls remembered
@@ -74,6 +74,8 @@ class LaunchSequence:
             assert launch is not None  # noqa: S101 (of such plans there are no sequences)
             addresses = tuple([bases[at] + by for at, by in sources])
             launch.run(addresses, scalars, call.check, None, d)
+        if call.listed:
+            increment_versions([one for _, one in call.written()])
         return d
 
 

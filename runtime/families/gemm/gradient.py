@@ -469,8 +469,6 @@ def add(
         a, b = b.mT, a.mT
     listed = [*_steps(steps, transposed=across), ("residual", room, 1.0)]
     product(a, b, listed, torch.float32, accumulation, room)
-    if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version(into)  # kernels write what torch does not see
 
 
 def _steps(steps: Steps, *, transposed: bool) -> Sequence[Item]:

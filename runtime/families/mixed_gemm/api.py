@@ -16,8 +16,8 @@ from warploom.runtime.families._product.epilogue import Item, defaults
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.mixed_gemm import gradient, operators
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.philox import drawn
 from warploom.runtime.plan import Plan, planned
-from warploom.runtime.rounding import drawn
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
 

@@ -67,6 +67,19 @@ def test_rows_of_no_pair_are_zeros_where_offsets_are_given() -> None:
                 assert torch.equal(found[inverse[token, choice]], hidden[token])
 
 
+@pytest.mark.parametrize("ends", [(6, 2), (-1, 2), (2, 9)], ids=str)
+def test_offsets_that_are_no_ends_are_refused_on_the_cpu(ends: tuple[int, int]) -> None:
+    """The kernel sets rows behind the last to zeros, which may be rows of pairs."""
+    hidden, offsets = torch.randn(4, 8), torch.tensor(ends, dtype=torch.int32)
+    inverse = torch.arange(8, dtype=torch.int32).view(4, 2)
+    with pytest.raises(ProblemError, match=r"^offsets .*must not decrease"):
+        warploom.permute(hidden, inverse, offsets=offsets)
+    rows = torch.randn(8, 8, requires_grad=True)
+    combined = warploom.combine(rows, inverse, offsets=offsets)
+    with pytest.raises(ProblemError, match=r"^offsets .*must not decrease"):
+        combined.sum().backward()
+
+
 @pytest.mark.parametrize("place", [-1, -5, 10**6])
 def test_a_place_that_is_no_row_counts_as_skipped(place: int) -> None:
     inverse = torch.tensor([[0, place]], dtype=torch.int32)

@@ -237,17 +237,23 @@ def test_torch_compile_sees_operators() -> None:
         assert torch.allclose(layer(x), y)
 
 
-def test_pieces_of_a_parameter_are_kept_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def split(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of what is split, in order."""
     from warploom.runtime.families.gemm import fp32
 
-    split: list[int] = []
+    found: list[int] = []
     make = fp32.split
 
     def counted(x: torch.Tensor, *how: Any) -> Any:  # noqa: ANN401 (as it does)
-        split.append(x.shape[0])
+        found.append(x.shape[0])
         return make(x, *how)
 
     monkeypatch.setattr(fp32, "split", counted)
+    return found
+
+
+def test_pieces_of_a_parameter_are_kept_until_it_changes(split: list[int]) -> None:
     x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
     with torch.no_grad():
         first = warploom.gemm(x, weight.t(), precision="fp32")
@@ -271,6 +277,59 @@ def test_what_an_optimizer_changes_is_split_anew(keywords: dict[str, Any]) -> No
         assert torch.allclose(y, x @ weight.t(), atol=1e-4)
 
 
+def test_parameters_with_pieces_are_swapped() -> None:
+    """A weak reference to a parameter kept torch from swapping it, as `to` and `to_empty` may."""
+    x, layer = torch.randn(6, 40), torch.nn.Linear(40, 24, bias=False)
+    other = torch.nn.Parameter(torch.randn(24, 40))
+
+    def product() -> torch.Tensor:
+        with torch.no_grad():
+            y = warploom.gemm(x, layer.weight.t(), precision="fp32")
+            assert torch.allclose(y, x @ layer.weight.t(), atol=1e-4)
+        return y
+
+    product()
+    torch.utils.swap_tensors(layer.weight, other)
+    product()
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.to_empty(device="cpu")
+        torch.nn.init.ones_(layer.weight)
+        product()
+        layer.load_state_dict({"weight": torch.randn(24, 40)})
+        product()
+        layer.double().float()
+        product()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def test_pieces_go_with_the_memory_they_are_of() -> None:
+    from warploom.runtime.families.gemm import fp32
+
+    x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
+    before = len(fp32._kept)
+    with torch.no_grad():
+        warploom.gemm(x, weight.t(), precision="fp32")
+        assert len(fp32._kept) == before + 1
+        weight.data = torch.randn(24, 40)
+        assert len(fp32._kept) == before
+
+
+def test_parameters_of_one_storage_keep_their_own_pieces(split: list[int]) -> None:
+    """Gate and up of a layer may share memory, and count their own versions."""
+    x, both = torch.randn(6, 40), torch.randn(48, 40)
+    pair = [torch.nn.Parameter(both.data[at : at + 24]) for at in (0, 24)]
+    with torch.no_grad():
+        pair[1].mul_(2)
+        for _ in range(3):
+            for weight in pair:
+                y = warploom.gemm(x, weight.t(), precision="fp32")
+                assert torch.allclose(y, x @ weight.t(), atol=1e-4)
+    assert split.count(24) == 2
+
+
 def test_pieces_of_views_do_not_pile_up() -> None:
     """Rows of a table of positions, as many as a batch is long, would fill the memory."""
     from warploom.runtime.families.gemm import fp32
@@ -279,11 +338,11 @@ def test_pieces_of_views_do_not_pile_up() -> None:
     for rows in (*range(1, 51), 50):
         y = warploom.gemm(x, table[:rows].t(), precision="fp32")
         assert torch.allclose(y, x @ table[:rows].t(), atol=1e-4)
-    held = [one.pieces.q.shape[0] for one in fp32._kept[table].values()]
+    held = [one.pieces.q.shape[0] for one in fp32._kept[table.untyped_storage()].values()]
     assert held[-1] == 50 and sum(held) <= 4 * 50
     table.mul_(2)
     warploom.gemm(x, table[:3].t(), precision="fp32")
-    assert len(fp32._kept[table]) == 1  # the others are of the earlier version
+    assert len(fp32._kept[table.untyped_storage()]) == 1  # the others are of the earlier version
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -433,7 +492,7 @@ def test_pieces_for_streams_that_are_gone_do_not_pile_up(
         monkeypatch.setattr(cuda, "cuStreamGetId", lambda stream, number=number: (0, number))
         with torch.no_grad():
             warploom.gemm(x, weight.t(), precision="fp32")
-    streams = [part.stream for part in fp32._kept[weight]]
+    streams = [part.stream for part in fp32._kept[weight.untyped_storage()]]
     assert streams == [(number,) for number in range(2 * fp32._STREAMS, 3 * fp32._STREAMS)]
 
 
@@ -441,14 +500,15 @@ def test_an_optimizer_steps_while_another_thread_keeps_pieces() -> None:
     """Its step ended in "dictionary changed size during iteration"."""
     from warploom.runtime.families.gemm import fp32
 
-    frozen = [torch.nn.Parameter(torch.zeros(1), requires_grad=False) for _ in range(4000)]
+    frozen = [torch.zeros(1).untyped_storage() for _ in range(4000)]
     thread = threading.Thread(target=lambda: [fp32._kept.setdefault(one, {}) for one in frozen])
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     thread.start()
     try:
         while thread.is_alive():
-            fp32._forget_trained()
+            fp32._forget_trained(optimizer)
     finally:
         sys.setswitchinterval(before)
         thread.join()
@@ -498,7 +558,7 @@ def test_explain_launches_nothing_and_takes_no_memory(
         told = warploom.explain(
             warploom.gemm, x, weight, bias=bias, activation="relu", precision=precision, gpu=name
         )
-    assert not gpu.launches and not made.found and weight not in fp32._kept
+    assert not gpu.launches and not made.found and weight.untyped_storage() not in fp32._kept
     assert f"precision {precision}" in told.reason
     is_read = precision == "tf32" or of_b == torch.bfloat16
     assert told.copies == (copies if is_read else ())

@@ -8,11 +8,11 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import BLOCK, Quantize
+from warploom.runtime.elements import LARGEST
 from warploom.runtime.families._product.steps.operand import Extents, fp32_tensor
 from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
 from warploom.runtime.operands import refuse_repeated
 
-LARGEST = 448.0  # of e4m3
 _POW2 = "quantize_pow2"
 _MOST = torch.finfo(torch.float32).max
 
@@ -31,7 +31,7 @@ def inverses(x: torch.Tensor, kind: str) -> torch.Tensor:
     That is 448 over the largest magnitude; 1 where this is 0 or infinite. NaN does not count.
     """
     most = _largest(x)
-    found = (LARGEST / most).clamp(max=_MOST)
+    found = (LARGEST[torch.float8_e4m3fn] / most).clamp(max=_MOST)
     found = torch.where((most > 0) & most.isfinite(), found, torch.ones_like(found))
     if kind == _POW2:
         found = (found.view(torch.int32) & 0x7F800000).view(torch.float32)
