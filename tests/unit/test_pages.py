@@ -82,11 +82,6 @@ def test_the_readme_is_short_and_its_table_shorter() -> None:
     assert 4 < len(rows) - 2 <= 12
 
 
-def test_the_readme_excerpt_is_of_the_kernel_that_its_configuration_names() -> None:
-    (excerpt,) = re.findall(r"^```cpp\n(.*?)\n^```$", README, re.MULTILINE | re.DOTALL)
-    assert readme.excerpt(readme.kernel(README)) == excerpt
-
-
 def test_the_page_of_benchmarks_is_that_of_the_results() -> None:
     assert report.renewed(PAGE) == PAGE, "python -m benchmarks.report --write docs/benchmarks.md"
 
