@@ -98,6 +98,8 @@ Counts = tuple[int, int, int]  # of files, functions and calls
 def new_call_counts(file: str) -> Counts:
     """Count what the second call of a file's `calls()` walks through, as new as the first was.
 
+    RECORDED in the file says whether its operation and shape have a record.
+
     It is counted in a process of its own. In one that ran other tests, what a call finds in caches
     depends on those, and so did the counts.
     """
@@ -112,11 +114,13 @@ def print_counts() -> None:
     """Print the counts of `new_call_counts`: what runs in that process."""
     with pytest.MonkeyPatch.context() as patch:
         launches = pretend(patch)
-        first, second = runpy.run_path(sys.argv[1])["calls"]()
+        names = runpy.run_path(sys.argv[1])
+        first, second = names["calls"]()
         first()  # reads the records and loads what is loaded late
         before = len(launches)
         steps = walk(second)
         planned = [*plan.known.values()][-1]
         assert len(launches) == before + 1, "the second call must launch one kernel"
-        assert planned.choice.asked.recorded, "the shape of the second call must have a record"
+        recorded = names["RECORDED"]
+        assert planned.choice.asked.recorded == recorded, f"of a record the file says: {recorded}"
     print(json.dumps([len({file for file, _ in steps}), len(set(steps)), len(steps)]))

@@ -12,6 +12,7 @@ import warploom
 
 # Of a call whose operation and shape have a record, and whose kernel is built; lower them with it.
 # Files, functions, calls: after a call that is like it but for its shape.
+RECORDED = True
 MOST = 33, 166, 283
 
 
