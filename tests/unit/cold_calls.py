@@ -87,16 +87,16 @@ def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
         call()
     finally:
         sys.setprofile(None)
-    rooms = tuple(str(ROOT / room) for room in ("generator", "runtime", "src", "quantization"))
+    packages = tuple(str(ROOT / name) for name in ("generator", "runtime", "src", "quantization"))
     steps = [(str(Path(code.co_filename).resolve()), code.co_qualname) for code in codes]
-    return [(file, function) for file, function in steps if file.startswith(rooms)]
+    return [(file, function) for file, function in steps if file.startswith(packages)]
 
 
 Counts = tuple[int, int, int]  # of files, functions and calls
 
 
 def new_call_counts(file: str) -> Counts:
-    """Count what the second call of a file's `calls()` walks through, as new as the first was.
+    """Count what the second of the two `calls()` of a file walks through, after the first ran.
 
     RECORDED in the file says whether its operation and shape have a record.
 

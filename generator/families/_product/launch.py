@@ -241,7 +241,7 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
         return replace(tile, extent=-(-rows // eights) * eights)
 
     def most(self) -> ProductProblem:
-        """The product of as many tiles as there may be, wherever groups end."""
+        """The GEMM of as many tiles as there may be, wherever groups end."""
         return self.problem
 
     @cached_property
@@ -517,7 +517,7 @@ def parts_at_once(layout: ProductLayout) -> int:
 def kernel_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
     """One persistent launch, one that adds up parts of k, and one for each step with partial sums.
 
-    Raises ProblemError for extents beyond 32 bits.
+    Raises ProblemError for sizes beyond 32 bits.
     """
     refuse_beyond(_counted(at))
     schedule, layout, problem, name = at.schedule, at.layout, at.problem, at.spec.name

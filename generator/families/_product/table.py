@@ -64,11 +64,11 @@ class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, Sch
 
     def suits(self, schedule: ScheduleT, shape: ShapeT) -> bool:
         """Parts of k are for blocks that tiles leave idle, and each is worth a second launch."""
-        parts, extents = schedule.split_k, cast("Extents", shape)
+        parts, sizes = schedule.split_k, cast("Extents", shape)
         if parts == 1:
             return True
-        blocks = tiles(schedule, extents) * schedule.multicast * parts
-        return blocks <= MOST_BLOCKS and extents.k >= SHORTEST_PART * schedule.tile[2] * parts
+        blocks = tiles(schedule, sizes) * schedule.multicast * parts
+        return blocks <= MOST_BLOCKS and sizes.k >= SHORTEST_PART * schedule.tile[2] * parts
 
     def lacks(self, schedule: ScheduleT, requires: object) -> Demand | None:
         """A schedule that stores by TMA lacks direct stores."""

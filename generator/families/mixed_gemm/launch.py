@@ -146,7 +146,7 @@ class AtLaunch(launch.AtLaunch[MixedGemmOperation, MixedGemmSchedule, MixedGemmP
         return mixed_gemm_layout(self.operation, self.schedule)
 
     def most(self) -> MixedGemmProblem:
-        """The product of as many tiles as there may be, wherever groups end."""
+        """The GEMM of as many tiles as there may be, wherever groups end."""
         grouped = self.operation.groups == "rows"
         return most_tiles(self.schedule, self.problem) if grouped else self.problem
 
