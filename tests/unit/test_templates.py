@@ -32,7 +32,6 @@ MORE = {
     "attention_decode/producer.cuh.jinja": 15,
     "attention_decode/sequence.cuh.jinja": 15,
     "cast/kernel.cu.jinja": 16,
-    "cast/tile.cuh.jinja": 52,
     "combine/kernel.cu.jinja": 19,
     "gemm/block_scale_reads.cuh.jinja": 37,
     "gemm/consumer.cuh.jinja": 23,

@@ -32,6 +32,7 @@ class Cast(Family[CastOperation, CastSchedule, CastShape, CastProblem]):
         """The element of x, the sizes that the schedule does not say, and the parts of a gate."""
         gate = spec.operation.gate
         return {
+            "parts": _parts(spec.operation),
             "gate_parts": ()
             if gate == "none"
             else function_parts(gate, gradient=spec.operation.gradient),
@@ -42,6 +43,24 @@ class Cast(Family[CastOperation, CastSchedule, CastShape, CastProblem]):
             "columns": COLUMNS,
             "amax_vectors": launch.AMAX_VALUES // spec.operation.values,
         }
+
+
+def _parts(operation: CastOperation) -> list[str]:
+    """Return the files of a tile's options, in the order in which hooks include them."""
+    own = operation.transposes_scales
+    options = {
+        "transpose": operation.transpose,
+        "factors": operation.reads_factors,
+        "row_scales": own and not operation.reads_factors,
+        "own_scales": own,
+        "same_scales": operation.transpose and not own,
+        "square_scale": operation.block == "128x128" and not operation.static and not own,
+        "given_scale": operation.static and not own,
+        "tensor_scale": operation.reads_amax,
+        "infinities": operation.q != "int8",
+        "stochastic": operation.rounding == "stochastic",
+    }
+    return [f"cast/{name}.cuh.jinja" for name, has in options.items() if has]
 
 
 FAMILY = Cast()
