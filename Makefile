@@ -15,8 +15,9 @@ GPU_OPTIONS :=
 RECORD := tests
 WORKERS := 4
 BASE := main
-# Tests that wait for a cluster of processes most of their time: beside the others, they cost little.
-WAITING := tests/tuning/test_fleet_ray.py
+# Tests that wait most of their time, for a cluster or for what hangs: beside the others, they cost
+# little.
+WAITING := tests/tuning/test_fleet_ray.py tests/tuning/test_gpu_process.py
 # A pip of this year reads indices in half the time of the one that comes with Python 3.11. Of 12,000
 # installed files most are never imported: Python compiles those that are, once.
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
@@ -45,7 +46,7 @@ waiting-test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy --num-workers 2 -p warploom -p benchmarks
+	$(VENV)/bin/mypy -p warploom -p benchmarks
 	$(VENV)/bin/mypy examples
 
 gpu-test:

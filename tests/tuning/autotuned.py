@@ -177,7 +177,7 @@ class Machine:
         return self.engine.problems()[0].status if self.engine.problems() else ""
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
     """Wait until a condition holds, which another thread brings about."""
     end = time.monotonic() + seconds
     while not condition():

@@ -49,7 +49,7 @@ def remote(
 
     def opened(*given: object, **options: object) -> engines.Engines:
         found = plain(*cast("Any", given), **cast("Any", options | simulated))
-        joining, end = cast("Joining", found.joining), time.monotonic() + 120
+        joining, end = cast("Joining", found.joining), time.monotonic() + 600
         joined: dict[str, Gpu] = {**found.gpus}
         while len(joined) < together and time.monotonic() < end:
             joined |= joining()

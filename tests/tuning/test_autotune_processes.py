@@ -163,15 +163,15 @@ def test_the_process_answers_by_number_and_its_death_is_told() -> None:
     helper = Helper(answers.put, [sys.executable, "-c", ECHO])
     spec = KernelSpec("sm_90a", OPERATION, SCHEDULE)
     assert [helper.build([spec]), helper.build([spec])] == [1, 2]
-    assert answers.get(timeout=60) == {"number": 1, "built": [spec.name]}
-    assert answers.get(timeout=60)["number"] == 2
+    assert answers.get(timeout=600) == {"number": 1, "built": [spec.name]}
+    assert answers.get(timeout=600)["number"] == 2
     helper.done(1)
     process = helper._process
     assert process is not None and process.poll() is None
     helper.done(2)
     assert process.wait(60) == 0
     assert helper.build([]) == 3  # another process, which dies of it
-    told = answers.get(timeout=60)
+    told = answers.get(timeout=600)
     assert told["number"] == 3 and told["failed"].endswith("ended with exit status 3")
 
 

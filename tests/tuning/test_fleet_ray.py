@@ -115,7 +115,7 @@ def test_a_run_whose_actors_are_killed_picks_what_one_process_does(
     make = partial(Role, sweep_entries, roles)
     joining = Joining(opened, make=make, resource="fake_gpu")
     first: dict[str, Any] = {}
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while len(first) < 4 and time.monotonic() < until:
         first |= joining()
         time.sleep(0.1)
@@ -173,7 +173,7 @@ def test_a_benchmark_whose_actor_is_killed_has_every_cell_once(
 
 def await_loss(node: str) -> None:
     """Until the cluster knows that a node is gone: its processes may outlive it for a while."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while any(one["NodeID"] == node and one["Alive"] for one in ray.nodes()):
         assert time.monotonic() < until, "the cluster does not miss its node"
         time.sleep(0.2)

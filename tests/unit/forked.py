@@ -23,7 +23,7 @@ import torch
 
 
 def begin(program, out, err):
-    signal.alarm(240)  # seconds, after which it is ended
+    signal.alarm(1200)  # seconds, after which it is ended: many times what any takes on idle cores
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else nohup's is inherited
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)

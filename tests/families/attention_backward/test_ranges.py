@@ -55,21 +55,16 @@ def turns(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
-    mask: str, lengths: str, tmp_path: Path
+    mask: str, tmp_path: Path
 ) -> None:
     kernels = {}
-    for case in turns(MASKS, LENGTHS, ORDERS, TILES):
-        (deterministic, cluster), (q_tile, kv_tile, dim) = case[2:]
-        operation = AttentionBackwardOperation(
-            "bf16",
-            dim,
-            mask,  # type: ignore[arg-type]
-            lengths=lengths,  # type: ignore[arg-type]
-            deterministic=deterministic,
-        )
+    # Any two of mask, order, tile and lengths are met together.
+    for at, (deterministic, cluster) in enumerate(ORDERS, MASKS.index(mask)):
+        (q_tile, kv_tile, dim), lengths = TILES[at % len(TILES)], LENGTHS[at % len(LENGTHS)]
+        fields: Any = (dim, mask, False, lengths, deterministic)
+        operation = AttentionBackwardOperation("bf16", *fields)
         schedule = AttentionBackwardSchedule(
             q_tile,
             kv_tile,
@@ -77,8 +72,7 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
             overlap=q_tile > 64,
             cluster=cluster,
         )
-        if case[:2] == (mask, lengths):
-            kernels[str(case)] = KernelSpec("sm_90a", operation, schedule)
+        kernels[f"{fields}, {schedule}"] = KernelSpec("sm_90a", operation, schedule)
     assert len(kernels) == len(ORDERS)
     verify_ranges(kernels, tmp_path)
 
@@ -164,13 +158,14 @@ inline uint32_t pair(float low, float high) { return uint32_t(low) | uint32_t(hi
 
 
 @needs_compiler
-@pytest.mark.parametrize("cluster", [2, 4, 8])
 def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
-    cluster: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    # Head dimensions, and tiles of k and v.
+    # Head dimensions, and tiles of k and v: each by two of the sizes of clusters.
     tiles = (32, 64), (32, 128), (64, 128), (96, 64), (96, 128), (128, 128), (192, 64), (256, 128)
-    texts = {str(one): fragments_text(*one, cluster) for one in tiles}
+    sizes = (2, 4, 8)
+    cases = [(*one, sizes[(at + i) % 3]) for at, one in enumerate(tiles) for i in range(2)]
+    texts = {str(case): fragments_text(*case) for case in cases}
     run_each(texts, tmp_path, more=("functional",))
 
 
