@@ -24,19 +24,8 @@ def choose(model: torch.nn.Module, asked: Asked) -> tuple[Chosen, dict[torch.nn.
 
 def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
     """Why the weights of a layer of experts cannot be quantized as asked; "" where they can."""
-    from warploom.integrations import transformers_experts as rules  # imports transformers
-
-    if "forward" in vars(layer):
-        return "its forward was replaced on the instance"
-    if not layer.has_gate:
-        return "experts without a gate have no kernel of quantized weights"
-    if (reason := rules.unfit(layer)) is not None:
+    if reason := _without_kernel(layer):
         return reason
-    gate, _ = rules.gate_of(layer)
-    if callable(gate):
-        return "no kernel has its gate"
-    if rules.norm_of(layer) is not None:
-        return "no kernel has its norm"
     try:
         for part in PARTS:
             asked.metadata(shape_of(layer, part))
@@ -49,10 +38,24 @@ def gate_with_kernel(module: Any) -> str | None:  # noqa: ANN401 (of transformer
     """The gate of a layer of experts, if it is one whose quantized weights kernels read."""
     from warploom.integrations import transformers_experts as rules  # imports transformers
 
-    if module not in layers_of(module) or not module.has_gate or rules.unfit(module):
+    if module not in layers_of(module) or _without_kernel(module):
         return None
-    gate, _ = rules.gate_of(module)
-    return None if callable(gate) else gate
+    return str(rules.gate_of(module)[0])
+
+
+def _without_kernel(layer: Any) -> str:  # noqa: ANN401 (of transformers)
+    """Why no kernel reads quantized weights of a layer of experts; "" where one does."""
+    from warploom.integrations import transformers_experts as rules  # imports transformers
+
+    if "forward" in vars(layer):
+        return "its forward was replaced on the instance"
+    if not layer.has_gate:
+        return "experts without a gate have no kernel of quantized weights"
+    if (reason := rules.unfit(layer)) is not None:
+        return reason
+    if callable(rules.gate_of(layer)[0]):
+        return "no kernel has its gate"
+    return "" if rules.norm_of(layer) is None else "no kernel has its norm"
 
 
 def quantized(layer: Any, asked: Asked) -> QuantizedExperts:  # noqa: ANN401 (of transformers)
