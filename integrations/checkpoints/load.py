@@ -15,15 +15,14 @@ from rich.progress import track
 
 from warploom.errors import ProblemError
 from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
-from warploom.integrations.checkpoints.joined import is_joined, joined
+from warploom.integrations.checkpoints.layers import IGNORED, Layers
+from warploom.integrations.checkpoints.mixtures import EXPERT, is_joined, one_of, unlike
+from warploom.integrations.checkpoints.mixtures import read as read_mixture
 from warploom.integrations.checkpoints.shards import Shards
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_sharing import check_unwrapped
 from warploom.integrations.quantized_linear import QuantizedLinear
-from warploom.integrations.quantized_rules import INPUTS
 from warploom.printable import brief, cut
-from warploom.quantization import PackedWeight
-from warploom.quantization.importers import import_weight
 from warploom.suggestions import suggestion
 
 METHODS = (
@@ -32,12 +31,6 @@ METHODS = (
 )
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# Scales of activations and caches in 8 bits, which stay in 16 here.
-_IGNORED = re.compile(
-    r"\.(input_scale|output_scale|activation_scale|input_global_scale|input_zero_point"
-    r"|[kqv]_scale|[kv]_zero_point|inv_freq)$"
-)
-_MOE = re.compile(r"(\.experts)\.\d+\.")
 
 
 @overload
@@ -200,15 +193,14 @@ class _Found:
     ) -> None:
         self._model: Any = model
         self._shards = shards
-        self._settings = settings
         self._device = None if device is None else torch.device(device)
         self._dtype = dtype
-        self._requantize = requantize
         self._modules: dict[str, torch.nn.Module] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, dict[str, torch.Tensor]] = {}  # by modules' names
         if not any(name.endswith("block_sparse_moe") for name, _ in model.named_modules()):
             shards.rename(".block_sparse_moe.", ".mlp.")  # Mixtral's, as transformers has it
+        self._layers = Layers(shards, settings, requantize)
         self._left = set(shards)
 
     # ---- Reading ---------------------------------------------------------------------------------
@@ -227,19 +219,17 @@ class _Found:
 
     def _steps(self) -> Iterator[Callable[[], None]]:
         """What there is to do for each module."""
-        own: dict[str, list[str]] = {}
         experts: dict[str, list[str]] = {}
-        for key in self._shards:
-            own.setdefault(key.rpartition(".")[0], []).append(key)
-            if match := _MOE.search(key):
-                experts.setdefault(key[: match.end(1)], []).append(key)
+        for layer in self._layers.keys:
+            if match := EXPERT.fullmatch(layer):
+                experts.setdefault(match[1], []).append(layer)
         for name, module in self._model.named_modules():
-            keys = own.get(name, [])
+            keys = self._layers.keys.get(name, [])
             if is_joined(module) and name in experts:
-                yield partial(self._joined, name, module, experts[name], own)
+                yield partial(self._mixture, name, module, experts[name])
             elif type(module).__name__ == CLASS and f"{name}.{PARTS[0]}_blocks" in keys:
                 yield partial(self._experts, name, module, keys)
-            elif type(module) in (torch.nn.Linear, Linear) and self._is_quantized(keys):
+            elif type(module) in (torch.nn.Linear, Linear) and self._layers.is_quantized(name):
                 yield partial(self._layer, name, cast("torch.nn.Linear", module), keys)
             elif isinstance(module, QuantizedLinear) and keys:
                 raise ProblemError(
@@ -250,26 +240,13 @@ class _Found:
             else:
                 yield partial(self._plain, name, module)
 
-    def _is_quantized(self, keys: list[str]) -> bool:
-        """Whether a layer's tensors are more than a weight and a bias of 16 or 32 bits."""
-        names = {key.rpartition(".")[2] for key in keys if not _IGNORED.search(key)}
-        if names <= {"weight", "bias"}:
-            weight = next((key for key in keys if key.endswith(".weight")), None)
-            return weight is not None and self._shards.is_quantized(weight)
-        return bool(names)
-
     def _layer(self, name: str, linear: torch.nn.Linear, keys: list[str]) -> None:
         check_unwrapped(linear)
         device, dtype = self._place(linear.weight)
-        tensors = {
-            key.rpartition(".")[2]: self._shards[key].to(device)
-            for key in keys
-            if not _IGNORED.search(key)
-        }
-        bias = tensors.pop("bias", None)
-        weight = self._import(tensors, name)
+        tensors, bias = self._layers.read(name, device)
+        weight = self._layers.weight(tensors, name)
         if weight.shape != tuple(linear.weight.shape):
-            raise _other(name, weight.shape, linear.weight.shape)
+            raise unlike(name, weight.shape, linear.weight.shape)
         self._left.difference_update(keys)
         if bias is not None and linear.bias is None and not bool(bias.any()):
             bias = None  # AutoGPTQ writes biases of 0 for layers that have none
@@ -285,18 +262,6 @@ class _Found:
             made.bias.requires_grad_(linear.bias is not None and linear.bias.requires_grad)
         self._modules[name] = made
 
-    def _import(
-        self, tensors: Mapping[str, torch.Tensor], name: str, expert: int | None = None
-    ) -> PackedWeight:
-        return import_weight(
-            tensors,
-            self._settings,
-            name=name,
-            expert=expert,
-            requantize=self._requantize,
-            activations=INPUTS,
-        )
-
     def _experts(self, name: str, module: Any, keys: list[str]) -> None:  # noqa: ANN401
         """GPT-OSS's: `_blocks`, `_scales` and `_bias` of gate_up_proj and down_proj."""
         layers = []
@@ -308,56 +273,28 @@ class _Found:
             blocks, scales, bias = (self._shards[one].to(device) for one in wanted)
             count, k, n = getattr(module, part).shape
             if tuple(bias.shape) != (count, n):
-                raise _other(wanted[2], bias.shape, (count, n))
+                raise unlike(wanted[2], bias.shape, (count, n))
             made = []
             for expert in range(count):
                 both = {"blocks": blocks, "scales": scales}
-                weight = self._import(both, f"{name}.{part}", expert)
+                weight = self._layers.weight(both, f"{name}.{part}", expert)
                 if weight.shape != (n, k) or len(blocks) != count:
-                    raise _other(f"{name}.{part}", (len(blocks), *weight.shape), (count, n, k))
-                layer = QuantizedLinear.from_packed(weight, bias[expert].to(dtype, copy=True))
-                layer.dtype = dtype
-                if layer.bias is not None:
-                    layer.bias.requires_grad_(getattr(module, f"{part}_bias").requires_grad)
-                made.append(layer)
+                    raise unlike(f"{name}.{part}", (len(blocks), *weight.shape), (count, n, k))
+                made.append(one_of(module, part, weight, bias[expert], dtype))
             layers.append(made)
             self._left.difference_update(wanted)
         self._modules[name] = QuantizedExperts.in_place_of(module, *layers)
 
-    def _joined(
-        self, name: str, module: torch.nn.Module, keys: list[str], own: Mapping[str, list[str]]
-    ) -> None:
-        """Experts of Qwen, Mixtral and others, which are dequantized."""
-        like = {}
-        for part in PARTS:
-            tensor = module.get_parameter(part)
-            device, dtype = self._place(tensor)
-            like[part] = torch.empty(tensor.shape, dtype=dtype, device=device)
-        dtype = like[PARTS[0]].dtype
-
-        def read(layer: str, shape: torch.Size) -> torch.Tensor:
-            tensors = {
-                key.rpartition(".")[2]: self._shards[key].to(device)
-                for key in own.get(layer, [])
-                if not _IGNORED.search(key)
-            }
-            bias = tensors.pop("bias", None)  # AutoGPTQ writes biases of 0
-            if bias is not None and bool(bias.any()):
-                raise ProblemError(
-                    f"{layer}.bias", rule="must be 0", fix="the model's experts have no biases"
-                )
-            if self._is_quantized(own.get(layer, [])):
-                weight = self._import(tensors, layer).dequantize(dtype)
-            elif "weight" in tensors:
-                weight = tensors["weight"]
-            else:
-                raise self._missing([f"{layer}.weight"])
-            if weight.shape != shape:
-                raise _other(layer, weight.shape, shape)
-            return weight
-
-        self._tensors |= joined(name, module, keys, read, like)
-        self._left.difference_update(keys)
+    def _mixture(self, name: str, module: torch.nn.Module, given: list[str]) -> None:
+        """Experts that the checkpoint has one by one: Qwen's, Mixtral's and others'."""
+        made = read_mixture(name, module, given, self._layers, self._place)
+        if isinstance(made, QuantizedExperts):
+            self._modules[name] = made
+        else:
+            self._tensors |= made
+        for layer in given:
+            self._left.difference_update(self._layers.keys[layer])
+        self._left.difference_update(f"{name}.{part}_scale_inv" for part in PARTS)
 
     def _plain(self, name: str, module: torch.nn.Module) -> None:
         """Parameters and buffers that are not quantized."""
@@ -368,7 +305,7 @@ class _Found:
                 continue
             given = self._shards[key]
             if given.shape != tensor.shape:
-                raise _other(key, given.shape, tensor.shape)
+                raise unlike(key, given.shape, tensor.shape)
             if given.dtype != tensor.dtype and not (
                 given.dtype in _FLOATS and tensor.is_floating_point()
             ):
@@ -431,11 +368,11 @@ class _Found:
         left = sorted(
             name
             for name in self._left
-            if not _IGNORED.search(name) and not any(re.search(one, name) for one in ignored)
+            if not IGNORED.search(name) and not any(re.search(one, name) for one in ignored)
         )
         if not left:
             return
-        experts = any(_MOE.search(name) for name in left)
+        experts = any(EXPERT.search(name) for name in left)
         raise ProblemError(
             f"{cut(', '.join(left), 200)} in {self._shards.folder}",
             rule="must be a parameter, a buffer or a quantized layer of "
@@ -526,12 +463,4 @@ def _unknown(name: str, buffers: Any) -> ProblemError:  # noqa: ANN401
         f"{name}: the buffers {', '.join(buffers)} on meta",
         rule="must be in memory, or such that the model's _init_weights computes them",
         fix="make the model on the CPU",
-    )
-
-
-def _other(name: str, found: Any, wanted: Any) -> ProblemError:  # noqa: ANN401
-    return ProblemError(
-        f"{name} is {list(found)} in the checkpoint",
-        rule=f"must be {list(wanted)}, as the model's",
-        fix="make the model of the checkpoint's config.json",
     )

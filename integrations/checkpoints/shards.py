@@ -131,6 +131,10 @@ class Shards(Mapping[str, Tensor]):
         self._places = {name: self._places[own] for name, own in stored.items()}
         self._stored = stored
 
+    def stored(self, name: str) -> str:
+        """What the files call a tensor."""
+        return self._stored[name]
+
     def is_quantized(self, name: str) -> bool:
         """Whether a tensor is of another type than those of 16 and 32 bits, without reading it."""
         kind = self._open(self._places[name]).get_slice(self._stored[name]).get_dtype()

@@ -8,8 +8,8 @@ importer, before anything is packed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,31 @@ class Layer:
             scale_dtype=self.scales.dtype,
             activations=activations,
         )
+
+    def interleaved(self, up: Layer) -> Layer | None:
+        """Return the layer whose rows are this one's and those of `up` in turn.
+
+        None if the two are not alike in format, group and dtype of scales.
+        """
+        mine, theirs = self._by_rows(), up._by_rows()
+        kinds = [
+            (one.format, one.group, {name: part.dtype for name, part in parts.items()})
+            for one, parts in ((self, mine), (up, theirs))
+        ]
+        if kinds[0] != kinds[1]:
+            return None
+        both: dict[str, Any] = {
+            name: torch.stack((mine[name], theirs[name]), 1).flatten(0, 1) for name in mine
+        }
+        return replace(self, blocks=None, **both)
+
+    def _by_rows(self) -> dict[str, Tensor]:
+        """The tensors that have an entry for each row, of those that there are."""
+        names = ("codes", "scales", "zeros", "offsets")
+        found = {name: one for name in names if (one := getattr(self, name)) is not None}
+        if self.global_scale is not None:
+            found["global_scale"] = self.global_scale.expand(len(self.codes))
+        return found
 
 
 def refused(source: str, value: str, *, rule: str = "", fix: str = "") -> ProblemError:

@@ -76,6 +76,40 @@ def import_weight(
         return read.packed(activations, requantize)
 
 
+def import_gate_up(
+    gate: Tensors,
+    up: Tensors,
+    config: Config,
+    *,
+    names: tuple[str, str],
+    requantize: str | None = None,
+    activations: Activations = "16-bit",
+) -> PackedWeight | None:
+    """Return the weights of gate and up of one expert as one whose rows take turns.
+
+    Args:
+        gate: the tensors of gate, as `import_weight` takes them.
+        up: likewise, of up.
+        config: as `import_weight` takes it.
+        names: the paths of gate and up in the checkpoint.
+        requantize: as `import_weight` takes it.
+        activations: the same.
+
+    Returns:
+        The weight [2 I, H], or None if gate and up differ in format, group or dtype of scales.
+
+    Raises:
+        ProblemError: what `import_weight` raises.
+    """
+    layers = []
+    for tensors, name in zip((gate, up), names, strict=True):
+        with _brief_errors(name):
+            layers.append(_layer(tensors, config, name, metadata=None, expert=None))
+    with _brief_errors(names[0]):
+        both = layers[0].interleaved(layers[1])
+        return None if both is None else both.packed(activations, requantize)
+
+
 def import_block_scaled(
     tensors: Tensors | safe_open, config: Config | None = None, *, name: str = ""
 ) -> BlockScaled:

@@ -8,14 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_files import EXPERTS, change, write
+from checkpoint_files import EXPERTS, change, configure, write
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.integrations.checkpoints.experts import QuantizedExperts
+from warploom.integrations.experts import experts
 from warploom.nn import QuantizedLinear
 
 IDS = torch.tensor([[3, 9, 27, 5, 15, 45]])
 EXPERT = re.compile(r"(.*)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)")
+
+
+def part_of(model: Any, layer: str) -> torch.Tensor:  # noqa: ANN401
+    """What a model has as the weight of an expert's layer, by its name in the checkpoint."""
+    match = EXPERT.fullmatch(layer)
+    assert match is not None
+    inside, down = model.get_submodule(f"{match[1]}.mlp.experts"), match[3] in ("down_proj", "w2")
+    up, expert = match[3] in ("up_proj", "w3"), int(match[2])
+    if isinstance(inside, QuantizedExperts):
+        both = (inside.down_proj if down else inside.gate_up_proj)[expert].weight
+        whole = both.dequantize(torch.float32)
+        return whole if down else whole[up::2]
+    joined: torch.Tensor = (inside.down_proj if down else inside.gate_up_proj)[expert]
+    return joined if down else joined.chunk(2)[up]
 
 
 @torch.no_grad()
@@ -24,7 +40,9 @@ EXPERT = re.compile(r"(.*)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)")
 def test_a_mixture_loads_whole_generates_and_is_saved(
     tmp_path: Path, name: str, shards: int
 ) -> None:
-    """Gate in the place of up, an expert in the place of another, or one that stays random."""
+    """Gate in the place of up, an expert in the place of another, or one that stays random; and
+    experts in 16 bits, which take four times the memory.
+    """
     from transformers import AutoModelForCausalLM
 
     weights = write(tmp_path / "given", name, shards)
@@ -35,28 +53,84 @@ def test_a_mixture_loads_whole_generates_and_is_saved(
     other = classes.from_config(found.config, attn_implementation="eager", dtype=torch.float32)
     other.eval()
     other.load_state_dict(found.state_dict(), strict=False)  # what is in 16 bits
-    experts = 0
+    count = 0
     for layer, weight in weights.items():
-        if match := EXPERT.fullmatch(layer):
-            inside = found.get_submodule(f"{match[1]}.mlp.experts")
-            joined = inside.down_proj if match[3] in ("down_proj", "w2") else inside.gate_up_proj
-            part = joined[int(match[2])]
-            if match[3] in ("gate_proj", "w1"):
-                part = part[: len(part) // 2]
-            elif match[3] in ("up_proj", "w3"):
-                part = part[len(part) // 2 :]
+        if EXPERT.fullmatch(layer):
+            part = part_of(found, layer)
             assert torch.equal(part, weight.float()), layer
-            experts += 1
+            part_of(other, layer).copy_(part)
+            count += 1
         else:
             assert isinstance(found.get_submodule(layer), QuantizedLinear)
             other.get_submodule(layer).weight.copy_(weight)
-    assert experts == 2 * 4 * 3  # of layers, experts and parts
+    assert count == 2 * 4 * 3  # of layers, experts and parts
+    mixtures = [one for one in found.modules() if isinstance(one, QuantizedExperts)]
+    assert len(mixtures) == 2
     ours, theirs = found(IDS).logits, other(IDS).logits
     assert (ours - theirs).norm() <= 2**-16 * theirs.norm()
     assert found.generate(IDS, max_new_tokens=4, do_sample=False).shape == (1, 10)
     found.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", attn_implementation="eager")
+    expected, state = found.state_dict(), again.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[key], one) for key, one in expected.items())
     assert torch.equal(again(IDS).logits, found(IDS).logits)
+
+
+@torch.no_grad()
+def test_quantized_experts_of_a_checkpoint_run_as_grouped_gemms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, each expert costs two launches, and the host waits for the device."""
+    write(tmp_path, "awq, Qwen")
+    found = warploom.load_checkpoint(tmp_path, attn_implementation="eager")
+    exact = found(IDS).logits
+    called = []
+
+    def grouped(*args: Any, **options: Any) -> torch.Tensor:
+        called.append(args[3].shape)
+        return experts(*args, **options)
+
+    monkeypatch.setattr("warploom.integrations.checkpoints.experts.refusal", lambda *_: None)
+    monkeypatch.setattr("warploom.integrations.checkpoints.experts.experts", grouped)
+    ours = found(IDS).logits
+    assert called == [(4, 256, 128)] * 2
+    assert (ours - exact).float().norm() <= 2**-5 * exact.float().norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("why", ["a gate without a kernel", "gate and up of two formats"])
+def test_experts_that_cannot_stay_quantized_are_dequantized(tmp_path: Path, why: str) -> None:
+    """Refused, such checkpoints would not load; quantized, they would have another gate."""
+    if why == "a gate without a kernel":
+        weights = write(tmp_path, "compressed-tensors, Mixtral", hidden_act="quick_gelu")
+    else:
+        weights = write(tmp_path, "compressed-tensors, Mixtral")
+
+        def widen(tensors: dict[str, torch.Tensor]) -> None:
+            for key in [key for key in tensors if ".experts.1.w3." in key]:
+                layer, _, own = key.rpartition(".")
+                scales = tensors.pop(key)
+                if own == "weight_scale":
+                    tensors[f"{layer}.weight"] = torch.ones(256, 128, dtype=torch.int8)
+                    tensors[f"{layer}.weight_scale"] = scales
+                    weights[layer] = scales.double().repeat_interleave(64, 1)
+
+        change(tmp_path, widen)
+        configure(tmp_path, format="mixed-precision", config_groups=_two_formats())
+    found = warploom.load_checkpoint(tmp_path, dtype=torch.float32)
+    assert not any(isinstance(one, QuantizedExperts) for one in found.modules())
+    for layer, weight in weights.items():
+        if EXPERT.fullmatch(layer):
+            assert torch.equal(part_of(found, layer), weight.float()), layer
+
+
+def _two_formats() -> dict[str, Any]:
+    """A scheme for most layers, and another for one half of what becomes one."""
+    (group,) = EXPERTS["compressed-tensors, Mixtral"].config["config_groups"].values()
+    wide = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 64}
+    other = {"targets": [r"re:.*block_sparse_moe\.experts\.1\.w3$"], "weights": wide}
+    return {"group_0": group, "group_1": other}
 
 
 @pytest.mark.parametrize("lost", ["down_proj", "3"])
