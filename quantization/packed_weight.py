@@ -178,7 +178,7 @@ class PackedWeight:
     @property
     def bits(self) -> float:
         """Bits of memory for each weight, with scales, zero points and padding."""
-        return 8 * self.metadata.nbytes / (self.metadata.n * self.metadata.k)
+        return self.metadata.bits
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, as `from_tensors` takes them with `metadata`."""
