@@ -1,7 +1,8 @@
 """`warploom.nn.GatedMLP`: a gated feed-forward layer, whose first two products are one.
 
 The weights of gate and up stay parameters of their own, with the names and the objects that they
-had: their memory lies one behind the other, so that one kernel reads both in place.
+had: their memory lies one behind the other, so that one kernel reads both in place. Quantized ones
+are one weight instead, see quantized_gate.py.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.main_grad import main_grad
+from warploom.integrations.quantized_gate import GateUp, interleavable
+from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.recipes import E4M3, SCHEMES, Recipe
 from warploom.integrations.scaling import ParameterCache
 from warploom.runtime.families.gemm.api import gemm
@@ -77,7 +80,8 @@ class GatedMLP(torch.nn.Module):
     gradient of the gate in a GEMM's epilogue, and the weights may have a main_grad. With an fp8
     recipe of all three layers (except "delayed" and "fp4_qat") it is one function as well; gate and
     up then share a scale for each tensor. If gate and up are warploom.nn.Float8Linear, as
-    `warploom.patch` makes them of checkpoints, the input is quantized once. Everything else is
+    `warploom.patch` makes them of checkpoints, the input is quantized once. If they are
+    warploom.nn.QuantizedLinear without biases, `join()` makes them one weight. Everything else is
     computed layer by layer, with the same meaning: in compiled functions of 16 bits without
     gradients, if a layer has hooks or was replaced, and if the memory of the weights was separated.
 
@@ -111,7 +115,7 @@ class GatedMLP(torch.nn.Module):
         self.gate = gate
         self.preactivation = preactivation
         self._both = Both()
-        self._join()
+        self.join()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return down_proj(f(gate_proj(x)) * up_proj(x)).
@@ -123,6 +127,9 @@ class GatedMLP(torch.nn.Module):
             [.., hidden].
         """
         gate, up, down = (self._modules[name] for name in PROJECTIONS)
+        both = cast("GateUp | None", self._modules.get("gate_up"))
+        if both is not None and both.holds(gate, up) and all(map(_unhooked, both.layers)):
+            return cast("torch.Tensor", down(both(x, self.gate)))  # type: ignore[misc]
         if getattr(gate, "recipe", None) is not None:
             quantised = self._in_float8(x, gate, up, down)
             if quantised is not None:
@@ -168,7 +175,7 @@ class GatedMLP(torch.nn.Module):
         for name in ("_parameters", "_buffers", "_modules"):
             vars(made)[name] = vars(module)[name].copy()
         vars(made).update(gate=gate, _both=Both())
-        made._join()
+        made.join()
         return made
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (as torch has it)
@@ -196,12 +203,14 @@ class GatedMLP(torch.nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """As a module's, after which parameters have memory of their own: it is joined again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._join()
+        self.join()
         return self
 
-    def _join(self) -> None:
+    def join(self) -> None:
         """Let the memory of gate and up be one, where kernels can read it."""
         gate, up = (self._modules[name] for name in PROJECTIONS[:2])
+        if interleavable(gate, up):
+            self.gate_up = GateUp(*cast("tuple[QuantizedLinear, QuantizedLinear]", (gate, up)))
         weight = gate._parameters.get("weight")  # type: ignore[union-attr]
         if weight is None or not gated_by_kernels(weight):
             return
@@ -214,6 +223,9 @@ class GatedMLP(torch.nn.Module):
 
     def separate(self) -> None:
         """Give the parameters of gate and up memory of their own, as they had before."""
+        both = cast("GateUp | None", self._modules.pop("gate_up", None))
+        if both is not None:
+            both.separate()
         for layer in PROJECTIONS[:2]:
             for parameter in vars(self._modules[layer])["_parameters"].values():
                 separate(parameter)
@@ -425,7 +437,7 @@ def gate_of(module: torch.nn.Module) -> str | None:
     activation = type(module._modules.get("act_fn")).__name__
     fp8 = Float8Linear, fp8_linear_type()
     gated = (
-        all(type(layer) in (torch.nn.Linear, Linear, *fp8) for layer in layers)
+        all(type(layer) in (torch.nn.Linear, Linear, QuantizedLinear, *fp8) for layer in layers)
         and set(module._modules) == {*PROJECTIONS, "act_fn"}
         and not module._parameters
         and "forward" not in vars(module)

@@ -34,6 +34,7 @@ from warploom.integrations.patch_experts import PatchedExperts
 from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
 from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose_linear, output_heads
+from warploom.integrations.quantized_gate import interleavable
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.recipes import Recipe, require_recipe
 from warploom.integrations.sparse_linear import SparseLinear
@@ -64,7 +65,8 @@ class Patch:
         self._title = f"warploom.patch({type(model).__name__})"
         self._model: torch.nn.Module | None = model
         self._originals = {layer: original for original, layer in layers.items()}
-        self._gated = {layer: original for original, layer in gated.items()}
+        # Layers that cannot be put back have the weights that were quantized.
+        self._gated = {} if quantized else {layer: one for one, layer in gated.items()}
         self._calls = calls
 
     def undo(self) -> None:
@@ -137,10 +139,10 @@ def patch(
         model: The model, on a GPU or a CPU.
         linear: Replace each torch.nn.Linear by a warploom.nn.Linear with the same parameters, so
             that tied weights and optimizers keep working; FP8Linear layers of transformers with
-            128x128 scales by warploom.nn.Float8Linear; gated layers of transformers in 16 bits or
-            such fp8 (LlamaMLP and alike) by warploom.nn.GatedMLP, except with the recipes "delayed"
-            and "fp4_qat"; and BitNet layers by warploom.nn.BitLinear, which cannot be undone. Other
-            subclasses stay.
+            128x128 scales by warploom.nn.Float8Linear; gated layers of transformers in 16 bits,
+            such fp8 or quantized (LlamaMLP and alike) by warploom.nn.GatedMLP, except with the
+            recipes "delayed" and "fp4_qat"; and BitNet layers by warploom.nn.BitLinear, which
+            cannot be undone. Other subclasses stay.
         attention: Set `attn_implementation="warploom"` in models of transformers. "8bit" sets
             "warploom_8bit": q, k and v are quantized to 8 bits where kernels support it.
         experts: Set `experts_implementation="warploom"` in mixtures of experts of transformers.
@@ -212,10 +214,14 @@ def patch(
         for one in calls:
             journal.before_change(one.undo)
             rows += one.apply()
-        gated = _gated_layers(model, layers) if recipe in (None, *GATED_RECIPES) else {}
+        replaced: dict[Any, torch.nn.Module] = {**layers, **quantized}
+        gateable = linear and recipe in (None, *GATED_RECIPES)
+        gated = _gated_layers(model, replaced) if gateable else {}
         rows += _gated_rows(gated)
-        parts: tuple[Mapping[Any, torch.nn.Module], ...] = (gated, layers, quantized)
-        _replace(model, {old: new for part in parts for old, new in part.items()}, journal)
+        _replace(model, {**gated, **replaced}, journal)
+        for mlp in gated.values():
+            journal.before_change(mlp.separate)
+            mlp.join()
         return Patch(model, rows, layers, calls, gated=gated, quantized=bool(quantized))
     except BaseException:
         try:
@@ -255,7 +261,7 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
             rule="a model is patched once",
             fix="call undo() of what the first patch returned, or load the model again",
         )
-    able = (fp8_linear_type(), *bit_linear_types())
+    able = (QuantizedLinear, fp8_linear_type(), *bit_linear_types())
     if any(type(module) in able for module in model.modules()):
         return
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
@@ -398,31 +404,34 @@ def _layers(
 
 
 def _gated_layers(
-    model: torch.nn.Module, layers: Mapping[torch.nn.Linear, Linear | Float8Linear]
+    model: torch.nn.Module, replaced: Mapping[torch.nn.Module, torch.nn.Module]
 ) -> dict[torch.nn.Module, GatedMLP]:
-    """Make a layer for each gated one whose layers are all replaced, and whose memory is joined.
+    """Make a layer for each gated one whose layers are to be ours, and whose memory can be joined.
 
     They have one recipe, or none.
     """
     made = {}
     for name, module in model.named_modules():
-        if module is not model and gate_of(module) and _joinable(module, layers):
+        if module is not model and gate_of(module) and _joinable(module, replaced):
             with _naming(name):
                 made[module] = GatedMLP.from_torch(module)
     return made
 
 
-def _joinable(
-    module: torch.nn.Module, layers: Mapping[torch.nn.Linear, Linear | Float8Linear]
-) -> bool:
+def _joinable(module: torch.nn.Module, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> bool:
     """Whether kernels take the weights of gate and up, and hooks know nothing of the layer."""
-    projections = [module._modules[name] for name in PROJECTIONS]
-    gate, up = (layer.weight for layer in projections[:2])  # type: ignore[union-attr]
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    replacing = [layers.get(cast("torch.nn.Linear", layer)) for layer in projections]
-    recipes = {getattr(layer, "recipe", None) for layer in replacing}
-    alike = None not in replacing and len(recipes) == 1
-    return alike and not hooks and gated_by_kernels(gate) and joinable(gate, up)  # type: ignore[arg-type]
+    projections: list[Any] = [module._modules[name] for name in PROJECTIONS]
+    gate, up, down = (replaced.get(layer, layer) for layer in projections)
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    if isinstance(gate, QuantizedLinear):
+        return interleavable(gate, up)
+    if not all(isinstance(one, Linear | Float8Linear) for one in (gate, up)):
+        return False
+    recipes = {getattr(layer, "recipe", None) for layer in (gate, up, down)}
+    alike = isinstance(down, Linear | Float8Linear | QuantizedLinear) and len(recipes) == 1
+    weights = [layer.weight for layer in projections[:2]]
+    return alike and gated_by_kernels(weights[0]) and joinable(*weights)
 
 
 def _gated_rows(gated: Mapping[torch.nn.Module, GatedMLP]) -> Iterator[Row]:

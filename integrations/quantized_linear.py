@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -223,7 +223,7 @@ class QuantizedLinear(torch.nn.Linear):
         """Extents, whether there is a bias, the format, and what it takes."""
         told = f"in_features={self.in_features}, out_features={self.out_features}, "
         told += f"bias={self.bias is not None}, format={self.metadata.format!r}, "
-        told += f"group={self.metadata.group}, bits={self.weight.bits:.3f}"
+        told += f"group={self.metadata.group}, bits={self.metadata.bits:.3f}"
         told += f", activation={self.activation!r}" if self.activation else ""
         return f"{told}, kernels=warploom"
 
@@ -329,16 +329,7 @@ class QuantizedLinear(torch.nn.Linear):
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> QuantizedLinear:
         """What `to`, `half`, `cuda` and the like do: the weight moves, and keeps its types."""
-        packed = [id(self._parameters[name]) for name in self._names]
-
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            found = fn(tensor)
-            if id(tensor) in packed and found.dtype != tensor.dtype:
-                found = tensor.to(found.device)
-            # As torch.__future__ may ask, torch makes a new parameter: of this class it cannot.
-            return found.data if type(found) is FrozenParameter else found
-
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(moved(self, self._names, fn), recurse)  # type: ignore[no-untyped-call]
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self._packed()[0].device)).dtype
         for name in self._names:
             self.register_parameter(name, self._parameters[name])
@@ -403,6 +394,22 @@ class QuantizedLinear(torch.nn.Linear):
             unexpected_keys,
             error_msgs,
         )
+
+
+def moved(
+    module: torch.nn.Module, names: Iterable[str], fn: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what moves a module's tensors as `fn` does; these parameters keep their types."""
+    packed = [id(module._parameters[name]) for name in names]
+
+    def kept(tensor: torch.Tensor) -> torch.Tensor:
+        found = fn(tensor)
+        if id(tensor) in packed and found.dtype != tensor.dtype:
+            found = tensor.to(found.device)
+        # As torch.__future__ may ask, torch makes a new parameter: of this class it cannot.
+        return found.data if type(found) is FrozenParameter else found
+
+    return kept
 
 
 def _share(made: QuantizedLinear, linear: torch.nn.Linear) -> None:

@@ -99,6 +99,11 @@ class Metadata:
         """Bytes of all the tensors."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.tensors().values())
 
+    @property
+    def bits(self) -> float:
+        """Bits of memory for each weight, with scales, zero points and padding."""
+        return 8 * self.nbytes / (self.n * self.k)
+
     def as_dict(self) -> dict[str, int | str | None]:
         """Plain data, which `from_dict` reads."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

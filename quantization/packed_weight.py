@@ -213,7 +213,7 @@ class PackedWeight(Packed):
     @property
     def bits(self) -> float:
         """Bits of memory for each weight, with scales, zero points and padding."""
-        return 8 * self.metadata.nbytes / (self.metadata.n * self.metadata.k)
+        return self.metadata.bits
 
     def __repr__(self) -> str:
         m = self.metadata

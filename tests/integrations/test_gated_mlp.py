@@ -393,7 +393,7 @@ def test_memory_that_others_read_is_not_left(products: list[dict[str, Any]]) -> 
     assert all(one.is_shared() for one in shared.parameters())
     with torch.inference_mode():
         made = copy.deepcopy(layer()).to(BF16)
-        made._join()
+        made.join()
     assert not made.gate_proj.weight.is_inference()
 
 

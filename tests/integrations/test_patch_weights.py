@@ -20,7 +20,7 @@ LINEAR_OF_LAYERS = 2 * 7
 
 
 def of(found: torch.nn.Module, kind: type[torch.nn.Module]) -> list[str]:
-    return [name for name, module in found.named_modules() if type(module) is kind]
+    return [name for name, module in found.named_modules() if isinstance(module, kind)]
 
 
 @torch.no_grad()  # a graph keeps weights

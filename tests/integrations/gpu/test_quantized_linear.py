@@ -15,6 +15,7 @@ from tiny_models import model
 
 import warploom
 from warploom.nn import BitLinear, QuantizedLinear, SparseLinear
+from warploom.runtime.counters import counters
 from warploom.runtime.families._product.epilogue import items
 from warploom.runtime.families.mixed_gemm.reference import error_share
 
@@ -180,3 +181,36 @@ def test_a_patched_bitnet_generates() -> None:
     assert float((found - right).abs().max()) < allowed
     right, new = right[:, 3:-1], said[:, 4:, None]
     assert float((right.amax(-1) - right.gather(-1, new).squeeze(-1)).max()) < allowed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 7, 64, 300])
+@pytest.mark.parametrize(("format", "group"), [("int4", 128), ("uint4", 64), ("mxfp4", 32)])
+def test_gate_and_up_of_a_quantized_layer_are_one_kernel(
+    format: str, group: int, rows: int
+) -> None:
+    """Guards against rows of gate that meet those of another up, and layers that run one by one."""
+    speaking = model("Llama", "eager", torch.bfloat16, hidden_size=512, intermediate_size=1408)
+    patch = warploom.patch(speaking.cuda(), weights={"format": format, "group": group})
+    assert next(row for row in patch.rows if row.now == "warploom.nn.GatedMLP").count == 2
+    mlp = speaking.model.layers[0].mlp
+    expected = {key: one.clone() for key, one in mlp.state_dict().items()}
+    x = random(rows, 512).cuda()
+    mlp(x)
+    before = counters.launches
+    found = mlp(x)
+    assert counters.launches - before <= 4  # two GEMMs, each of two launches at most
+    apart = copy.deepcopy(mlp)
+    apart.separate()
+    assert all(torch.equal(apart.state_dict()[key], one) for key, one in expected.items())
+    gate, up, down = (
+        getattr(apart, name).weight.dequantize(torch.float64)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    )
+    exact = (F.silu(x.double() @ gate.t()) * (x.double() @ up.t())) @ down.t()
+    assert (found.double() - exact).abs().max() <= 2**-6 * exact.abs().max()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = mlp(x)
+    graph.replay()
+    assert torch.equal(captured, found)

@@ -1,0 +1,245 @@
+"""Gated layers with quantized weights: one GEMM for gate and up, and states that do not tell."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_checkpoints_quantized import load, saved
+from test_peft import adapted
+from tiny_models import VOCABULARY, model
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.generator.formats import FORMATS
+from warploom.integrations import devices, quantized_gate
+from warploom.integrations.quantized_gate import InterleavedLinear
+from warploom.nn import GatedMLP, QuantizedLinear
+
+BF16 = torch.bfloat16
+IDS = torch.randint(2, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The epilogues of GEMMs of gate and up, which run as they would on a GPU."""
+    seen: list[Any] = []
+
+    def mixed_gemm(x: torch.Tensor, weight: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401
+        seen.append(keywords["epilogue"])
+        return warploom.mixed_gemm(x, weight, **keywords)
+
+    monkeypatch.setitem(devices.reasons, -1, None)
+    monkeypatch.setattr(quantized_gate, "mixed_gemm", mixed_gemm)
+    return seen
+
+
+def quantized(format: str = "int8", group: int | None = 32, name: str = "Llama") -> Any:  # noqa: ANN401
+    """A model of transformers whose linear layers are quantized, and not gated."""
+    speaking = model(name, "eager", BF16)
+    for _, layer in [*speaking.named_modules()]:
+        for part, child in [*layer.named_children()]:
+            if type(child) is torch.nn.Linear and part != "lm_head":
+                setattr(layer, part, QuantizedLinear.from_linear(child, format, group))
+    return speaking
+
+
+def of_one(speaking: Any) -> Any:  # noqa: ANN401
+    return speaking.model.layers[0].mlp
+
+
+def same(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    """Whether states have the same names in the same order, and the same bytes."""
+    return list(state) == list(expected) and all(
+        torch.equal(state[key].view(torch.uint8), one.view(torch.uint8))
+        for key, one in expected.items()
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "gate"), [("Llama", "silu"), ("Qwen3", "silu"), ("Gemma2", "gelu_tanh")]
+)
+def test_a_patch_gates_quantized_models_and_their_states_do_not_tell(
+    name: str, gate: str, gated: list[Any]
+) -> None:
+    """Bytes that moved, keys of the joined weight, or layers that an undo left without one."""
+    speaking = quantized(name=name)
+    expected = {key: one.clone() for key, one in speaking.state_dict().items()}
+    kept = of_one(speaking).gate_proj
+    said = speaking(IDS).logits.float()
+    with warploom.patch(speaking) as patch:
+        assert next(row for row in patch.rows if row.now == "warploom.nn.GatedMLP").count == 2
+        heard = speaking(IDS).logits.float()
+        assert gated == [[("gate_interleaved", gate)]] * 2
+        assert (heard - said).abs().max() <= 0.05 * said.abs().max()
+        assert of_one(speaking).gate_proj is kept and type(kept) is InterleavedLinear
+        assert same(speaking.state_dict(), expected)
+    assert type(kept) is QuantizedLinear and of_one(speaking).gate_proj is kept
+    assert same(speaking.state_dict(), expected)
+    assert torch.equal(speaking(IDS).logits.float(), said)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("format", "group"), [(row.name, group) for row in FORMATS.values() for group in row.groups]
+)
+def test_weights_that_take_turns_are_taken_apart_bit_for_bit(
+    format: str, group: int | None, gated: list[Any]
+) -> None:
+    """Of every format, with scales of groups and of rows, and rows that fill no slab."""
+    torch.manual_seed(0)
+    mlp = GatedMLP(256, 72, dtype=BF16)
+    for name in ("gate_proj", "up_proj"):
+        setattr(mlp, name, QuantizedLinear.from_linear(getattr(mlp, name), format, group))
+    x = torch.randn(5, 256).to(BF16)
+    expected = {key: one.clone() for key, one in mlp.state_dict().items()}
+    one_by_one = mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+    mlp.join()
+    assert type(mlp.up_proj) is InterleavedLinear
+    torch.testing.assert_close(mlp(x), one_by_one, rtol=2**-5, atol=2**-8)
+    assert len(gated) == 1 and same(mlp.state_dict(), expected)
+    assert mlp.up_proj.weight.dequantize().shape == (72, 256)  # asks for a weight of its own
+    assert type(mlp.gate_proj) is QuantizedLinear and same(mlp.state_dict(), expected)
+    # Every format has a kernel with the gate, on a GPU.
+    weight = warploom.quantize(torch.randn(144, 256), format, group)
+    steps = [("gate_interleaved", "silu")]
+    said = warploom.explain(warploom.mixed_gemm, x, weight, epilogue=steps, gpu="NVIDIA H200")
+    assert "gate" in said.kernel
+
+
+@torch.no_grad()
+def test_a_layer_is_joined_again_where_its_state_is_loaded_and_follows_conversions(
+    gated: list[Any],
+) -> None:
+    speaking, other = quantized(), quantized(group=None)
+    warploom.patch(speaking, attention=False)
+    mlp = of_one(speaking)
+    state = {key: one.clone() for key, one in speaking.state_dict().items()}
+    expected = mlp(torch.ones(2, 64, dtype=BF16))
+    mlp.gate_proj.reset_parameters()  # which separates them
+    mlp.up_proj.data.zero_()
+    assert not mlp(torch.ones(2, 64, dtype=BF16)).any()
+    speaking.load_state_dict(state)
+    assert type(mlp.gate_proj) is InterleavedLinear
+    assert torch.equal(mlp(torch.ones(2, 64, dtype=BF16)), expected)
+    with pytest.raises(RuntimeError, match=r"layers.0.mlp.gate_proj: a weight of"):
+        speaking.load_state_dict(other.state_dict())
+    assert same(speaking.state_dict(), state)  # as a quantized layer refuses a part of it
+    speaking.to(torch.float16)
+    assert same(
+        mlp.state_dict(), {key: state[f"model.layers.0.mlp.{key}"] for key in mlp.state_dict()}
+    )
+    assert mlp.gate_proj.dtype == torch.float16 and type(mlp.gate_proj) is InterleavedLinear
+    assert mlp(torch.ones(2, 64, dtype=torch.float16)).dtype == torch.float16
+    count = len(gated)
+    single = mlp(torch.ones(64, dtype=torch.float16))
+    assert len(gated) == count + 1 and single.shape == (64,)
+
+
+@torch.no_grad()
+def test_copies_and_pickles_are_gated_apart_from_what_they_are_of(gated: list[Any]) -> None:
+    """A copy whose layers still had the weight of what it was copied from."""
+    speaking = quantized()
+    warploom.patch(speaking, attention=False)
+    mlp, x = of_one(speaking), torch.ones(2, 64, dtype=BF16)
+    expected, state = mlp(x), mlp.state_dict()
+    file = io.BytesIO()
+    torch.save(mlp, file)
+    file.seek(0)
+    for copied in (copy.deepcopy(mlp), torch.load(file, weights_only=False)):
+        count = len(gated)
+        assert torch.equal(copied(x), expected) and len(gated) == count + 1
+        copied.gate_proj.reset_parameters()
+        assert not copied(x).any()
+        assert type(mlp.gate_proj) is InterleavedLinear and same(mlp.state_dict(), state)
+
+
+@torch.no_grad()
+def test_a_model_is_saved_and_loaded_bit_for_bit(tmp_path: Path, gated: list[Any]) -> None:
+    """Files of a model with gated layers are those of one without."""
+    saved(tmp_path / "given", "Llama")
+    found = load(tmp_path / "given", warploom.WarploomConfig("int4", 128))
+    found.save_pretrained(tmp_path / "plain")
+    warploom.patch(found, attention=False)
+    found(IDS)
+    assert gated and type(of_one(found).gate_proj) is InterleavedLinear
+    found.save_pretrained(tmp_path / "gated")
+    for file in ("config.json", "model.safetensors"):
+        plain, again = ((tmp_path / name / file).read_bytes() for name in ("plain", "gated"))
+        assert again == plain
+    assert same(load(tmp_path / "gated").state_dict(), found.state_dict())
+
+
+def test_adapters_get_layers_with_weights_of_their_own(gated: list[Any]) -> None:
+    """An adapter of the gate alone: its layer has no weight but the joined one."""
+    speaking = model("Llama", "eager", BF16)
+    warploom.patch(speaking, weights={"format": "int8", "group": 32}, attention=False)
+    with torch.no_grad():
+        expected = speaking(IDS).logits
+    assert len(gated) == 2
+    trained = adapted(speaking, target_modules=["gate_proj"])
+    base = of_one(trained.base_model.model).gate_proj.base_layer
+    assert type(base) is QuantizedLinear
+    trained(input_ids=IDS, labels=IDS).loss.backward()
+    grads = [one.grad for name, one in trained.named_parameters() if "lora_B" in name]
+    assert len(grads) == 2 and all(one is not None and one.any() for one in grads)
+    with torch.no_grad():
+        heard = trained(IDS).logits
+    assert (heard - expected).abs().max() <= 0.05 * expected.abs().max()
+    assert len(gated) == 2
+
+
+def test_gradients_of_the_input_and_compiled_layers_are_those_of_the_layers(
+    gated: list[Any],
+) -> None:
+    speaking = quantized()
+    plain = copy.deepcopy(of_one(speaking))
+    warploom.patch(speaking, attention=False)
+    mlp, x = of_one(speaking), torch.randn(5, 64).to(BF16).requires_grad_()
+    compiled = torch.compile(mlp, backend="aot_eager", fullgraph=True)
+    of_layers = torch.autograd.grad(plain(x).float().square().sum(), x)[0]
+    for call in (mlp, compiled):
+        grad = torch.autograd.grad(call(x).float().square().sum(), x)[0]
+        torch.testing.assert_close(
+            grad, of_layers, rtol=2**-4, atol=2**-4 * of_layers.abs().max().item()
+        )
+    assert type(mlp.gate_proj) is InterleavedLinear
+
+
+@torch.no_grad()
+def test_layers_that_cannot_be_one_stay_three(gated: list[Any]) -> None:
+    """Hooks, which no longer ran; biases; weights of two kinds; and where linear=False asks so."""
+    hooked = quantized()
+    warploom.patch(hooked, attention=False)
+    calls: list[int] = []
+    of_one(hooked).up_proj.register_forward_hook(lambda *_: calls.append(1))
+    hooked(IDS)
+    assert calls == [1] and len(gated) == 1  # of the other layer
+    for change in ("bias", "format"):
+        odd = quantized()
+        up = of_one(odd).up_proj
+        if change == "bias":
+            up.bias = torch.nn.Parameter(torch.zeros(up.out_features, dtype=BF16))
+        else:
+            of_one(odd).up_proj = QuantizedLinear(
+                64, up.out_features, False, format="int4", group=32
+            )
+        (row,) = [one for one in warploom.patch(odd).rows if one.now == "warploom.nn.GatedMLP"]
+        assert row.count == 1
+    assert not [one for one in warploom.patch(quantized(), linear=False).rows if "Gated" in one.now]
+
+
+def test_a_sharded_layer_says_how_its_state_can_be_read(
+    gated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speaking = quantized()
+    warploom.patch(speaking, attention=False)
+    monkeypatch.setattr(quantized_gate, "is_distributed", lambda _: True)
+    with pytest.raises(ProblemError, match=r"sharded.*separate\(\)"):
+        of_one(speaking).state_dict()
