@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.launch import padded_total
 from warploom.generator.families.attention_quantize.schedule import TILE
 from warploom.generator.shapes import Shape
 

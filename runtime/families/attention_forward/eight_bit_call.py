@@ -11,7 +11,7 @@ import torch
 from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
-from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.launch import padded_total
 from warploom.generator.families.attention_forward.rules import (
     DIMS_OF_EIGHT,
     KEYS_OF_A_SCALE,
