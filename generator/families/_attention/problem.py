@@ -1,4 +1,4 @@
-"""One call of attention: extents, strides and bounds, and how far kernels count over them."""
+"""One call of attention: its extents, strides and bounds."""
 
 from __future__ import annotations
 
@@ -49,22 +49,3 @@ class AttentionProblem:
     strides_v_descale: Strides = (0, 0, 0)
     q_descale_sharing: int = 1  # query heads that have one of these
     dim_v: int = 0  # of v and o; 0: `dim`
-
-
-def lengths_counted(
-    problem: AttentionProblem, mask: str, tile: tuple[int, int], *, packed: bool
-) -> dict[str, int]:
-    """The largest numbers that both passes reach in 32 bits: see `limits.refuse_beyond`.
-
-    A row or column may be one of a tile's past the end, and stand beside a bound.
-    """
-    beside = sum(tile)
-    if packed:  # coordinates count from BACK, and no bound of rows or columns is larger
-        totals = {"total_q": problem.total_q, "total_k": problem.total_k}
-        return {f"{name} {total}": BACK + total + beside for name, total in totals.items()}
-    left = problem.left if mask == "window" else 0
-    right = problem.right if mask != "none" else 0
-    return {
-        f"seq_q {problem.seq_q}": problem.seq_q + beside + max(right, -left, 0),
-        f"seq_k {problem.seq_k}": problem.seq_k + beside + max(left, -right, 0),
-    }

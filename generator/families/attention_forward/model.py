@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families._attention.modifiers import COSTS, exponentials
-from warploom.generator.families.attention_forward.parameters import section_of
+from warploom.generator.families.attention_forward.launch import section_of
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.launch import padded_total
 from warploom.generator.knob import frozen, knob
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.launch import padded_total
 from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 
 GROUP = 16  # keys that are permuted among each other

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from warploom.arguments import require_boolean
-from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.launch import padded_total
 from warploom.generator.families.attention_quantize import (
     AttentionQuantizeOperation,
     AttentionQuantizeProblem,

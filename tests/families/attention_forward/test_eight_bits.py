@@ -22,7 +22,7 @@ from warploom.generator.families.attention_forward import (
     AttentionProblem,
     AttentionSchedule,
 )
-from warploom.generator.families.attention_forward.parameters import padded_total
+from warploom.generator.families.attention_forward.launch import padded_total
 from warploom.generator.families.attention_forward.template import (
     OFFSET,
     OFFSET_IF_NEEDED,

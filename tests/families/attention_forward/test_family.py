@@ -18,7 +18,7 @@ from warploom.generator.families.attention_forward import (
     AttentionSchedule,
     attention_layout,
 )
-from warploom.generator.families.attention_forward.parameters import section_of
+from warploom.generator.families.attention_forward.launch import section_of
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name
