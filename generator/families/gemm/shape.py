@@ -1,4 +1,4 @@
-"""The shapes of products: as they are kept, written on a command line, and listed as cells."""
+"""The shapes of products: kept, written on a command line, listed as cells; what these ask for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from warploom.generator import configurations
-from warploom.generator.epilogue import Bias
+from warploom.generator.elements import element
+from warploom.generator.epilogue import Bias, gate_of
 from warploom.generator.families._product.cells import ProductShape, layers
 from warploom.generator.families.gemm.schedule import GemmOperation
+from warploom.generator.shapes import Work
 
 
 class GemmShape(ProductShape):
@@ -66,3 +68,15 @@ def extents_of_cell(problem: Mapping[str, Any]) -> dict[str, Any] | None:
     if not {"m", "n", "k"} <= problem.keys():
         return None
     return {**{name: problem[name] for name in ("m", "n", "k")}, "batches": problem.get("batch", 1)}
+
+
+def work(operation: GemmOperation, shape: GemmShape) -> Work | None:
+    """Count a dense GEMM; None of block-sparse ones, whose blocks the shape does not tell."""
+    if operation.sparse != "none":
+        return None
+    m, n, k = shape.m, shape.n, shape.k
+    a, b, d = (element(name) for name in (operation.a, operation.b, operation.d))
+    stored = n // 2 if gate_of(operation.epilogue) else n
+    moved = m * k * a.bytes + n * k * b.bytes + m * stored * d.bytes
+    moved += sum(step.moved(m, n, d) for step in operation.epilogue)
+    return Work(2.0 * m * n * k * shape.batches, float(moved * shape.batches), a.bits)

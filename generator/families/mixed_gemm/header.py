@@ -9,7 +9,7 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import template
 from warploom.generator.families._product.groups import MOST_GROUPS
-from warploom.generator.families._product.header import (
+from warploom.generator.families._product.template import (
     pipeline,
     schedule_line,
     staging,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.generator.families._product.header import pipeline
+from warploom.generator.families._product.template import pipeline
 from warploom.generator.families.sparse_gemm.schedule import (
     STAGE_BYTES,
     SparseGemmLayout,
