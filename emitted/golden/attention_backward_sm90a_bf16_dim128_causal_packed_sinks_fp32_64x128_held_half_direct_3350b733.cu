@@ -217,20 +217,21 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, first; };  // of a box: two of the coordinates of a tensor map
 
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its sequence
-// would read the next: so the maps are of [dim, row, head, first, back], row and first of one pitch, and row has an
-// extent of kRows, the box's. A box from row kRows - count on has `count` rows inside, the rest are zeros; `first`
-// moves it to its place, up to kRows to the left: coordinates are not negative, but addresses wrap at 2^64, so that
-// kBack steps of 2^34 - pitch are kBack steps of the pitch back. Extents are no larger than needed, and a box without
-// rows is at the tensor's start: TMA may touch what a box names out of bounds, though it delivers zeros.
+// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
+// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one pitch,
+// and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows inside, the rest
+// are zeros; `first` moves it to its place, up to kRows to the left: coordinates are not negative, but
+// addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack steps of the pitch back. Extents are no
+// larger than needed, and a box without rows is at the tensor's start: TMA may touch what a box names out of
+// bounds, though it delivers zeros.
 constexpr int kBack = 1 << 30;
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.first, kBack);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.first, kBack);
 }
 
 struct Sequence {
@@ -244,19 +245,20 @@ struct Sequence {
   }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
+  template <int kRows> __device__ __forceinline__ static BoxCoord box(int row, int first, int end) {
     const int count = max(0, min(kRows, end - row));
     return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
   }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const {
     return box<kRows>(row, first_row, row_count);
   }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const {
     return box<kRows>(column, first_column, column_count);
   }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
     return head * head_stride + (first_row + row) * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
@@ -264,15 +266,18 @@ struct Sequence {
   }
 };
 
-struct Place { Sequence sequence; int head, row; };
+struct TileCoord { Sequence sequence; int head, row; };
 
-// Nobody has looked at what offsets hold: each counts as the nearest of [0, total]. A count below 0 is of nothing.
+// Nobody has looked at what offsets hold: each counts as the nearest of [0, total]. A count below 0 is of
+// nothing.
 __device__ __forceinline__ int offset(const int* offsets, int b, int total) { return max(0, min(offsets[b], total)); }
 
-// Which of `count` sequences a tile is of, and which of `tiles` are: [begin, end). Unless offsets decrease, b has those
-// from offsets[b] / kTile + b on: as many as it needs, or one more without a row. So nobody counts the tiles before.
+// Which of `count` sequences a tile is of, and which of `tiles` are: [begin, end). Unless offsets decrease, b
+// has those from offsets[b] / kTile + b on: as many as it needs, or one more without a row. So nobody counts
+// the tiles before.
 struct Owner { int sequence, begin, end; };
-template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
+template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile,
+                                                               int tiles) {
   Owner owner{0, 0, tiles};
   for (int last = count; last - owner.sequence > 1;) {
     const int middle = (owner.sequence + last) / 2, first = offsets[middle] / kTile + middle;
@@ -282,16 +287,17 @@ template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offset
   return owner;
 }
 
-// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of columns
-// without rows. So its gradients come out as 0, and nothing of it is computed with.
+// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
+// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
 
-// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query head's first q
-// tile, in the storage of statistics and sums.
-struct KvPlace { Sequence sequence; int head, column, first_tile; };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
+// Where a KV tile is: its sequence and KV head, its first column, and the number of its first query head's
+// first q tile, in the storage of statistics and sums.
+struct KvTileCoord { Sequence sequence; int head, column, first_tile; };
+__device__ __forceinline__ KvTileCoord kv_tile_coord(const Parameters& p, int tile, int kv_head) {
   const auto [b, begin, end] = owner_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile, p.kv_tiles);
   const bool after = b == p.batch;
-  const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
+  const int first_row = offset(p.cu_seqlens_q, b, p.total_q),
+            first_column = offset(p.cu_seqlens_k, b, p.total_k);
   const int rows = after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
   const int columns = (after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k)) - first_column;
   return { {first_row, rows, first_column, min(columns, (end - begin) * kKvTile)}, kv_head, (tile - begin) * kKvTile,
@@ -299,7 +305,7 @@ __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int k
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
+__device__ __forceinline__ TileCoord q_tile_coord(const Parameters& p, int number) {
   const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
   const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile, p.q_tiles);
   const int first_row = offset(p.cu_seqlens_q, b, p.total_q);
@@ -308,9 +314,9 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
 }
 
 // Starts the store of a box; rows past the end of the sequence, which are the next one's, are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column,
+                                          BoxCoord coord, int head) {
+  cute::SM90_TMA_STORE_5D::copy(&map, box, column, coord.row, head, coord.first, kBack);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -320,10 +326,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -394,13 +400,14 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
-  const KvPlace at = place_kv(p, tile, all_head);
+  const KvTileCoord at = kv_tile_coord(p, tile, all_head);
   const int diagonal = at.sequence.diagonal(p);
   const int end = at.sequence.rows(p);
   const int begin = max(0, min(end, at.column - diagonal - p.right));
   // A CTA has nothing to do where no row attends to its tile.
   const bool any = begin < end;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0,
+          at.first_tile};
 }
 
 // The index of the CTA's work.
@@ -414,7 +421,7 @@ __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { ret
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
-                                            Corner columns) {
+                                            BoxCoord columns) {
   shared.v_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
@@ -422,7 +429,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
   const int column = work.column;
-  const Corner columns = work.sequence.columns_at<kKvRows>(column);
+  const BoxCoord columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
@@ -432,7 +439,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
-      const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
@@ -440,7 +447,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0,
+                                   kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -537,8 +545,8 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
     const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      const int offset = i / 2 * 8 + i % 2;
+      if (offset >= end || offset < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -590,7 +598,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-      const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
+      const float low = fast_exp2(x * c.scaling.exponent - lse.x),
+                  high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = low;
       y = high;
@@ -599,20 +608,22 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 }
 
 // dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at) {
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
+                                              const float (&weights)[kScores], Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
+    for (int j = 0; j < 4; ++j)
+      dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
 }
 
 // Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
 // 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8,
+            piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
   constexpr int kPairs = kQRows / 16;  // of fragments
   CUTE_UNROLL
@@ -669,7 +680,8 @@ struct Held {
     CUTE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       const int offset = row * kSpan + step * 32 % kSpan + lane / 16 * 16;
-      const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.v) + step * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
+      const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.v) +
+          step * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
                                (offset ^ ((offset >> 3) & (kSpan - 16)));  // TMA's swizzle
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
                    : "=r"(rows[step][0]), "=r"(rows[step][1]), "=r"(rows[step][2]), "=r"(rows[step][3])
@@ -694,9 +706,9 @@ struct Held {
   }
 };
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
-// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
-// ds is written, and dk's while dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at
+// a time. In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for
+// it), dv's while ds is written, and dk's while dq leaves.
 struct Steps {
   Held held;
 
@@ -718,7 +730,8 @@ struct Steps {
     differentiate(c, dp, scores, at);
     multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     pack(ds, dp);
-    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last
+    // step.
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
@@ -753,9 +766,9 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 
 // Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
-  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
+  const BoxCoord coord = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.part * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.part * kColumns + box * kBoxColumns, coord,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -788,7 +801,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own,
+                   work.column + box * kWgmmaM,
                    Scaling(p)};
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -862,15 +876,16 @@ struct alignas(16) Eight {
   Element values[8];
 };
 
-// Whether a row is fully masked, or has weights that are nothing beside its sink's: its log-sum-exp is the sink.
+// Whether a row is fully masked, or has weights that are nothing beside its sink's: its log-sum-exp is the
+// sink.
 __device__ __forceinline__ bool is_fully_masked(const Parameters& p, int head, float lse) {
   const float sink = float(p.sinks[head]);
   return lse == __int_as_float(0xff800000) || fabsf(lse - sink) <= 4e-7f * fabsf(sink);
 }
 
-// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
-// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows
+// have weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -884,8 +899,8 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
   }
 }
 
-// The gradient of a sink: the sum over its head's rows of -exp(sink - lse) delta. Tiles are added in an order that
-// does not change.
+// The gradient of a sink: the sum over its head's rows of -exp(sink - lse) delta. Tiles are added in an order
+// that does not change.
 
 // The sum of what all threads of the CTA have, in its first thread.
 __device__ __forceinline__ float sum_of_block(float x) {
@@ -901,7 +916,7 @@ __device__ __forceinline__ float sum_of_block(float x) {
 }
 
 // What follows the last sequence has results that nobody wrote.
-__device__ __forceinline__ bool is_of_a_sequence(const Parameters& p, const Place& at, int row) {
+__device__ __forceinline__ bool is_of_a_sequence(const Parameters& p, const TileCoord& at, int row) {
   return at.sequence.first_row + row < offset(p.cu_seqlens_q, p.batch, p.total_q);
 }
 
@@ -922,7 +937,7 @@ __device__ __forceinline__ void sum_sinks(const Parameters& p) {
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim128_causal_packed_sinks_fp32_64x128_held_half_direct_3350b733_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   const float sink = float(p.sinks[at.head]) * kLog2E;
   float sink_sum = 0;
@@ -951,9 +966,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
       float lse = infinity;
       if (row < rows) {
-        const int64_t place = at.sequence.lse_at(p, at.head, row);
-        lse = p.lse[place];
-        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        const int64_t lse_index = at.sequence.lse_at(p, at.head, row);
+        lse = p.lse[lse_index];
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[lse_index];
         const bool masked = is_fully_masked(p, at.head, lse);
         if (masked && !(fabsf(delta) < infinity)) {  // o is 0 there, times NaN or Inf
           non_finite = true;
@@ -983,7 +998,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim128_causal_packed_sinks_fp32_64x128_held_half_direct_3350b733_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   sum_sinks(p);
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
@@ -991,7 +1006,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
     const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
+    unpack(sums + part * (kPartSums / 4), i - part * kPieces,
+           [&](int row, int part_column, const float (&values)[8]) {
       const int column = part * kColumns + part_column;
       if (at.row + row >= rows || column >= p.dim) return;
       Eight eight;

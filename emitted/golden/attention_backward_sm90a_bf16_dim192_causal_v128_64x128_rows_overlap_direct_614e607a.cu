@@ -218,12 +218,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -234,8 +234,8 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
   __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
@@ -247,32 +247,32 @@ struct Sequence {
   }
 };
 
-struct Place {
+struct TileCoord {
   Sequence sequence;
   int head, row;
 };
 
 // Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvPlace {
+struct KvTileCoord {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvTileCoord kv_tile_coord(const Parameters& p, int tile, int all_kv_head) {
   const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
   return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
+__device__ __forceinline__ TileCoord q_tile_coord(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
 // Starts the store of a box; rows past the end of the sequence are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column,
+                                          BoxCoord coord, int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, coord.row, head, coord.batch);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -282,10 +282,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -299,10 +299,10 @@ template <int kRows> struct ValueTile {
   static constexpr int kBoxBytes = kRows * kValueSpan, kBytes = kValueBoxes * kBoxBytes;
 
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kValueBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kValueBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kValueBoxColumns, coord, head);
   }
 
   __device__ __forceinline__ static constexpr int columns(int step) {
@@ -376,12 +376,13 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
-  const KvPlace at = place_kv(p, tile, all_head);
+  const KvTileCoord at = kv_tile_coord(p, tile, all_head);
   const int end = at.sequence.rows(p);
   const int begin = max(0, min(end, at.column - p.right));
   // A CTA has nothing to do where no row attends to its tile.
   const bool any = begin < end;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0,
+          at.first_tile};
 }
 
 // The index of the CTA's work.
@@ -395,10 +396,10 @@ __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { ret
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v, and of the peer's rows of k for dq: of the columns that the CTA adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
-                                            Corner columns) {
+                                            BoxCoord columns) {
   shared.v_full.arrive_and_expect_tx(kVBytes + kKvBytes / kParts);
   ValueTile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-  const Corner peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
+  const BoxCoord peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
   CUTE_NO_UNROLL
   for (int box = 0; box < kBoxes / kParts; ++box)
     load_box(p.k_map, shared.v_full, kEvictFirst, shared.peer_k + box * Tile<kKvRows>::kBoxBytes,
@@ -408,7 +409,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
   const int column = work.column + work.part * kKvRows;
-  const Corner columns = work.sequence.columns_at<kKvRows>(column);
+  const BoxCoord columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
@@ -418,7 +419,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
-      const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
@@ -426,7 +427,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0,
+                                   kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kDoBytes);
@@ -533,8 +535,8 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
     const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      const int offset = i / 2 * 8 + i % 2;
+      if (offset >= end || offset < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -589,7 +591,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-      const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
+      const float low = fast_exp2(x * c.scaling.exponent - lse.x),
+                  high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = low;
       y = high;
@@ -598,20 +601,22 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 }
 
 // dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at) {
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
+                                              const float (&weights)[kScores], Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
+    for (int j = 0; j < 4; ++j)
+      dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
 }
 
 // Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
 // 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8,
+            piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
   constexpr int kPairs = kQRows / 16;  // of fragments
   CUTE_UNROLL
@@ -637,7 +642,8 @@ __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kCons
 // if one CTA's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
 // Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights,
+                                                  uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
@@ -646,7 +652,8 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-__device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], uint64_t weights, uint64_t rows) {
+__device__ __forceinline__ void multiply_dv(float (&gradient)[kValueGradients], uint64_t weights,
+                                            uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
@@ -715,9 +722,9 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 }
 
 // The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
-// leaves, dp while p is computed, dv while ds is, dk and the CTA's own half of dq while the peer's ds is on
-// its way. No wait may leave MMAs of the step before in flight: ptxas does not see around the loop, and would wait for
-// all of them.
+// leaves, dp while p is computed, dv while ds is, dk and the CTA's own half of dq while the peer's ds is on its
+// way. No wait may leave MMAs of the step before in flight: ptxas does not see around the loop, and would wait
+// for all of them.
 struct Steps {
   float scores[kScores];  // of the next step
 
@@ -794,9 +801,9 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 
 // Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
-  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
+  const BoxCoord coord = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, coord,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -808,7 +815,8 @@ __device__ __forceinline__ void stage_dv(uint8_t* rows, const float (&gradient)[
   for (int i = 0; i < kValueColumns / 16; ++i) {
     const float* x = gradient + i * 8;
     const int offset = row * kValueSpan + i * 32 % kValueSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kValueSpan * ValueTile<kKvRows>::kBoxBytes +
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) +
+        i * 32 / kValueSpan * ValueTile<kKvRows>::kBoxBytes +
                              (offset ^ ((offset >> 3) & (kValueSpan - 16)));
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
                  "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
@@ -817,10 +825,11 @@ __device__ __forceinline__ void stage_dv(uint8_t* rows, const float (&gradient)[
   }
 }
 
-__device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
-  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
+__device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const uint8_t* rows,
+                                         const Consumer& c) {
+  const BoxCoord coord = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kValueBoxes / kParts; ++box)
-    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, c.consumer * kValueColumns + box * kValueBoxColumns, corner,
+    store_box(map, rows + box * ValueTile<kKvRows>::kBoxBytes, c.consumer * kValueColumns + box * kValueBoxColumns, coord,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -855,7 +864,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t d_o = matrix(shared.d_o[0], ValueTile<kQTile>::kBoxBytes, 8 * kValueSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own,
+                   work.column + box * kWgmmaM,
                    Scaling(p)};
   float dk[kGradients], dv[kValueGradients];
   CUTE_UNROLL
@@ -938,9 +948,9 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
   return lse == __int_as_float(0xff800000);
 }
 
-// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
-// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows
+// have weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -951,7 +961,8 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
     const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
     const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
     *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
-        masked || column >= p.dim_v ? uint4{0, 0, 0, 0} : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
+        masked || column >= p.dim_v ? uint4{0, 0, 0, 0}
+                                    : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
   }
 }
 
@@ -959,7 +970,7 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim192_causal_v128_64x128_rows_overlap_direct_614e607a_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   bool non_finite = false;  // whether do of a fully masked row is
@@ -983,9 +994,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
       float lse = infinity;
       if (row < rows) {
-        const int64_t place = at.sequence.lse_at(p, at.head, row);
-        lse = p.lse[place];
-        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        const int64_t lse_index = at.sequence.lse_at(p, at.head, row);
+        lse = p.lse[lse_index];
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[lse_index];
         const bool masked = is_fully_masked(p, at.head, lse);
         if (masked && !(fabsf(delta) < infinity)) {  // o is 0 there, times NaN or Inf
           non_finite = true;
@@ -1009,7 +1020,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim192_causal_v128_64x128_rows_overlap_direct_614e607a_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
@@ -1017,7 +1028,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
     const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
+    unpack(sums + part * (kPartSums / 4), i - part * kPieces,
+           [&](int row, int part_column, const float (&values)[8]) {
       const int column = part * kColumns + part_column;
       if (at.row + row >= rows || column >= p.dim) return;
       Eight eight;

@@ -240,12 +240,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -256,8 +256,8 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
   __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
@@ -269,18 +269,18 @@ struct Sequence {
   }
 };
 
-struct Place {
+struct TileCoord {
   Sequence sequence;
   int head, row;
 };
 
 // Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvPlace {
+struct KvTileCoord {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvTileCoord kv_tile_coord(const Parameters& p, int tile, int all_kv_head) {
   // Where all batches have one bias they come one after the other, while L2 has it.
   const bool shared = p.bias_batch == 0;
   const int kv_heads = p.heads / p.sharing, inner = shared ? p.all_kv_heads / kv_heads : kv_heads;
@@ -290,20 +290,20 @@ __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int a
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
+__device__ __forceinline__ TileCoord q_tile_coord(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
 // Where a row of k begins that rows of q at a place attend to.
-__device__ __forceinline__ int64_t key_at(const Parameters& p, const Place& at, int column) {
+__device__ __forceinline__ int64_t key_at(const Parameters& p, const TileCoord& at, int column) {
   return at.sequence.batch * p.k_batch + at.head / p.sharing * p.k_head + column * p.k_seq;
 }
 
 // Starts the store of a box; rows past the end of the sequence are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column,
+                                          BoxCoord coord, int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, coord.row, head, coord.batch);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -313,10 +313,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -344,8 +344,8 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 }
 
 // The softmax is of scale q k^T.
-// A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
-// large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
+// A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row
+// that a large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
 struct Scaling {
   static constexpr float exponent = kLog2E;  // the factor of a biased score in the argument of exp2
   float factor;                              // of a score before the bias is added
@@ -362,9 +362,9 @@ __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
 // What is added to scores, or hides them, before the softmax: a Score for a tile of a head.
 //
-// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
-// rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
-// alone: no other waits for it.
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile,
+// kStagedRows rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages
+// for itself alone: no other waits for it.
 // Without a branch: MMAs are in flight around loads.
 __device__ __forceinline__ uint32_t load(const float* at, bool there) {
   uint32_t x;
@@ -372,7 +372,8 @@ __device__ __forceinline__ uint32_t load(const float* at, bool there) {
       : "=r"(x) : "l"(at), "r"(int(there)));
   return x;
 }
-// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same
+// banks.
 template <int kBytes> struct Staged {
   static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
   static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
@@ -381,7 +382,8 @@ template <int kBytes> struct Staged {
   static constexpr int kRowsAtATime = 32 / kLanes;
   uint8_t bytes[kRows * kPitch];
 
-  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is zeros.
+  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is
+  // zeros.
   __device__ __forceinline__ void copy(const void* from, int64_t pitch, int rows, int columns) {
     const int row = threadIdx.x % 32 / kLanes, piece = threadIdx.x % kLanes;
     const uint32_t to = cute::cast_smem_ptr_to_uint(bytes) + row * kPitch + piece * 16;
@@ -460,7 +462,8 @@ struct Score {
     Eight eight;
     CUTE_UNROLL
     for (int j = i; j < min(i + 8, kScores); ++j)
-      eight.bias[j - i] = load(bias + row_of(j) * bias_row + column_of(j), row_of(j) < rows && column_of(j) < columns);
+      eight.bias[j - i] = load(bias + row_of(j) * bias_row + column_of(j),
+                               row_of(j) < rows && column_of(j) < columns);
     staging.shown.read_bytes(eight.shown, i);
     return eight;
   }
@@ -517,14 +520,15 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   index /= kParts;
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
-  const int place = offset / heads, all_head = section * p.section + offset - place * heads;
-  const int tile = p.leftward ? p.kv_tiles - 1 - place : place;
-  const KvPlace at = place_kv(p, tile, all_head);
+  const int tile_index = offset / heads, all_head = section * p.section + offset - tile_index * heads;
+  const int tile = p.leftward ? p.kv_tiles - 1 - tile_index : tile_index;
+  const KvTileCoord at = kv_tile_coord(p, tile, all_head);
   const int end = at.sequence.rows(p);
   constexpr int begin = 0;
   // A CTA has nothing to do where no row attends to its tile.
   const bool any = begin < end;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0,
+          at.first_tile};
 }
 
 // The index of the CTA's work: a cluster takes one ticket when it begins. Its first CTA does, and tells the
@@ -551,17 +555,18 @@ __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared
   return ticket * kBlocks + block;
 }
 
-// To the dq of a q tile KV tiles add from left to right, the longest of a causal mask first, or leftward. CTAs wait
-// for CTAs with lower numbers only, and take numbers when they begin: so none waits for one that may never begin.
+// To the dq of a q tile KV tiles add from left to right, the longest of a causal mask first, or leftward. CTAs
+// wait for CTAs with lower numbers only, and take numbers when they begin: so none waits for one that may never
+// begin.
 
-// The q tile in place n of [begin, end): from the last on, with which KV tiles further left begin as well; leftward
-// from a KV tile's first on, which those further right that see it begin before.
+// The q tile in place n of [begin, end): from the last on, with which KV tiles further left begin as well;
+// leftward from a KV tile's first on, which those further right that see it begin before.
 __device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n) {
   return p.leftward ? n : work.begin + work.end - 1 - n;
 }
 
 // How many KV tiles add to the dq of the q tile that begins with `row` before the CTA's own.
-__device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
+__device__ __forceinline__ int tiles_before(const Parameters& p, const Work& work, int row) {
   const Sequence& sequence = work.sequence;
   const int own = work.column / kKvTile, columns = sequence.columns(p);
   if (p.leftward) {  // from the last column that one of the tile's rows attends to
@@ -573,10 +578,10 @@ __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int r
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v, and of the peer's rows of k for dq: of the columns that the CTA adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
-                                            Corner columns) {
+                                            BoxCoord columns) {
   shared.v_full.arrive_and_expect_tx(kKvBytes + kKvBytes / kParts);
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-  const Corner peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
+  const BoxCoord peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
   CUTE_NO_UNROLL
   for (int box = 0; box < kBoxes / kParts; ++box)
     load_box(p.k_map, shared.v_full, kEvictFirst, shared.peer_k + box * Tile<kKvRows>::kBoxBytes,
@@ -586,7 +591,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
   const int column = work.column + work.part * kKvRows;
-  const Corner columns = work.sequence.columns_at<kKvRows>(column);
+  const BoxCoord columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
@@ -596,7 +601,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
-      const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
@@ -604,7 +609,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0,
+                                   kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == 0 && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -673,7 +679,8 @@ template <class Take> __device__ __forceinline__ void unpack(const float4* sums,
     values[0][1][i] = four.z, values[1][1][i] = four.w;
   }
   CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
+  for (int i = 0; i < 4; ++i)
+    take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
 }
 
 __device__ __forceinline__ float fast_exp2(float x) {
@@ -697,8 +704,8 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
     const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      const int offset = i / 2 * 8 + i % 2;
+      if (offset >= end) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -765,8 +772,8 @@ __device__ __forceinline__ float biased(const Consumer& c, float x, float term) 
   return fmaf(x, c.scaling.factor, term);
 }
 
-// A score less its row's lse, which is at least as large as any. Where both are large a score may be one step of fp32
-// above what the forward pass had; NaN stays.
+// A score less its row's lse, which is at least as large as any. Where both are large a score may be one step
+// of fp32 above what the forward pass had; NaN stays.
 __device__ __forceinline__ float below(float lse, float score) {
   float difference;
   asm("min.NaN.f32 %0, %1, 0f00000000;" : "=f"(difference) : "f"(score - lse));
@@ -802,20 +809,22 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 }
 
 // dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at) {
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
+                                              const float (&weights)[kScores], Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
+    for (int j = 0; j < 4; ++j)
+      dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
 }
 
 // Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
 // 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8,
+            piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
   constexpr int kPairs = kQRows / 16;  // of fragments
   CUTE_UNROLL
@@ -834,8 +843,8 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// The gradients of scores leave as ds lies in shared memory, when all have written it: one thread of the warpgroup
-// that has a box stores it, and waits until it is read before anybody writes there again.
+// The gradients of scores leave as ds lies in shared memory, when all have written it: one thread of the
+// warpgroup that has a box stores it, and waits until it is read before anybody writes there again.
 __device__ __forceinline__ bool stores_ds(const Consumer& c) {
   return threadIdx.x % 128 == 0 && c.consumer == 0;
 }
@@ -856,7 +865,8 @@ __device__ __forceinline__ void await_stored_ds(const Consumer& c) {
 // if one CTA's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
 // Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights,
+                                                  uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
@@ -913,8 +923,8 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and releases the staging as soon as TMA has
-// read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
-// writer has the next step's. A CTA only ever waits for those with lower numbers.
+// read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the
+// other writer has the next step's. A CTA only ever waits for those with lower numbers.
 //
 // Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
@@ -927,38 +937,40 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   release(c.shared.sums_full[step.parity]);
 }
 
-__device__ __forceinline__ void await_turn(const int* turns, int turn) {
+__device__ __forceinline__ void wait_semaphore(const int* semaphore, int count) {
   int passed;
-  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  while (passed < turn);  // more, where packed offsets decrease and sequences share storage
+  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(semaphore) : "memory");
+  while (passed < count);  // more, where packed offsets decrease and sequences share storage
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
 }
-__device__ __forceinline__ void pass_turn(int* turns) {
+__device__ __forceinline__ void release_semaphore(int* semaphore) {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
   asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
-               ::"l"(turns) : "memory");
+               ::"l"(semaphore) : "memory");
 }
 
 // Adds what every second step lays down, the steps whose parity is `writer`.
-__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
+__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work,
+                                    uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) {
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
-      const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
-      await_turn(p.turns + place, turn(p, work, m * kQTile));
+      const int m = walk(p, work, n), sum_index = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      wait_semaphore(p.turns + sum_index, tiles_before(p, work, m * kQTile));
       shared.sums_full[writer].wait(phase);
       phase ^= 1;
       asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                   ::"l"(p.dq_sum + int64_t(place) * kPartSums), "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
+                   ::"l"(p.dq_sum + int64_t(sum_index) * kPartSums),
+                       "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
                    "n"(kPartSums * 4), "l"(kEvictLast)
                    : "memory");
       cute::tma_store_arrive();
       cute::tma_store_wait<0>();  // it is read
       shared.sums_empty.arrive();
-      pass_turn(p.turns + place);
+      release_semaphore(p.turns + sum_index);
     }
   }
 }
@@ -1032,9 +1044,9 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 
 // Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
-  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
+  const BoxCoord coord = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.consumer * kColumns + box * kBoxColumns, coord,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -1068,7 +1080,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own,
+                   work.column + box * kWgmmaM,
                    Scaling(p)};
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -1158,16 +1171,17 @@ struct alignas(16) Eight {
 };
 
 // ---- Rows whose log-sum-exp is too coarse ------------------------------------------------------------
-// A bias of, say, -1e9 over a whole row makes its lse -1e9 too, an fp32 number whose neighbours are 64 away: the log
-// of how many columns share the row is lost in it. From this size on the sum of exp(score - lse) is computed again.
+// A bias of, say, -1e9 over a whole row makes its lse -1e9 too, an fp32 number whose neighbours are 64 away:
+// the log of how many columns share the row is lost in it. From this size on the sum of exp(score - lse) is
+// computed again.
 constexpr float kCoarse = 4096;
 // A warp has 16 rows, and where there are more warps than such groups a share of the columns.
 constexpr int kRowWarps = kRowThreads / 32, kGroups = kQTile / 16;
 constexpr int kShares = kGroups < kRowWarps ? kRowWarps / kGroups : 1;
 
-// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
-// columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
-// and columns 2 (l % 4) and the next.
+// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and
+// of each columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of
+// d, rows as of a and columns 2 (l % 4) and the next.
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
       "{ %0, %1, %2, %3};"
@@ -1175,12 +1189,13 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
 }
 
-// Adds exp(score - lse) of a lane's two rows of 16 (l / 4, and 8 below) over its share of the columns. Rows that do
-// not exist have an lse of 0; nobody reads what is summed of them.
-__device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at, int first_row, int share,
+// Adds exp(score - lse) of a lane's two rows of 16 (l / 4, and 8 below) over its share of the columns. Rows
+// that do not exist have an lse of 0; nobody reads what is summed of them.
+__device__ __forceinline__ void sum_weights(const Parameters& p, const TileCoord& at, int first_row, int share,
                                             const float (&lse)[2], float (&sums)[2]) {
   const Sequence& sequence = at.sequence;
-  const int columns = sequence.columns(p), rows = sequence.rows(p), lane = threadIdx.x % 32, pair = lane % 4 * 2;
+  const int columns = sequence.columns(p), rows = sequence.rows(p), lane = threadIdx.x % 32,
+            pair = lane % 4 * 2;
   const int64_t number = Score::number_of(sequence);
   const int row[2] = {min(first_row + lane / 4, rows - 1), min(first_row + lane / 4 + 8, rows - 1)};
   const Element* q[2];
@@ -1218,7 +1233,8 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
 }
 
 // log2 of these sums for the rows of a q tile, by all threads of a CTA: 0 where lse is exact enough.
-__device__ __forceinline__ void find_corrections(const Parameters& p, const Place& at, float (&corrections)[kQTile]) {
+__device__ __forceinline__ void find_corrections(const Parameters& p, const TileCoord& at,
+                                                 float (&corrections)[kQTile]) {
   __shared__ float sums_of_shares[kShares][kQTile];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = at.sequence.rows(p) - at.row;
   const auto lse_of = [&](int i) { return i < rows ? p.lse[at.sequence.lse_at(p, at.head, at.row + i)] : 0; };
@@ -1252,9 +1268,9 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
   return lse == __int_as_float(0xff800000);
 }
 
-// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
-// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows
+// have weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -1274,7 +1290,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   __shared__ float corrections[kQTile];
@@ -1300,9 +1316,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
       float lse = infinity;
       if (row < rows) {
-        const int64_t place = at.sequence.lse_at(p, at.head, row);
-        lse = p.lse[place];
-        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        const int64_t lse_index = at.sequence.lse_at(p, at.head, row);
+        lse = p.lse[lse_index];
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[lse_index];
         const bool masked = is_fully_masked(p, at.head, lse);
         if (masked && !(fabsf(delta) < infinity)) {  // o is 0 there, times NaN or Inf
           non_finite = true;
@@ -1327,7 +1343,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
@@ -1335,7 +1351,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
     const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
+    unpack(sums + part * (kPartSums / 4), i - part * kPieces,
+           [&](int row, int part_column, const float (&values)[8]) {
       const int column = part * kColumns + part_column;
       if (at.row + row >= rows || column >= p.dim) return;
       Eight eight;

@@ -214,12 +214,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -230,8 +230,8 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
   __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
@@ -243,32 +243,32 @@ struct Sequence {
   }
 };
 
-struct Place {
+struct TileCoord {
   Sequence sequence;
   int head, row;
 };
 
 // Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvPlace {
+struct KvTileCoord {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvTileCoord kv_tile_coord(const Parameters& p, int tile, int all_kv_head) {
   const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
   return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
+__device__ __forceinline__ TileCoord q_tile_coord(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
 // Starts the store of a box; rows past the end of the sequence are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column,
+                                          BoxCoord coord, int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, coord.row, head, coord.batch);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -278,10 +278,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -318,20 +318,21 @@ struct Scaling {
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 
 // ---- Dropout: which weights are dropped --------------------------------------------------------------
-// A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
-// A patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2 b + c
-// has a bit of word 2 i + g: 16 h + 8 c + 7 - 4 r - 2 b - a, 1 where it is dropped. A thread of the forward pass has
-// all h, c and a of a word, one of the backward pass all h, r and a.
-// A weight is dropped where its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up as
-// one more number says, so that each is kept with probability keep to 2^-16. Random words are of one bit of the
-// numbers of 32 weights, which are compared at once, from the lowest bit on.
-// Words 0 to 3 share the two lowest bits and the number that rounds, and so do words 4 to 7: these count where the six
-// bits above equal the threshold's, once in 2^6. docs/families/attention_forward.md says how much that correlates.
-// Philox4x32 (Salmon et al., 2011; in 7 rounds, the fewest that pass BigCrush, with key 0) of the call's state, and again
-// of that with the patch's place added bit by bit, seeds numbers of 64 bits, u[n + 3] = u[n] + c low(u[n + 1]), whose upper
-// halves are the random words. The lower ones are a recursive generator modulo 2^32, c = 2^32 - 69069 (docs/notebook.md).
+// A function of state, batch, head, row and column alone, so that every tile of either pass finds the same. A
+// patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2
+// b + c has a bit of word 2 i + g: 16 h + 8 c + 7 - 4 r - 2 b - a, 1 where it is dropped. A thread of the
+// forward pass has all h, c and a of a word, one of the backward pass all h, r and a. A weight is dropped where
+// its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up as one more number
+// says, so that each is kept with probability keep to 2^-16. Random words are of one bit of the numbers of 32
+// weights, which are compared at once, from the lowest bit on. Words 0 to 3 share the two lowest bits and the
+// number that rounds, and so do words 4 to 7: these count where the six bits above equal the threshold's, once
+// in 2^6. docs/families/attention_forward.md says how much that correlates. Philox4x32 (Salmon et al., 2011; in
+// 7 rounds, the fewest that pass BigCrush, with key 0) of the call's state, and again of that with the patch's
+// place added bit by bit, seeds numbers of 64 bits, u[n + 3] = u[n] + c low(u[n + 1]), whose upper halves are
+// the random words. The lower ones are a recursive generator modulo 2^32, c = 2^32 - 69069 (docs/notebook.md).
 struct Dropout {
-  // For lack of registers: what Philox makes of the state, and words of the threshold's bits that are 0, rounded down.
+  // For lack of registers: what Philox makes of the state, and words of the threshold's bits that are 0,
+  // rounded down.
   using Shared = uint4[3];
   static constexpr int kBits = 8, kSharedBits = 2;
   uint32_t shared, share;  // the latter of 2^32 numbers of words: those that round up
@@ -403,12 +404,13 @@ struct Dropout {
 // Warps of the producer's warpgroup that make words, as far ahead as there are stages.
 constexpr int kMakers = 1, kFirstMaker = 4 - kMakers, kWordStages = 2;
 
-// Makes a maker's share of the patches of a tile, with a turn's number; `place` gives a patch's row and column.
-template <int kCount, class Place>
+// Makes a maker's share of the patches of a tile, with a turn's number; `coord` gives a patch's row and column.
+template <int kCount, class Coord>
 __device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Dropout& dropout, uint32_t head,
-                                           int& turn, Place&& place) {
+                                           int& turn, Coord&& coord) {
   CUTE_NO_UNROLL
-  for (int i = turn * 32 + threadIdx.x % 32; i < kCount; i += kMakers * 32) dropout.make(words[i], head, place(i));
+  for (int i = turn * 32 + threadIdx.x % 32; i < kCount; i += kMakers * 32)
+    dropout.make(words[i], head, coord(i));
   // Who begins changes from tile to tile: there may be less to do than there are makers.
   turn = turn == 0 ? kMakers - 1 : turn - 1;
 }
@@ -455,7 +457,7 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
-  const KvPlace at = place_kv(p, tile, all_head);
+  const KvTileCoord at = kv_tile_coord(p, tile, all_head);
   const int list = at.sequence.batch * p.list_batch + at.head * p.sharing * p.list_head + tile;
   int steps = 0;
   CUTE_NO_UNROLL
@@ -466,8 +468,8 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
 // The index of the CTA's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Of a KV tile and a query head, by the head's number among those of the KV head: what is listed of each q tile to
-// walk is its number, its mask (-1: all of it counts), and how many KV tiles further left add to its dq.
+// Of a KV tile and a query head, by the head's number among those of the KV head: what is listed of each q tile
+// to walk is its number, its mask (-1: all of it counts), and how many KV tiles further left add to its dq.
 struct List {
   const int4* entries;
   int count;
@@ -482,7 +484,7 @@ struct List {
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
-                                            Corner columns) {
+                                            BoxCoord columns) {
   shared.v_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
@@ -490,7 +492,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
   const int column = work.column;
-  const Corner columns = work.sequence.columns_at<kKvRows>(column);
+  const BoxCoord columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
@@ -503,7 +505,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = 0; n < list.count; ++n) {
       const int4 listed = list.entries[n];
       const int m = listed.x;
-      const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
@@ -512,7 +514,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0,
+                                   kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (first) load_values(p, shared, work, columns);
       first = false;
       shared.do_empty[position.stage].wait(position.phase);
@@ -678,9 +681,9 @@ struct Consumer {
   }
 };
 
-// Hides what does not attend, which the tile's mask says: for every row of k a bit of each row of q. Who has which
-// is said at `Steps`: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are columns of the
-// scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
+// Hides what does not attend, which the tile's mask says: for every row of k a bit of each row of q. Who has
+// which is said at `Steps`: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are columns of
+// the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
 __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores], int mask) {
   constexpr int kWords = kQTile / 32;
   const int column = c.box * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
@@ -692,8 +695,8 @@ __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores]
       const uint32_t shown = words[8 * r * kWords + word] >> threadIdx.x % 4 * 2;
       CUTE_UNROLL
       for (int i = 8 * word; i < 8 * word + 8; ++i) {
-        const int place = i / 2 * 8 + i % 2;
-        if ((shown >> place % 32 & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+        const int offset = i / 2 * 8 + i % 2;
+        if ((shown >> offset % 32 & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
       }
     }
   }
@@ -710,7 +713,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-      const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
+      const float low = fast_exp2(x * c.scaling.exponent - lse.x),
+                  high = fast_exp2(y * c.scaling.exponent - lse.y);
       const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
       x = low;
@@ -720,8 +724,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 }
 
 // dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at, const Words& words) {
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
+                                              const float (&weights)[kScores], Position at, const Words& words) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
@@ -736,7 +740,8 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
 // Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
 // 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8,
+            piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
   constexpr int kPairs = kQRows / 16;  // of fragments
   CUTE_UNROLL
@@ -785,7 +790,8 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 }
 
 // Adds what every second step lays down, the steps whose parity is `writer`.
-__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
+__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work,
+                                    uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) {
@@ -794,11 +800,12 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
     for (int n = 0; n < list.count; ++n, parity ^= 1) {
       if (parity != writer) continue;
       const int4 listed = list.entries[n];
-      const int m = listed.x, place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      const int m = listed.x, sum_index = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
       shared.sums_full[writer].wait(phase);
       phase ^= 1;
       asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                   ::"l"(p.dq_sum + int64_t(place) * kPartSums), "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
+                   ::"l"(p.dq_sum + int64_t(sum_index) * kPartSums),
+                       "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
                    "n"(kPartSums * 4), "l"(kEvictLast)
                    : "memory");
       cute::tma_store_arrive();
@@ -808,9 +815,9 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
   }
 }
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
-// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
-// ds is written, and dk's while dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at
+// a time. In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for
+// it), dv's while ds is written, and dk's while dq leaves.
 struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
@@ -832,7 +839,8 @@ struct Steps {
     differentiate(c, dp, scores, at, words);
     multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     pack(ds, dp);
-    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last
+    // step.
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
@@ -867,9 +875,9 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
 
 // Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
 __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
-  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
+  const BoxCoord coord = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.part * kColumns + box * kBoxColumns, corner,
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, c.part * kColumns + box * kBoxColumns, coord,
               c.work.head);
   cute::tma_store_arrive();
 }
@@ -902,7 +910,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own,
+                   work.column + box * kWgmmaM,
                    Scaling(p)};
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -984,9 +993,9 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
   return lse == __int_as_float(0xff800000);
 }
 
-// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
-// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows
+// have weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -1004,7 +1013,7 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim64_blocks_dropout_64x128_2711b675_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   bool non_finite = false;  // whether do of a fully masked row is
@@ -1028,9 +1037,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
       float lse = infinity;
       if (row < rows) {
-        const int64_t place = at.sequence.lse_at(p, at.head, row);
-        lse = p.lse[place];
-        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        const int64_t lse_index = at.sequence.lse_at(p, at.head, row);
+        lse = p.lse[lse_index];
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[lse_index];
         const bool masked = is_fully_masked(p, at.head, lse);
         if (masked && !(fabsf(delta) < infinity)) {  // o is 0 there, times NaN or Inf
           non_finite = true;
@@ -1054,7 +1063,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim64_blocks_dropout_64x128_2711b675_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
@@ -1062,7 +1071,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
     const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
+    unpack(sums + part * (kPartSums / 4), i - part * kPieces,
+           [&](int row, int part_column, const float (&values)[8]) {
       const int column = part * kColumns + part_column;
       if (at.row + row >= rows || column >= p.dim) return;
       Eight eight;

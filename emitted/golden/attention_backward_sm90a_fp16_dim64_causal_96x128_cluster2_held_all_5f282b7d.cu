@@ -228,12 +228,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -244,8 +244,8 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
   __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
@@ -257,31 +257,31 @@ struct Sequence {
   }
 };
 
-struct Place {
+struct TileCoord {
   Sequence sequence;
   int head, row;
 };
 
 // Where a KV tile is: its sequence and KV head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
-struct KvPlace {
+struct KvTileCoord {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+__device__ __forceinline__ KvTileCoord kv_tile_coord(const Parameters& p, int tile, int all_kv_head) {
   const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
   return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
-__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
+__device__ __forceinline__ TileCoord q_tile_coord(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
 // Where a row of k or v begins in a tensor of these strides.
-__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t batch_stride, int64_t head_stride,
-                                             int64_t column_stride, int head, int column) {
+__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t batch_stride,
+                                             int64_t head_stride, int64_t column_stride, int head, int column) {
   return sequence.batch * batch_stride + head * head_stride + column * column_stride;
 }
 
@@ -292,10 +292,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -367,12 +367,13 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
-  const KvPlace at = place_kv(p, tile, all_head);
+  const KvTileCoord at = kv_tile_coord(p, tile, all_head);
   const int end = at.sequence.rows(p);
   const int begin = max(0, min(end, at.column - p.right));
   // A CTA has nothing to do where no row attends to its tile, or its rank leaves it no query head.
   const bool any = begin < end && rank() < p.sharing;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  return {at.sequence, at.head, at.column, part, begin / kQTile, any ? (end + kQTile - 1) / kQTile : 0,
+          at.first_tile};
 }
 
 // The index of the CTA's work.
@@ -386,7 +387,7 @@ __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { ret
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
-                                            Corner columns) {
+                                            BoxCoord columns) {
   shared.v_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
@@ -394,7 +395,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
   const int column = work.column;
-  const Corner columns = work.sequence.columns_at<kKvRows>(column);
+  const BoxCoord columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
@@ -404,7 +405,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
-      const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
@@ -412,7 +413,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0,
+                                   kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[position.stage].wait(position.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -480,7 +482,8 @@ template <class Take> __device__ __forceinline__ void unpack(const float4* sums,
     values[0][1][i] = four.z, values[1][1][i] = four.w;
   }
   CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
+  for (int i = 0; i < 4; ++i)
+    take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
 }
 
 __device__ __forceinline__ float fast_exp2(float x) {
@@ -506,8 +509,8 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
     const int end = column >= sequence.columns(p) ? 0 : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end || place < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+      const int offset = i / 2 * 8 + i % 2;
+      if (offset >= end || offset < begin) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
     }
   }
 }
@@ -559,7 +562,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-      const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
+      const float low = fast_exp2(x * c.scaling.exponent - lse.x),
+                  high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = low;
       y = high;
@@ -568,20 +572,22 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 }
 
 // dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at) {
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
+                                              const float (&weights)[kScores], Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
+    for (int j = 0; j < 4; ++j)
+      dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
 }
 
 // Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
 // 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8,
+            piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
   const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
   constexpr int kPairs = kQRows / 16;  // of fragments
   CUTE_UNROLL
@@ -630,18 +636,20 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 }
 
 // Adds what every second step lays down, the steps whose parity is `writer`.
-__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
+__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work,
+                                    uint32_t writer) {
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
-      const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      const int m = walk(p, work, n), sum_index = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
       shared.sums_full[writer].wait(phase);
       phase ^= 1;
       asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                   ::"l"(p.dq_sum + int64_t(place) * kPartSums), "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
+                   ::"l"(p.dq_sum + int64_t(sum_index) * kPartSums),
+                       "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
                    "n"(kPartSums * 4), "l"(kEvictLast)
                    : "memory");
       cute::tma_store_arrive();
@@ -663,7 +671,8 @@ struct Held {
     CUTE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       const int offset = row * kSpan + step * 32 % kSpan + lane / 16 * 16;
-      const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.v) + step * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
+      const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.v) +
+          step * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
                                (offset ^ ((offset >> 3) & (kSpan - 16)));  // TMA's swizzle
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
                    : "=r"(rows[step][0]), "=r"(rows[step][1]), "=r"(rows[step][2]), "=r"(rows[step][3])
@@ -688,9 +697,9 @@ struct Held {
   }
 };
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at a time.
-// In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for it), dv's while
-// ds is written, and dk's while dq leaves.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in use at
+// a time. In a step dp's MMA is in flight while p is computed (ptxas may move exponentials behind the wait for
+// it), dv's while ds is written, and dk's while dq leaves.
 struct Steps {
   Held held;
 
@@ -712,7 +721,8 @@ struct Steps {
     differentiate(c, dp, scores, at);
     multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     pack(ds, dp);
-    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last step.
+    // Nobody waits for a stage of ds: this one was read two steps ago, before the consumers met in the last
+    // step.
     write(c, c.own_ds(step), ds);
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
@@ -769,7 +779,8 @@ __device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
 __device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
                                            int64_t row_stride, float scale, int warp) {
   const int rows = c.work.sequence.columns(c.p) - c.work.column, first = rank() * kOwnFragments;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) + (first * 32 + threadIdx.x % 32) * sizeof(float4);
+  const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) +
+      (first * 32 + threadIdx.x % 32) * sizeof(float4);
   float4 sums[kWarpSums];
   CUTE_UNROLL
   for (int i = 0; i < kWarpSums; ++i) {
@@ -787,10 +798,10 @@ __device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fra
     const int row = (first + own) / kWarpFragments * 16 + int(threadIdx.x) % 32 / 4;
     const int column = c.part * kColumns + (first + own) % kWarpFragments * 8 + int(threadIdx.x) % 4 * 2;
     if (own >= kOwnFragments || column >= c.p.dim) continue;
-    Element* place = tile + row * row_stride + column;
-    if (row < rows) *reinterpret_cast<uint32_t*>(place) = pair(sums[i].x * scale, sums[i].y * scale);
+    Element* to = tile + row * row_stride + column;
+    if (row < rows) *reinterpret_cast<uint32_t*>(to) = pair(sums[i].x * scale, sums[i].y * scale);
     if (row + 8 < rows)
-      *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
+      *reinterpret_cast<uint32_t*>(to + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
   }
 }
 
@@ -824,7 +835,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own,
+                   work.column + box * kWgmmaM,
                    Scaling(p)};
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -905,9 +917,9 @@ __device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float ls
   return lse == __int_as_float(0xff800000);
 }
 
-// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
-// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
-__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows
+// have weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const TileCoord& at) {
   const int column = threadIdx.x % kRowLanes * 8;
   CUTE_NO_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
@@ -925,7 +937,7 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   bool non_finite = false;  // whether do of a fully masked row is
@@ -949,9 +961,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
       float lse = infinity;
       if (row < rows) {
-        const int64_t place = at.sequence.lse_at(p, at.head, row);
-        lse = p.lse[place];
-        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        const int64_t lse_index = at.sequence.lse_at(p, at.head, row);
+        lse = p.lse[lse_index];
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[lse_index];
         const bool masked = is_fully_masked(p, at.head, lse);
         if (masked && !(fabsf(delta) < infinity)) {  // o is 0 there, times NaN or Inf
           non_finite = true;
@@ -975,7 +987,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Place at = place_q(p, blockIdx.x);
+  const TileCoord at = q_tile_coord(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
@@ -983,7 +995,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
     const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
+    unpack(sums + part * (kPartSums / 4), i - part * kPieces,
+           [&](int row, int part_column, const float (&values)[8]) {
       const int column = part * kColumns + part_column;
       if (at.row + row >= rows || column >= p.dim) return;
       Eight eight;

@@ -106,8 +106,8 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
 // ---- Which keys and rows ------------------------------------------------------------------------
-// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the nearest
-// that there can be.
+// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the
+// nearest that there can be.
 struct Sequence {
   int rows, keys;
 
@@ -156,12 +156,13 @@ __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)),
+      more(total - each * ranges) {}
   __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
 };
 
-// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
-// sequences up to its own have.
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles
+// all sequences up to its own have.
 struct SequenceScan {
   int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
@@ -206,8 +207,8 @@ struct SequenceScan {
   }
 };
 
-// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys.
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to
+// `end` of `weight`, the first of which is tile `first` of the sequence's keys.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
@@ -267,7 +268,8 @@ using Position = Ring<kStages>;
 struct Tile {
   static constexpr int kSpan = 64, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 16, kBoxes = kKeys / kBoxRows;
-  static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
+  static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes,
+      kBytes = kBoxes * kBoxBytes;
 
   // Where a slice of 16 rows begins.
   __device__ __forceinline__ static int slice(int slice) {
@@ -275,8 +277,8 @@ struct Tile {
     return slice / kOfBox * kBoxBytes + slice % kOfBox * 16 * kSpan;
   }
 
-  // Where a lane finds what it reads first of a slice: `row` of its 16, and 16 of 32 bytes. TMA's swizzle: of columns of
-  // 16 bytes, the number XOR that of the row, or of pairs of rows, or of fours.
+  // Where a lane finds what it reads first of a slice: `row` of its 16, and 16 of 32 bytes. TMA's swizzle: of
+  // columns of 16 bytes, the number XOR that of the row, or of pairs of rows, or of fours.
   __device__ __forceinline__ static int place(int row, int half) {
     constexpr int kColumns = kSpan / 16;
     return row * kSpan + (half ^ (row * kSpan / 128) % kColumns) * 16;
@@ -315,7 +317,8 @@ struct Pages {
   int base, here, next;  // the column of lane 0, and pages
 
   __device__ __forceinline__ Pages(const Parameters& p, int batch, int first_key, int end_key)
-      : table(p.page_table + batch * p.table_stride), last((end_key - 1) / kPage), base(first_key / kPage / 32 * 32) {
+      : table(p.page_table + batch * p.table_stride), last((end_key - 1) / kPage),
+          base(first_key / kPage / 32 * 32) {
     here = load(p, base);
     next = load(p, base + 32);
   }
@@ -337,15 +340,16 @@ struct Pages {
 // Where the lane's box of a tile lies in the cache.
 struct Corner { int row, entry; };
 
-// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or stays
-// what it was: whoever reads it, hides it.
+// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or
+// stays what it was: whoever reads it, hides it.
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, int boxes, Corner corner, int head) {
   empty.wait(phase);
   if (lane() == 0) full.arrive_and_expect_tx(boxes * Tile::kBoxBytes);
   __syncwarp();
   if (lane() < boxes)
-    cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), kCacheHint, tile + lane() * Tile::kBoxBytes, 0,
+    cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), kCacheHint,
+                                 tile + lane() * Tile::kBoxBytes, 0,
                                  corner.row, 0, head, corner.entry);
 }
 
@@ -357,11 +361,14 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     Pages pages(p, item.batch, begin * kKeys, max(1, end_key));
     CUTE_NO_UNROLL
     for (int tile = begin; tile < end; ++tile) {
-      const int key = tile * kKeys, boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
+      const int key = tile * kKeys,
+                boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
       const Corner corner{key % kPage, pages.of(p, key / kPage, 0)};
       const int stage = position.stage;
-      load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes, corner, item.head);
-      load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes, corner, item.head);
+      load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes,
+           corner, item.head);
+      load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes,
+           corner, item.head);
       position.advance();
     }
     __syncwarp();
@@ -385,8 +392,9 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t cho
 }
 
 // e4m3 as bf16: exact. A byte extended by its sign to 16 bits and moved up by 4 has sign, exponent and mantissa
-// where bf16 has them, and means w 2^-120; e4m3's subnormal numbers are bf16's. What these are multiplied with is lifted
-// by half of that, so that no product is subnormal, and kUnit is the rest. (What stands for no number becomes 480.)
+// where bf16 has them, and means w 2^-120; e4m3's subnormal numbers are bf16's. What these are multiplied with
+// is lifted by half of that, so that no product is subnormal, and kUnit is the rest. (What stands for no number
+// becomes 480.)
 constexpr float kLift = 60;  // the exponent of 2
 constexpr float kUnit = 1.152921504606846976e18f;  // 2^60: a lifted product with a code of 1 is 1 / kUnit
 __device__ __forceinline__ uint32_t lifted(uint32_t pair) { return multiply_bf16(pair, 0x5d805d80); }
@@ -397,9 +405,9 @@ template <int kLow, int kHigh> __device__ __forceinline__ uint32_t decode(uint32
   return (extended << 4) & 0x87f087f0;
 }
 
-// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
-// columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
-// and columns 2 (l % 4) and the next.
+// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and
+// of each columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of
+// d, rows as of a and columns 2 (l % 4) and the next.
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
       "{ %0, %1, %2, %3};"
@@ -407,7 +415,8 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
 }
 
-// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of row l / 4.
+// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of
+// row l / 4.
 __device__ __forceinline__ void read(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
@@ -432,8 +441,8 @@ using Scores = float[kSlices][2][4];   // of 16 rows by slices of 16 keys, of wh
 using Outputs = float[kFragments][4];  // of 16 rows
 using Hidden = uint32_t[2];            // masks of values: of keys as b has them, the first 8 and the others
 
-// A read gives a lane four bytes side by side of a key: columns 4 (l % 4) to the third after, where the product has
-// columns 2 (l % 4) and the next, and 8 to the right. The order of columns is free, where q's is the same.
+// A read gives a lane four bytes side by side of a key: columns 4 (l % 4) to the third after, where the product
+// has columns 2 (l % 4) and the next, and 8 to the right. The order of columns is free, where q's is the same.
 struct Queries {
   uint32_t a[kSteps][4];
 
@@ -508,7 +517,8 @@ __device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& o
     for (int r = 0; r < 2; ++r) {
       const int row = r * 8 + lane() / 4, first = part * (kMerged / 8) + f;
       const float *const even = outputs[first] + 2 * r, *const odd = outputs[first + 1] + 2 * r;
-      *reinterpret_cast<float4*>(&to[row][merged_column(row, f * 8 + lane() % 4 * 4)]) = {even[0], odd[0], even[1], odd[1]};
+      *reinterpret_cast<float4*>(&to[row][merged_column(row, f * 8 + lane() % 4 * 4)]) =
+          {even[0], odd[0], even[1], odd[1]};
     }
   }
 }
@@ -567,8 +577,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) 
   }
 }
 
-// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was summed
-// before, where a maximum of the warp's rows grew.
+// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was
+// summed before, where a maximum of the warp's rows grew.
 __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& outputs, float exponent) {
   float rescale[2];
   bool grew = false;
@@ -631,7 +641,8 @@ __device__ __forceinline__ int rows_there(const Parameters& p, const Item& item)
   return min(kRows, item.sequence.rows * p.sharing - item.row_tile * kRows);
 }
 
-// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum -inf.
+// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum
+// -inf.
 struct Total {
   float maximum, sum;
   float4 value;  // of four columns
@@ -664,7 +675,8 @@ struct Total {
 };
 
 // Stores four columns of a row, times `unit`, and with the first lse.
-__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
+__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column,
+                                       Total total, float unit) {
   const Row row = Row::at(p, item, in_tile);
   const float sink = float(p.sinks[row.head]) * kLog2E, grown = fmaxf(total.maximum, sink);
   const float reference = grown == minus_infinity() ? 0 : grown;
@@ -723,8 +735,8 @@ __device__ __forceinline__ void send(float2& own, const float2& sums, FullBarrie
                : "memory");
 }
 
-// Warps that have other keys of the same rows add up what they have, and then CTAs of the cluster do, each a share of
-// the columns that the others send it: always in the same order.
+// Warps that have other keys of the same rows add up what they have, and then CTAs of the cluster do, each a
+// share of the columns that the others send it: always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowFours = kDim / 4;  // of a row: of those left at a time, and of all
   const Parameters& p;
@@ -739,9 +751,11 @@ struct Merge {
     const int groups = there * (kRowFours / kGroup), own = (groups - rank + kCluster - 1) / kCluster * kGroup;
     __syncwarp();
     cute::cluster_wait();  // until all have read what was sent of the item before
-    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this CTA may not yet
-    // have read the sums of the item before, nor have seen the phase of the barrier that its parts completed.
-    if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
+    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this CTA may
+    // not yet have read the sums of the item before, nor have seen the phase of the barrier that its parts
+    // completed.
+    if (threadIdx.x == 0)
+      shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
     leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
@@ -750,7 +764,8 @@ struct Merge {
       synchronise_warps();
       CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
-        const int row = i / kFours, four = part * kFours + i % kFours, group = (row * kRowFours + four) / kGroup;
+        const int row = i / kFours, four = part * kFours + i % kFours,
+                  group = (row * kRowFours + four) / kGroup;
         const Total total = of_warps(shared, row, i % kFours);
         const int to = group % kCluster, place = group / kCluster * kGroup + four % kGroup;
         send(shared.parts[rank][place], total.value, shared.parts_full, to);
@@ -789,11 +804,12 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
 }
 
 // What a warp goes by in one item's tiles.
-struct Turn {
+struct KeySlices {
   uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
 
-  __device__ __forceinline__ explicit Turn(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
+  __device__ __forceinline__ explicit KeySlices(int key_warp)
+      : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
     CUTE_UNROLL
     for (int i = 0; i < kSlices; ++i) slices[i] = Tile::slice(key_warp * kSlices + i);
   }
@@ -801,15 +817,17 @@ struct Turn {
 
 // One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
-__device__ __forceinline__ void step(SharedStorage& shared, Position position, const Turn& turn, const Queries& queries,
-                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile, int begin_key,
+__device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& own,
+                                     const Queries& queries,
+                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile,
+                                         int begin_key,
                                      int end_key) {
   Scores scores;
-  const int key = tile * kKeys + turn.first_key;
+  const int key = tile * kKeys + own.first_key;
   shared.k_full[position.stage].wait(position.phase);
   const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
   CUTE_UNROLL
-  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
+  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + own.slices[i]);
   release_read(shared.k_empty[position.stage]);
   if (kMasked) mask(scores, rows, key);
   softmax(scores, rows, outputs, scaling.exponent);
@@ -824,9 +842,10 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
       weights[2 * n] = pair(scores[i][n][0], scores[i][n][1]);
       weights[2 * n + 1] = pair(scores[i][n][2], scores[i][n][3]);
       const int at = key + i * 16 + n * 8;
-      hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
+      hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) |
+                  (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
     }
-    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
+    multiply_values<kMasked>(outputs, weights, v + own.slices[i], hidden);
   }
   release_read(shared.v_empty[position.stage]);
 }
@@ -844,7 +863,7 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
-  const Turn turn(warp % kKeyWarps);
+  const KeySlices own(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
@@ -878,9 +897,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int tile = item.first + item.begin; tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
       if (full)
-        step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<false>(shared, position, own, queries, scaling, rows, outputs, tile, begin_key, end_key);
       else
-        step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<true>(shared, position, own, queries, scaling, rows, outputs, tile, begin_key, end_key);
       position.advance();
     }
     const Item done = item;

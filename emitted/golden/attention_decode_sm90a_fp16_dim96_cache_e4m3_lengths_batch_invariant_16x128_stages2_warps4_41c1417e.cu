@@ -103,8 +103,8 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
 // ---- Which keys and rows ------------------------------------------------------------------------
-// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the nearest
-// that there can be.
+// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the
+// nearest that there can be.
 struct Sequence {
   int rows, keys;
 
@@ -154,7 +154,8 @@ __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)),
+      more(total - each * ranges) {}
   __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
   // The range that a tile is in.
   __device__ __forceinline__ int owner(int tile) const {
@@ -163,8 +164,8 @@ struct Division {
   }
 };
 
-// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
-// sequences up to its own have.
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles
+// all sequences up to its own have.
 struct SequenceScan {
   int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
@@ -209,8 +210,8 @@ struct SequenceScan {
   }
 };
 
-// An item is a tile of rows of one sequence and KV head, and this CTA's chunks of its keys, up to tile `end` of those
-// that some row sees. The result of each chunk is a partial one, where there are several.
+// An item is a tile of rows of one sequence and KV head, and this CTA's chunks of its keys, up to tile `end` of
+// those that some row sees. The result of each chunk is a partial one, where there are several.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
@@ -248,15 +249,15 @@ struct Item {
   }
 };
 
-// The same number, of which the compiler does not know that: else it keeps what is made of it, for an item's end, ready in
-// registers from the kernel's start.
+// The same number, of which the compiler does not know that: else it keeps what is made of it, for an item's
+// end, ready in registers from the kernel's start.
 __device__ __forceinline__ int as_new(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// How many chunks an item is of, that begins at tile `start`; and how many of these the CTA does that has the first, and
-// has added up where all are left.
+// How many chunks an item is of, that begins at tile `start`; and how many of these the CTA does that has the
+// first, and has added up where all are left.
 struct Sharing {
   int parts, added;
 
@@ -325,7 +326,8 @@ using Position = Ring<kStages>;
 struct Tile {
   static constexpr int kSpan = 32, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 64, kBoxes = kKeys / kBoxRows;
-  static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
+  static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes,
+      kBytes = kBoxes * kBoxBytes;
 
   // Where a slice of 16 rows begins.
   __device__ __forceinline__ static int slice(int slice) {
@@ -333,8 +335,8 @@ struct Tile {
     return slice / kOfBox * kBoxBytes + slice % kOfBox * 16 * kSpan;
   }
 
-  // Where a lane finds what it reads first of a slice: `row` of its 16, and 16 of 32 bytes. TMA's swizzle: of columns of
-  // 16 bytes, the number XOR that of the row, or of pairs of rows, or of fours.
+  // Where a lane finds what it reads first of a slice: `row` of its 16, and 16 of 32 bytes. TMA's swizzle: of
+  // columns of 16 bytes, the number XOR that of the row, or of pairs of rows, or of fours.
   __device__ __forceinline__ static int place(int row, int half) {
     constexpr int kColumns = kSpan / 16;
     return row * kSpan + (half ^ (row * kSpan / 128) % kColumns) * 16;
@@ -364,15 +366,16 @@ static_assert(sizeof(SharedStorage) <= 58944);
 // Where the lane's box of a tile lies in the cache.
 struct Corner { int row, entry; };
 
-// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or stays
-// what it was: whoever reads it, hides it.
+// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or
+// stays what it was: whoever reads it, hides it.
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, int boxes, Corner corner, int head) {
   empty.wait(phase);
   if (lane() == 0) full.arrive_and_expect_tx(boxes * Tile::kBoxBytes);
   __syncwarp();
   if (lane() < boxes)
-    cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), kCacheHint, tile + lane() * Tile::kBoxBytes, 0,
+    cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), kCacheHint,
+                                 tile + lane() * Tile::kBoxBytes, 0,
                                  corner.row, 0, head, corner.entry);
 }
 
@@ -384,11 +387,14 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     if (begin >= end) continue;  // no row of the item sees a key
     CUTE_NO_UNROLL
     for (int tile = begin; tile < end; ++tile) {
-      const int key = tile * kKeys, boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
+      const int key = tile * kKeys,
+                boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
       const Corner corner{key + lane() * Tile::kBoxRows, item.batch};
       const int stage = position.stage;
-      load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes, corner, item.head);
-      load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes, corner, item.head);
+      load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes,
+           corner, item.head);
+      load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes,
+           corner, item.head);
       position.advance();
     }
   }
@@ -421,9 +427,9 @@ template <int kLow, int kHigh> __device__ __forceinline__ uint32_t decode(uint32
   return fp16_of_e4m3(permute(word, 0, kLow | kHigh << 4), 0);
 }
 
-// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
-// columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
-// and columns 2 (l % 4) and the next.
+// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and
+// of each columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of
+// d, rows as of a and columns 2 (l % 4) and the next.
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
       "{ %0, %1, %2, %3};"
@@ -431,7 +437,8 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
 }
 
-// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of row l / 4.
+// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of
+// row l / 4.
 __device__ __forceinline__ void read(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
@@ -456,8 +463,8 @@ using Scores = float[kSlices][2][4];   // of 16 rows by slices of 16 keys, of wh
 using Outputs = float[kFragments][4];  // of 16 rows
 using Hidden = uint32_t[2];            // masks of values: of keys as b has them, the first 8 and the others
 
-// A read gives a lane four bytes side by side of a key: columns 4 (l % 4) to the third after, where the product has
-// columns 2 (l % 4) and the next, and 8 to the right. The order of columns is free, where q's is the same.
+// A read gives a lane four bytes side by side of a key: columns 4 (l % 4) to the third after, where the product
+// has columns 2 (l % 4) and the next, and 8 to the right. The order of columns is free, where q's is the same.
 struct Queries {
   uint32_t a[kSteps][4];
 
@@ -527,7 +534,8 @@ __device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& o
     for (int r = 0; r < 2; ++r) {
       const int row = r * 8 + lane() / 4, first = part * (kMerged / 8) + f;
       const float *const even = outputs[first] + 2 * r, *const odd = outputs[first + 1] + 2 * r;
-      *reinterpret_cast<float4*>(&to[row][merged_column(row, f * 8 + lane() % 4 * 4)]) = {even[0], odd[0], even[1], odd[1]};
+      *reinterpret_cast<float4*>(&to[row][merged_column(row, f * 8 + lane() % 4 * 4)]) =
+          {even[0], odd[0], even[1], odd[1]};
     }
   }
 }
@@ -586,8 +594,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) 
   }
 }
 
-// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was summed
-// before, where a maximum of the warp's rows grew.
+// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was
+// summed before, where a maximum of the warp's rows grew.
 __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& outputs, float exponent) {
   float rescale[2];
   bool grew = false;
@@ -655,7 +663,8 @@ __device__ __forceinline__ float4 appended(const float4& x, float before, float 
           __fmaf_rn(x.z, before, __fmul_rn(factor, y.z)), __fmaf_rn(x.w, before, __fmul_rn(factor, y.w))};
 }
 
-// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum -inf.
+// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum
+// -inf.
 struct Total {
   float maximum, sum;
   float4 value;  // of four columns
@@ -681,9 +690,11 @@ struct Total {
     }
     maximum = grown;
   }
-  __device__ __forceinline__ Total(const float2& sums, const float4& values) : maximum(sums.x), sum(sums.y), value(values) {}
+  __device__ __forceinline__ Total(const float2& sums, const float4& values) : maximum(sums.x), sum(sums.y),
+      value(values) {}
 
-  // Adds one more, which comes after all that are in it. Where sums are rounded is said, since it is done in two places.
+  // Adds one more, which comes after all that are in it. Where sums are rounded is said, since it is done in
+  // two places.
   __device__ __forceinline__ void append(const float2& sums, const float4& values) {
     const float grown = fmaxf(maximum, sums.x), reference = grown == minus_infinity() ? 0 : grown;
     const float before = fast_exp2(maximum - reference), factor = fast_exp2(sums.x - reference);
@@ -700,7 +711,8 @@ struct Total {
 };
 
 // Stores four columns of a row, times `unit`, and with the first lse.
-__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
+__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column,
+                                       Total total, float unit) {
   const Row row = Row::at(p, item, in_tile);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
@@ -742,8 +754,8 @@ __device__ __forceinline__ uint32_t count_up(uint32_t* counter, int by) {
   return before;
 }
 
-// Starts a load from L2 of part `at` of those that are `apart` bytes from each other; 0 where there are no more than that.
-// Addresses are made here: else the compiler has all of them ready from the kernel's start.
+// Starts a load from L2 of part `at` of those that are `apart` bytes from each other; 0 where there are no more
+// than that. Addresses are made here: else the compiler has all of them ready from the kernel's start.
 __device__ __forceinline__ void read_part(float4& found, const float* from, int apart, int at, int there) {
   asm volatile("{.reg .pred is; .reg .u64 place; setp.lt.s32 is, %6, %7; mad.wide.s32 place, %6, %5, %4;\n"
                "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
@@ -762,8 +774,8 @@ template <int kLanes> __device__ __forceinline__ float largest_up_to(int which, 
   return x;
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item each:
-// always in the same order.
+// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item
+// each: always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
   static constexpr int kNext = kWarps * kRowsAtOnce;  // from a warp's rows to its next ones
@@ -777,9 +789,10 @@ struct Merge {
   int here = item.here + 1;  // chunks of the item that the CTA has done, with this one
   int there = rows_there(p, item);
 
-  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
-  __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
+  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits
+  // for no other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
+  __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent,
+                                        int warp) const {
     synchronise_warps();  // what was left of the item before has been read
     leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
@@ -855,9 +868,10 @@ struct Merge {
     return before + here == parts;
   }
 
-  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those that one CTA
-  // did from the first on have been, and lie where the first one does. From L2, where they were left; much of it is on its
-  // way together: eight chunks of these rows, whose maxima and sums the lanes have, each that of one row and chunk.
+  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those
+  // that one CTA did from the first on have been, and lie where the first one does. From L2, where they were
+  // left; much of it is on its way together: eight chunks of these rows, whose maxima and sums the lanes have,
+  // each that of one row and chunk.
   template <int kSteps> __device__ __forceinline__ void combine(const Sharing& sharing) const {
     constexpr int kParts = 8;
     const int self = as_new(lane()), own = self / kParts, which = self % kParts, lane_row = self / kFours;
@@ -891,16 +905,19 @@ struct Merge {
           // Of the maximum of all up to the lane's chunk, and of all before that.
           const float grown = largest_up_to<kParts>(which, fmaxf(total.x, has.x));
           const float lower = __shfl_up_sync(~0u, grown, 1), reference = grown == minus_infinity() ? 0 : grown;
-          const float before = fast_exp2((which == 0 ? total.x : lower) - reference), factor = fast_exp2(has.x - reference);
+          const float before = fast_exp2((which == 0 ? total.x : lower) - reference),
+                      factor = fast_exp2(has.x - reference);
           const float sum = __fmul_rn(factor, has.y);
           CUTE_UNROLL
           for (int j = 0; j < kParts; ++j) {
             const int lane_of_own = own * kParts + j;
-            total.y = __fmaf_rn(total.y, __shfl_sync(~0u, before, lane_of_own), __shfl_sync(~0u, sum, lane_of_own));
+            total.y = __fmaf_rn(total.y, __shfl_sync(~0u, before, lane_of_own),
+                                __shfl_sync(~0u, sum, lane_of_own));
             CUTE_UNROLL
             for (int i = 0; i < kSteps; ++i) {
               const int of = (i * kRowsAtOnce + lane_row) * kParts + j;
-              values[i] = appended(values[i], __shfl_sync(~0u, before, of), __shfl_sync(~0u, factor, of), found[i][j]);
+              values[i] = appended(values[i], __shfl_sync(~0u, before, of), __shfl_sync(~0u, factor, of),
+                                   found[i][j]);
             }
           }
           total.x = __shfl_sync(~0u, grown, own * kParts + kParts - 1);
@@ -926,11 +943,12 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
 }
 
 // What a warp goes by in one item's tiles.
-struct Turn {
+struct KeySlices {
   uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
 
-  __device__ __forceinline__ explicit Turn(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
+  __device__ __forceinline__ explicit KeySlices(int key_warp)
+      : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
     CUTE_UNROLL
     for (int i = 0; i < kSlices; ++i) slices[i] = Tile::slice(key_warp * kSlices + i);
   }
@@ -938,15 +956,17 @@ struct Turn {
 
 // One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
-__device__ __forceinline__ void step(SharedStorage& shared, Position position, const Turn& turn, const Queries& queries,
-                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile, int begin_key,
+__device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& own,
+                                     const Queries& queries,
+                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile,
+                                         int begin_key,
                                      int end_key) {
   Scores scores;
-  const int key = tile * kKeys + turn.first_key;
+  const int key = tile * kKeys + own.first_key;
   shared.k_full[position.stage].wait(position.phase);
   const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
   CUTE_UNROLL
-  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
+  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + own.slices[i]);
   release_read(shared.k_empty[position.stage]);
   if (kMasked) mask(scores, rows, key);
   softmax(scores, rows, outputs, scaling.exponent);
@@ -961,9 +981,10 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
       weights[2 * n] = pair(scores[i][n][0], scores[i][n][1]);
       weights[2 * n + 1] = pair(scores[i][n][2], scores[i][n][3]);
       const int at = key + i * 16 + n * 8;
-      hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
+      hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) |
+                  (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
     }
-    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
+    multiply_values<kMasked>(outputs, weights, v + own.slices[i], hidden);
   }
   release_read(shared.v_empty[position.stage]);
 }
@@ -981,7 +1002,7 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
-  const Turn turn(warp % kKeyWarps);
+  const KeySlices own(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
@@ -1013,9 +1034,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int tile = item.first(p) + item.chunk_begin(p); tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
       if (full)
-        step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<false>(shared, position, own, queries, scaling, rows, outputs, tile, begin_key, end_key);
       else
-        step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<true>(shared, position, own, queries, scaling, rows, outputs, tile, begin_key, end_key);
       position.advance();
     }
     const Item done = item;

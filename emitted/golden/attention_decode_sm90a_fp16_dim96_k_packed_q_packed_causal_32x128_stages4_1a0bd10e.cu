@@ -105,8 +105,8 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
 // ---- Which keys and rows ------------------------------------------------------------------------
-// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the nearest
-// that there can be.
+// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the
+// nearest that there can be.
 struct Sequence {
   int first_row;
   int first_key;
@@ -162,7 +162,8 @@ __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)), more(total - each * ranges) {}
+  __device__ __forceinline__ Division(int total, int ranges) : each(quotient(total, ranges)),
+      more(total - each * ranges) {}
   __device__ __forceinline__ int begin(int range) const { return each * range + min(range, more); }
   // The range that a tile is in.
   __device__ __forceinline__ int owner(int tile) const {
@@ -171,8 +172,8 @@ struct Division {
   }
 };
 
-// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles all
-// sequences up to its own have.
+// Finds the sequence of a tile. Each warp does so by itself: a lane has one of 32 sequences, and how many tiles
+// all sequences up to its own have.
 struct SequenceScan {
   int base, through;  // the sequence of lane 0; tiles of all sequences up to this lane's
   Sequence own;
@@ -217,12 +218,13 @@ struct SequenceScan {
   }
 };
 
-// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, their result is one of
-// `parts` partial results.
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to
+// `end` of `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, their
+// result is one of `parts` partial results.
 //
-// An example: three items of 8 tiles on five CTAs. These have 5, 5, 5, 5 and 4 of the 24 tiles: item 0 is in parts of 5
-// (CTA 0) and 3 (CTA 1), item 1 of 2 (CTA 1), 5 (CTA 2) and 1 (CTA 3), item 2 of 4 (CTA 3) and 4 (CTA 4).
+// An example: three items of 8 tiles on five CTAs. These have 5, 5, 5, 5 and 4 of the 24 tiles: item 0 is in
+// parts of 5 (CTA 0) and 3 (CTA 1), item 1 of 2 (CTA 1), 5 (CTA 2) and 1 (CTA 3), item 2 of 4 (CTA 3) and 4
+// (CTA 4).
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
@@ -303,7 +305,8 @@ using Position = Ring<kStages>;
 struct Tile {
   static constexpr int kSpan = 64, kPieces = kRowBytes / kSpan;
   static constexpr int kBoxRows = 64, kBoxes = kKeys / kBoxRows;
-  static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
+  static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes,
+      kBytes = kBoxes * kBoxBytes;
 
   // Where a slice of 16 rows begins.
   __device__ __forceinline__ static int slice(int slice) {
@@ -311,8 +314,8 @@ struct Tile {
     return slice / kOfBox * kBoxBytes + slice % kOfBox * 16 * kSpan;
   }
 
-  // Where a lane finds what it reads first of a slice: `row` of its 16, and 16 of 32 bytes. TMA's swizzle: of columns of
-  // 16 bytes, the number XOR that of the row, or of pairs of rows, or of fours.
+  // Where a lane finds what it reads first of a slice: `row` of its 16, and 16 of 32 bytes. TMA's swizzle: of
+  // columns of 16 bytes, the number XOR that of the row, or of pairs of rows, or of fours.
   __device__ __forceinline__ static int place(int row, int half) {
     constexpr int kColumns = kSpan / 16;
     return row * kSpan + (half ^ (row * kSpan / 128) % kColumns) * 16;
@@ -342,15 +345,16 @@ static_assert(sizeof(SharedStorage) <= 215168);
 // Where the lane's box of a tile lies in the cache.
 struct Corner { int row, entry; };
 
-// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or stays
-// what it was: whoever reads it, hides it.
+// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or
+// stays what it was: whoever reads it, hides it.
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, int boxes, Corner corner, int head) {
   empty.wait(phase);
   if (lane() == 0) full.arrive_and_expect_tx(boxes * Tile::kBoxBytes);
   __syncwarp();
   if (lane() < boxes)
-    cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), kCacheHint, tile + lane() * Tile::kBoxBytes, 0,
+    cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), kCacheHint,
+                                 tile + lane() * Tile::kBoxBytes, 0,
                                  corner.row, 0, head, corner.entry);
 }
 
@@ -362,20 +366,23 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     if (begin >= end) continue;  // no row of the item sees a key
     CUTE_NO_UNROLL
     for (int tile = begin; tile < end; ++tile) {
-      const int key = tile * kKeys, boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
+      const int key = tile * kKeys,
+                boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
       const Corner corner{item.sequence.first_key + key + lane() * Tile::kBoxRows, 0};
       const int stage = position.stage;
-      load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes, corner, item.head);
-      load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes, corner, item.head);
+      load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes,
+           corner, item.head);
+      load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes,
+           corner, item.head);
       position.advance();
     }
   }
 }
 
 // ---- Scores, softmax and MMAs ---------------------------------------------------------------
-// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
-// columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
-// and columns 2 (l % 4) and the next.
+// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and
+// of each columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of
+// d, rows as of a and columns 2 (l % 4) and the next.
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
       "{ %0, %1, %2, %3};"
@@ -383,7 +390,8 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
 }
 
-// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of row l / 4.
+// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of
+// row l / 4.
 __device__ __forceinline__ void read(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
@@ -528,8 +536,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Rows& rows, int key) 
   }
 }
 
-// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was summed
-// before, where a maximum of the warp's rows grew.
+// Turns scores into exp2(exponent (score - maximum)), takes note of maximum and sum, and rescales what was
+// summed before, where a maximum of the warp's rows grew.
 __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& outputs, float exponent) {
   float rescale[2];
   bool grew = false;
@@ -591,7 +599,8 @@ __device__ __forceinline__ int rows_there(const Parameters& p, const Item& item)
   return min(kRows, item.sequence.rows * p.sharing - item.row_tile * kRows);
 }
 
-// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum -inf.
+// What is added up of exp2(score - maximum) v; the sum, of weights, is 0 where there is none and the maximum
+// -inf.
 struct Total {
   float maximum, sum;
   float4 value;  // of four columns
@@ -624,7 +633,8 @@ struct Total {
 };
 
 // Stores four columns of a row, times `unit`, and with the first lse.
-__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
+__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column,
+                                       Total total, float unit) {
   const Row row = Row::at(p, item, in_tile);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
@@ -666,8 +676,8 @@ __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
   return before;
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item each:
-// always in the same order.
+// Warps that have other keys of the same rows add up what they have, and so do CTAs that have a part of an item
+// each: always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
   const Parameters& p;
@@ -676,9 +686,10 @@ struct Merge {
   float unit;
   int there = rows_there(p, item);
 
-  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
-  __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
+  // Stores what the CTA has of an item: its result, or a part of it. A warp has whole rows of that, and waits
+  // for no other: where it is the last to leave its rows, of the CTAs that have a part, it adds all up.
+  __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent,
+                                        int warp) const {
     synchronise_warps();  // what was left of the item before has been read
     leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
@@ -758,11 +769,12 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
 }
 
 // What a warp goes by in one item's tiles.
-struct Turn {
+struct KeySlices {
   uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
 
-  __device__ __forceinline__ explicit Turn(int key_warp) : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
+  __device__ __forceinline__ explicit KeySlices(int key_warp)
+      : first_key(key_warp * kSlices * 16 + lane() % 4 * 2) {
     CUTE_UNROLL
     for (int i = 0; i < kSlices; ++i) slices[i] = Tile::slice(key_warp * kSlices + i);
   }
@@ -770,15 +782,17 @@ struct Turn {
 
 // One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
-__device__ __forceinline__ void step(SharedStorage& shared, Position position, const Turn& turn, const Queries& queries,
-                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile, int begin_key,
+__device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& own,
+                                     const Queries& queries,
+                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile,
+                                         int begin_key,
                                      int end_key) {
   Scores scores;
-  const int key = tile * kKeys + turn.first_key;
+  const int key = tile * kKeys + own.first_key;
   shared.k_full[position.stage].wait(position.phase);
   const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
   CUTE_UNROLL
-  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
+  for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + own.slices[i]);
   release_read(shared.k_empty[position.stage]);
   if (kMasked) mask(scores, rows, key);
   softmax(scores, rows, outputs, scaling.exponent);
@@ -793,9 +807,10 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
       weights[2 * n] = pair(scores[i][n][0], scores[i][n][1]);
       weights[2 * n + 1] = pair(scores[i][n][2], scores[i][n][3]);
       const int at = key + i * 16 + n * 8;
-      hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
+      hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) |
+                  (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
     }
-    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
+    multiply_values<kMasked>(outputs, weights, v + own.slices[i], hidden);
   }
   release_read(shared.v_empty[position.stage]);
 }
@@ -813,7 +828,7 @@ __device__ __forceinline__ void load(const Parameters& p, Queries& queries, cons
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, TileScheduler& scheduler, int warp) {
   Position position{0, 0};
-  const Turn turn(warp % kKeyWarps);
+  const KeySlices own(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
@@ -846,9 +861,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int tile = item.first + item.begin; tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
       if (full)
-        step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<false>(shared, position, own, queries, scaling, rows, outputs, tile, begin_key, end_key);
       else
-        step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
+        step<true>(shared, position, own, queries, scaling, rows, outputs, tile, begin_key, end_key);
       position.advance();
     }
     const Item done = item;

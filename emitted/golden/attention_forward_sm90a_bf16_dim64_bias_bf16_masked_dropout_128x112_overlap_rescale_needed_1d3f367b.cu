@@ -163,12 +163,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -179,8 +179,8 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
   __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
@@ -192,16 +192,17 @@ struct Sequence {
   }
 };
 
-struct Place {
+struct TileCoord {
   Sequence sequence;
   int head, row;
 };
 
 // Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
+__device__ __forceinline__ TileCoord tile_coord(const Parameters& p, int tile, int all_head) {
   // Where all batches have one bias they come one after the other, while L2 has it.
   const bool shared = p.bias_batch == 0;
-  const int inner = shared ? p.all_heads / p.heads : p.heads, outer = all_head / inner, rest = all_head - outer * inner;
+  const int inner = shared ? p.all_heads / p.heads : p.heads, outer = all_head / inner,
+            rest = all_head - outer * inner;
   const int batch = shared ? rest : outer, head = shared ? outer : rest;
   return { {batch}, head, tile * kQTile};
 }
@@ -213,10 +214,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -263,8 +264,8 @@ struct Tiles {
 };
 
 // The softmax is of scale q k^T.
-// A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
-// large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
+// A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row
+// that a large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
 struct Scaling {
   static constexpr float exponent = kLog2E;  // the factor of a biased score in the argument of exp2
   float factor;                              // of a score before the bias is added
@@ -302,15 +303,16 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides what is beyond the `columns` of the sequence. wgmma gives a lane columns 2 (l % 4) and the next of every 8.
+// Hides what is beyond the `columns` of the sequence. wgmma gives a lane columns 2 (l % 4) and the next of
+// every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], int columns, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int end = columns - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      const int offset = i / 2 * 8 + i % 2;
+      if (offset >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -323,7 +325,8 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
   for (int r = 0; r < 2; ++r) {
     float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
     CUTE_UNROLL
-    for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+    for (int i = 4; i < kScores; i += 4) maximum =
+        fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
@@ -334,7 +337,8 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
-      // The difference is exact where both are large; their products with `scale` would be rounded by more than 1.
+      // The difference is exact where both are large; their products with `scale` would be rounded by more than
+      // 1.
       x = fast_exp2((x - reference) * scale);
       y = fast_exp2((y - reference) * scale);
       sum += x + y;
@@ -346,10 +350,11 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
 // What is added to scores, or hides them, before the softmax: a Score for a tile of a head.
 //
-// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
-// rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages for itself
-// alone: no other waits for it.
-// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile,
+// kStagedRows rows of kStagedColumns, while it works on the tile before; await() waits for them. A warp stages
+// for itself alone: no other waits for it.
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same
+// banks.
 template <int kBytes> struct Staged {
   static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
   static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
@@ -358,7 +363,8 @@ template <int kBytes> struct Staged {
   static constexpr int kRowsAtATime = 32 / kLanes;
   uint8_t bytes[kRows * kPitch];
 
-  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is zeros.
+  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is
+  // zeros.
   __device__ __forceinline__ void copy(const void* from, int64_t pitch, int rows, int columns) {
     const int row = threadIdx.x % 32 / kLanes, piece = threadIdx.x % kLanes;
     const uint32_t to = cute::cast_smem_ptr_to_uint(bytes) + row * kPitch + piece * 16;
@@ -500,8 +506,8 @@ struct Keys {
   }
 };
 
-// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel to read: nothing outside of columns
-// [x, y), and all of [z, w).
+// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel to read: nothing outside of
+// columns [x, y), and all of [z, w).
 __device__ __forceinline__ void find_keys(const Parameters& p, int row) {
   __shared__ Keys keys;
   if (threadIdx.x == 0) keys = {p.keys_columns, 0, 0};
@@ -522,20 +528,21 @@ __device__ __forceinline__ int4 keys_of(const Parameters& p, int64_t number, int
 }
 
 // ---- Dropout: which weights are dropped --------------------------------------------------------------
-// A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
-// A patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2 b + c
-// has a bit of word 2 i + g: 16 h + 8 c + 7 - 4 r - 2 b - a, 1 where it is dropped. A thread of the forward pass has
-// all h, c and a of a word, one of the backward pass all h, r and a.
-// A weight is dropped where its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up as
-// one more number says, so that each is kept with probability keep to 2^-16. Random words are of one bit of the
-// numbers of 32 weights, which are compared at once, from the lowest bit on.
-// Words 0 to 3 share the two lowest bits and the number that rounds, and so do words 4 to 7: these count where the six
-// bits above equal the threshold's, once in 2^6. docs/families/attention_forward.md says how much that correlates.
-// Philox4x32 (Salmon et al., 2011; in 7 rounds, the fewest that pass BigCrush, with key 0) of the call's state, and again
-// of that with the patch's place added bit by bit, seeds numbers of 64 bits, u[n + 3] = u[n] + c low(u[n + 1]), whose upper
-// halves are the random words. The lower ones are a recursive generator modulo 2^32, c = 2^32 - 69069 (docs/notebook.md).
+// A function of state, batch, head, row and column alone, so that every tile of either pass finds the same. A
+// patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2
+// b + c has a bit of word 2 i + g: 16 h + 8 c + 7 - 4 r - 2 b - a, 1 where it is dropped. A thread of the
+// forward pass has all h, c and a of a word, one of the backward pass all h, r and a. A weight is dropped where
+// its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up as one more number
+// says, so that each is kept with probability keep to 2^-16. Random words are of one bit of the numbers of 32
+// weights, which are compared at once, from the lowest bit on. Words 0 to 3 share the two lowest bits and the
+// number that rounds, and so do words 4 to 7: these count where the six bits above equal the threshold's, once
+// in 2^6. docs/families/attention_forward.md says how much that correlates. Philox4x32 (Salmon et al., 2011; in
+// 7 rounds, the fewest that pass BigCrush, with key 0) of the call's state, and again of that with the patch's
+// place added bit by bit, seeds numbers of 64 bits, u[n + 3] = u[n] + c low(u[n + 1]), whose upper halves are
+// the random words. The lower ones are a recursive generator modulo 2^32, c = 2^32 - 69069 (docs/notebook.md).
 struct Dropout {
-  // For lack of registers: what Philox makes of the state, and words of the threshold's bits that are 0, rounded down.
+  // For lack of registers: what Philox makes of the state, and words of the threshold's bits that are 0,
+  // rounded down.
   using Shared = uint4[3];
   static constexpr int kBits = 8, kSharedBits = 2;
   uint32_t shared, share;  // the latter of 2^32 numbers of words: those that round up
@@ -607,12 +614,13 @@ struct Dropout {
 // Warps of the producer's warpgroup that make words, as far ahead as there are stages.
 constexpr int kMakers = 3, kFirstMaker = 4 - kMakers, kWordStages = 2;
 
-// Makes a maker's share of the patches of a tile, with a turn's number; `place` gives a patch's row and column.
-template <int kCount, class Place>
+// Makes a maker's share of the patches of a tile, with a turn's number; `coord` gives a patch's row and column.
+template <int kCount, class Coord>
 __device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Dropout& dropout, uint32_t head,
-                                           int& turn, Place&& place) {
+                                           int& turn, Coord&& coord) {
   CUTE_NO_UNROLL
-  for (int i = turn * 32 + threadIdx.x % 32; i < kCount; i += kMakers * 32) dropout.make(words[i], head, place(i));
+  for (int i = turn * 32 + threadIdx.x % 32; i < kCount; i += kMakers * 32)
+    dropout.make(words[i], head, coord(i));
   // Who begins changes from tile to tile: there may be less to do than there are makers.
   turn = turn == 0 ? kMakers - 1 : turn - 1;
 }
@@ -649,10 +657,11 @@ static_assert(sizeof(SharedStorage) <= 140288);
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
-  const auto [sequence, head, row] = place(p, tile, all_head);
+  const auto [sequence, head, row] = tile_coord(p, tile, all_head);
   // Where the mask is of pairs any key may be shown, and any hidden.
   const int all_columns = sequence.columns(p);
-  const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head) : make_int4(0, all_columns, 0, 0);
+  const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head)
+      : make_int4(0, all_columns, 0, 0);
   const int columns = min(all_columns, keys.y);
   const int end = columns;
   const int begin = max(0, min(end, max(0, keys.x)));
@@ -930,8 +939,8 @@ struct Steps {
 };
 
 // ---- Epilogue: o and lse ----------------------------------------------------------------------------
-// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
-// 16 bytes side by side, which it stores at once.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of
+// one 8: 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -967,8 +976,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 }
 
 // ---- Mainloop -----------------------------------------------------------------------------------------
-// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
-// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage,
+// and its result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);

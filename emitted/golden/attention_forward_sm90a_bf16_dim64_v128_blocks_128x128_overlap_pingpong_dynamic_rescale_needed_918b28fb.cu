@@ -150,12 +150,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -166,8 +166,8 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
   __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
@@ -186,10 +186,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -247,8 +247,9 @@ struct Tiles {
   }
 };
 
-// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
-// OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
+// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs
+// (CUTLASS: OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it
+// arrives.
 struct OrderedBarrier {
   int consumer;
 
@@ -310,7 +311,8 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
   for (int r = 0; r < 2; ++r) {
     float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
     CUTE_UNROLL
-    for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+    for (int i = 4; i < kScores; i += 4) maximum =
+        fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
@@ -331,8 +333,8 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 
 constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
 
-// What a warpgroup is to do next, from the producer: the KV tiles in places [begin, end) of its list, walked from the
-// end of the list; those from `full_end` on have masks.
+// What a warpgroup is to do next, from the producer: the KV tiles in places [begin, end) of its list, walked
+// from the end of the list; those from `full_end` on have masks.
 struct alignas(16) Work {
   int more;  // 0: nothing is left to do
   int row, head;
@@ -359,8 +361,9 @@ struct Listed {
   int4 header;  // how many tiles, how many whole, the first mask, which tile of rows
   int list, all_head, first;  // the list's number; the head's, of all batches; the tile that is walked first
 
-  // Takes the next piece if there is one, in the order in which they are worked off: by sections of heads whose k and v
-  // fit L2 together; within one the longest lists of all its heads, then the next: lists lie in this order.
+  // Takes the next piece if there is one, in the order in which they are worked off: by sections of heads whose
+  // k and v fit L2 together; within one the longest lists of all its heads, then the next: lists lie in this
+  // order.
   __device__ __forceinline__ bool take(const Parameters& p, Tiles& tiles) {
     int index;
     if (!tiles.next(p, index)) return false;
@@ -377,7 +380,8 @@ struct Listed {
 
 // Loads tile `n` of the k or v of a batch and head.
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier (&full)[kStages],
-                                     EmptyBarrier (&empty)[kStages], uint8_t (&tiles)[kStages][kStageBytes], Position at,
+                                     EmptyBarrier (&empty)[kStages], uint8_t (&tiles)[kStages][kStageBytes],
+                                         Position at,
                                      int n, int batch, int head) {
   empty[at.stage].wait(at.phase);
   full[at.stage].arrive_and_expect_tx(kStageBytes);
@@ -400,7 +404,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   bool more = next.take(p, tiles), ahead = false;  // whether the first k is on its way already
   while (more) {
     const Listed now = next;
-    const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads, head = q_head / p.sharing;
+    const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads,
+              head = q_head / p.sharing;
     const int count = now.header.x;
     const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
     // In the order of use: S(n - 1) is issued before O += P(n) v, so that k is one tile ahead of v.
@@ -411,7 +416,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int row = now.header.w * kQTile + consumer * kWgmmaM;
       FullBarrier& full = shared.q_full[q.stage][consumer];
       shared.q_empty[q.stage][consumer].wait(q.phase);
-      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, now.header.y, now.list, now.header.z};
+      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, now.header.y, now.list,
+                                        now.header.z};
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
       Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
                           Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
@@ -507,7 +513,7 @@ struct Consumer {
   int begin;         // the last KV tile: they are walked from the right to the left
   int columns;       // of the sequence
   int row, column;   // the thread's first, in a tile
-  int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
+  int masks;         // the number of the mask of the tile in offset 0 of its list, if it had one
 
   // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
@@ -536,10 +542,11 @@ struct Shown {
   static constexpr int kWords = kKvTile / 32;
   uint32_t words[2][kWords];  // of the thread's rows, the first bit being of its first column
 
-  // Of the tile in place n of its list, which has a mask where `masked`.
+  // Of the tile in offset n of its list, which has a mask where `masked`.
   __device__ __forceinline__ Shown(const Consumer& c, int n, bool masked) {
     if (!masked) return;
-    const auto* mask = reinterpret_cast<const uint2*>(c.p.masks + ((int64_t(c.masks) + n) * kQTile + c.row) * kWords);
+    const auto* mask =
+        reinterpret_cast<const uint2*>(c.p.masks + ((int64_t(c.masks) + n) * kQTile + c.row) * kWords);
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       CUTE_UNROLL
@@ -557,8 +564,9 @@ struct Shown {
     for (int r = 0; r < 2; ++r) {
       CUTE_UNROLL
       for (int i = 0; i < kScores / 2; ++i) {
-        const int place = i / 2 * 8 + i % 2;
-        if ((words[r][place / 32] >> place % 32 & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+        const int offset = i / 2 * 8 + i % 2;
+        if ((words[r][offset / 32] >> offset % 32 & 1) == 0)
+          scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
       }
     }
   }
@@ -612,8 +620,8 @@ struct Steps {
 };
 
 // ---- Epilogue: o and lse ----------------------------------------------------------------------------
-// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
-// 16 bytes side by side, which it stores at once.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of
+// one 8: 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -649,8 +657,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 }
 
 // ---- Mainloop -----------------------------------------------------------------------------------------
-// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
-// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage,
+// and its result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {

@@ -157,20 +157,21 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, first; };  // of a box: two of the coordinates of a tensor map
 
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its sequence
-// would read the next: so the maps are of [dim, row, head, first, back], row and first of one pitch, and row has an
-// extent of kRows, the box's. A box from row kRows - count on has `count` rows inside, the rest are zeros; `first`
-// moves it to its place, up to kRows to the left: coordinates are not negative, but addresses wrap at 2^64, so that
-// kBack steps of 2^34 - pitch are kBack steps of the pitch back. Extents are no larger than needed, and a box without
-// rows is at the tensor's start: TMA may touch what a box names out of bounds, though it delivers zeros.
+// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
+// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one pitch,
+// and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows inside, the rest
+// are zeros; `first` moves it to its place, up to kRows to the left: coordinates are not negative, but
+// addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack steps of the pitch back. Extents are no
+// larger than needed, and a box without rows is at the tensor's start: TMA may touch what a box names out of
+// bounds, though it delivers zeros.
 constexpr int kBack = 1 << 30;
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.first, kBack);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.first, kBack);
 }
 
 struct Sequence {
@@ -185,19 +186,20 @@ struct Sequence {
   }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
+  template <int kRows> __device__ __forceinline__ static BoxCoord box(int row, int first, int end) {
     const int count = max(0, min(kRows, end - row));
     return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
   }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const {
     return box<kRows>(row, first_row, row_count);
   }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const {
     return box<kRows>(column, first_column, column_count);
   }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
     return head * head_stride + (first_row + row) * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
@@ -205,15 +207,18 @@ struct Sequence {
   }
 };
 
-struct Place { Sequence sequence; int head, row; };
+struct TileCoord { Sequence sequence; int head, row; };
 
-// Nobody has looked at what offsets hold: each counts as the nearest of [0, total]. A count below 0 is of nothing.
+// Nobody has looked at what offsets hold: each counts as the nearest of [0, total]. A count below 0 is of
+// nothing.
 __device__ __forceinline__ int offset(const int* offsets, int b, int total) { return max(0, min(offsets[b], total)); }
 
-// Which of `count` sequences a tile is of, and which of `tiles` are: [begin, end). Unless offsets decrease, b has those
-// from offsets[b] / kTile + b on: as many as it needs, or one more without a row. So nobody counts the tiles before.
+// Which of `count` sequences a tile is of, and which of `tiles` are: [begin, end). Unless offsets decrease, b
+// has those from offsets[b] / kTile + b on: as many as it needs, or one more without a row. So nobody counts
+// the tiles before.
 struct Owner { int sequence, begin, end; };
-template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
+template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile,
+                                                               int tiles) {
   Owner owner{0, 0, tiles};
   for (int last = count; last - owner.sequence > 1;) {
     const int middle = (owner.sequence + last) / 2, first = offsets[middle] / kTile + middle;
@@ -224,9 +229,10 @@ template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offset
 }
 
 // Tile `tile` of a head, the longest of each sequence first.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+__device__ __forceinline__ TileCoord tile_coord(const Parameters& p, int tile, int head) {
   const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch, tile, p.q_tiles);
-  const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
+  const int first_row = offset(p.cu_seqlens_q, b, p.total_q),
+            first_column = offset(p.cu_seqlens_k, b, p.total_k);
   const int rows = offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
   const int columns = offset(p.cu_seqlens_k, b + 1, p.total_k) - first_column;
   const int row = ((rows + kQTile - 1) / kQTile - 1 - tile + begin) * kQTile;
@@ -240,10 +246,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -252,9 +258,9 @@ template <int kRows> struct Tile {
   }
 };
 
-// A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
-// head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they are laid out then. Places past the last key are zeros.
+// A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of
+// the head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores
+// are wgmma's A as they are laid out then. Places past the last key are zeros.
 struct Values {
   static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
 
@@ -315,8 +321,9 @@ struct Tiles {
   }
 };
 
-// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs (CUTLASS:
-// OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it arrives.
+// Ping-pong: consumers issue MMAs in turns, in a ring, so that one's softmax runs under the others' MMAs
+// (CUTLASS: OrderedSequenceBarrier). Consumer w begins after named barrier 4 + w, at which the one before it
+// arrives.
 struct OrderedBarrier {
   int consumer;
 
@@ -388,16 +395,18 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides the columns of a KV tile that rows do not attend to, of `columns` in the sequence. Bounds are relative to
-// `row`. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
+// Hides the columns of a KV tile that rows do not attend to, of `columns` in the sequence. Bounds are relative
+// to `row`. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns 2 (l % 4) and the next of
+// every 8.
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row,
+                                     int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int end = min(columns, row + 8 * r + p.right + 1) - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      const int offset = i / 2 * 8 + i % 2;
+      if (offset >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -411,7 +420,8 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
     const float factor = scaling.factor(r);
     float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
     CUTE_UNROLL
-    for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+    for (int i = 4; i < kScores; i += 4) maximum =
+        fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
     maximum *= factor;
     maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
@@ -456,13 +466,13 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 41984);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
-// together; within one the longest tiles of all its heads, then the next.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit
+// L2 together; within one the longest tiles of all its heads, then the next.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
   const int tile = offset / heads, all_head = section * p.section + offset % heads;
-  const auto [sequence, head, row] = place(p, tile, all_head);
+  const auto [sequence, head, row] = tile_coord(p, tile, all_head);
   const int columns = sequence.columns(p);
   const int diagonal = sequence.diagonal(p);
   const int end = max(0, min(columns, min(row + kQTile, sequence.rows(p)) + diagonal + p.right));
@@ -490,7 +500,8 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
   Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
 }
 
-__device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& full, EmptyBarrier& empty, uint32_t phase,
+__device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& full, EmptyBarrier& empty,
+                                            uint32_t phase,
                                             uint8_t* tile, const Sequence& sequence, int n, int head) {
   empty.wait(phase);
   full.arrive_and_expect_tx(Values::kBytes);
@@ -567,7 +578,8 @@ __device__ __forceinline__ uint32_t four(float a, float b, float c, float d) {
   return four;
 }
 
-// Of each 16 keys a thread has, in a row, 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: A's columns 4 t to 4 t + 3, in v's order.
+// Of each 16 keys a thread has, in a row, 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: A's columns 4 t to 4 t + 3, in v's
+// order.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 8; ++i) {
@@ -581,7 +593,8 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 
 // output = output * rescale + product. The tensor core's own sums of 8-bit products drop what is 2^13 below the
 // largest; these are of one KV tile, and fp32 has all others.
-__device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs], const Rows& rows) {
+__device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs],
+                                    const Rows& rows) {
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] = fmaf(output[i], rows.rescale[i / 2 % 2], product[i]);
   fence(output);  // else they sink below the next MMAs, and the registers of both are needed
@@ -702,8 +715,8 @@ struct Steps {
 };
 
 // ---- Epilogue: o and lse ----------------------------------------------------------------------------
-// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
-// 16 bytes side by side, which it stores at once.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of
+// one 8: 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -748,8 +761,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 }
 
 // ---- Mainloop -----------------------------------------------------------------------------------------
-// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
-// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage,
+// and its result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {

@@ -154,12 +154,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct BoxCoord { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                         uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+                                         uint8_t* box, int column, BoxCoord coord, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, coord.row, head,
+                               coord.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -170,8 +170,8 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ BoxCoord columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
   __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
@@ -183,13 +183,13 @@ struct Sequence {
   }
 };
 
-struct Place {
+struct TileCoord {
   Sequence sequence;
   int head, row;
 };
 
 // Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
+__device__ __forceinline__ TileCoord tile_coord(const Parameters& p, int tile, int all_head) {
   const int batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, tile * kQTile };
 }
@@ -201,10 +201,10 @@ template <int kRows> struct Tile {
 
   // Starts the loads of all boxes; rows past the end of the sequence become zeros.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
-                                              uint8_t* tile, Corner corner, int head) {
+                                              uint8_t* tile, BoxCoord coord, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, coord, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
@@ -213,9 +213,9 @@ template <int kRows> struct Tile {
   }
 };
 
-// A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of the
-// head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores are wgmma's A
-// as they are laid out then. Places past the last key are zeros.
+// A stage of v, which lies dim-major in memory: boxes of kValueSpan keys side by side, a row for each index of
+// the head dimension. Of 16 keys the place 4 t + u has key (u / 2) * 8 + 2 t + u % 2: accumulators of scores
+// are wgmma's A as they are laid out then. Places past the last key are zeros.
 struct Values {
   static constexpr int kBoxBytes = kDim * kValueSpan, kBytes = kKvTile / kValueSpan * kBoxBytes;
 
@@ -279,7 +279,8 @@ struct Scaling {
   __device__ __forceinline__ void begin(const Parameters& p, const Sequence& sequence, int head, int row) {
     const float scale = __fdividef(p.scale, p.softcap);
     const int64_t batch = sequence.batch, kv_head = head / p.sharing;
-    const float* of_rows = p.q_descale + batch * p.q_descale_batch + head / p.q_descale_sharing * p.q_descale_head;
+    const float* of_rows = p.q_descale + batch * p.q_descale_batch +
+        head / p.q_descale_sharing * p.q_descale_head;
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       of_row[r] = scale * of_rows[min(row + 8 * r, sequence.rows(p) - 1) * p.q_descale_row];
@@ -333,15 +334,16 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
-// Hides what is beyond the `columns` of the sequence. wgmma gives a lane columns 2 (l % 4) and the next of every 8.
+// Hides what is beyond the `columns` of the sequence. wgmma gives a lane columns 2 (l % 4) and the next of
+// every 8.
 __device__ __forceinline__ void mask(float (&scores)[kScores], int columns, int column) {
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int end = columns - column;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
-      const int place = i / 2 * 8 + i % 2;
-      if (place >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      const int offset = i / 2 * 8 + i % 2;
+      if (offset >= end) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
     }
   }
 }
@@ -355,7 +357,8 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
     const float factor = scaling.factor(r);
     float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
     CUTE_UNROLL
-    for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+    for (int i = 4; i < kScores; i += 4) maximum =
+        fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
     maximum *= factor;
     maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
@@ -403,7 +406,7 @@ static_assert(sizeof(SharedStorage) <= 62464);
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
-  const auto [sequence, head, row] = place(p, tile, all_head);
+  const auto [sequence, head, row] = tile_coord(p, tile, all_head);
   const int columns = sequence.columns(p);
   const int end = columns;
   return {1, row, head, sequence, 0, (end + kKvTile - 1) / kKvTile};
@@ -424,7 +427,8 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
   Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
 }
 
-__device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& full, EmptyBarrier& empty, uint32_t phase,
+__device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& full, EmptyBarrier& empty,
+                                            uint32_t phase,
                                             uint8_t* tile, const Sequence& sequence, int n, int head) {
   empty.wait(phase);
   full.arrive_and_expect_tx(Values::kBytes);
@@ -505,7 +509,8 @@ __device__ __forceinline__ uint32_t four(float a, float b, float c, float d) {
   return four;
 }
 
-// Of each 16 keys a thread has, in a row, 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: A's columns 4 t to 4 t + 3, in v's order.
+// Of each 16 keys a thread has, in a row, 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: A's columns 4 t to 4 t + 3, in v's
+// order.
 __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 8; ++i) {
@@ -519,7 +524,8 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 
 // output = output * rescale + product. The tensor core's own sums of 8-bit products drop what is 2^13 below the
 // largest; these are of one KV tile, and fp32 has all others.
-__device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs], const Rows& rows) {
+__device__ __forceinline__ void add(float (&output)[kOutputs], const float (&product)[kOutputs],
+                                    const Rows& rows) {
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] = fmaf(output[i], rows.rescale[i / 2 % 2], product[i]);
   fence(output);  // else they sink below the next MMAs, and the registers of both are needed
@@ -627,8 +633,8 @@ struct Steps {
 };
 
 // ---- Epilogue: o and lse ----------------------------------------------------------------------------
-// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of one 8:
-// 16 bytes side by side, which it stores at once.
+// Transposes among the four lanes of a row: each has a pair of columns of every 8, and gets all four pairs of
+// one 8: 16 bytes side by side, which it stores at once.
 __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
@@ -665,8 +671,8 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 }
 
 // ---- Mainloop -----------------------------------------------------------------------------------------
-// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage, and its
-// result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
+// Issues the first scores of a piece of work. Where it has no KV tile the MMA reads whatever is in the stage,
+// and its result is not used: ptxas keeps MMAs asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
   if (any) {

@@ -37,8 +37,8 @@ struct Keys {
   }
 };
 
-// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel to read: nothing outside of columns
-// [x, y), and all of [z, w).
+// Finds what a row of the mask shows, by all threads of a CTA, for the next kernel to read: nothing outside of
+// columns [x, y), and all of [z, w).
 __device__ __forceinline__ void find_keys(const Parameters& p, int row) {
   __shared__ Keys keys;
   if (threadIdx.x == 0) keys = {p.keys_columns, 0, 0};

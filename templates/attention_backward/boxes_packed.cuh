@@ -1,5 +1,5 @@
 // Starts the store of a box; rows past the end of the sequence, which are the next one's, are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column,
+                                          BoxCoord coord, int head) {
+  cute::SM90_TMA_STORE_5D::copy(&map, box, column, coord.row, head, coord.first, kBack);
 }

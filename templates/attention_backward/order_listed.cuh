@@ -1,5 +1,5 @@
-// Of a KV tile and a query head, by the head's number among those of the KV head: what is listed of each q tile to
-// walk is its number, its mask (-1: all of it counts), and how many KV tiles further left add to its dq.
+// Of a KV tile and a query head, by the head's number among those of the KV head: what is listed of each q tile
+// to walk is its number, its mask (-1: all of it counts), and how many KV tiles further left add to its dq.
 struct List {
   const int4* entries;
   int count;

@@ -1,6 +1,7 @@
-  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those that one CTA
-  // did from the first on have been, and lie where the first one does. From L2, where they were left; much of it is on its
-  // way together: eight chunks of these rows, whose maxima and sums the lanes have, each that of one row and chunk.
+  // Adds up all chunks of the warp's rows in their order, of so many steps from row to row at a time: those
+  // that one CTA did from the first on have been, and lie where the first one does. From L2, where they were
+  // left; much of it is on its way together: eight chunks of these rows, whose maxima and sums the lanes have,
+  // each that of one row and chunk.
   template <int kSteps> __device__ __forceinline__ void combine(const Sharing& sharing) const {
     constexpr int kParts = 8;
     const int self = as_new(lane()), own = self / kParts, which = self % kParts, lane_row = self / kFours;
@@ -34,16 +35,19 @@
           // Of the maximum of all up to the lane's chunk, and of all before that.
           const float grown = largest_up_to<kParts>(which, fmaxf(total.x, has.x));
           const float lower = __shfl_up_sync(~0u, grown, 1), reference = grown == minus_infinity() ? 0 : grown;
-          const float before = fast_exp2((which == 0 ? total.x : lower) - reference), factor = fast_exp2(has.x - reference);
+          const float before = fast_exp2((which == 0 ? total.x : lower) - reference),
+                      factor = fast_exp2(has.x - reference);
           const float sum = __fmul_rn(factor, has.y);
           CUTE_UNROLL
           for (int j = 0; j < kParts; ++j) {
             const int lane_of_own = own * kParts + j;
-            total.y = __fmaf_rn(total.y, __shfl_sync(~0u, before, lane_of_own), __shfl_sync(~0u, sum, lane_of_own));
+            total.y = __fmaf_rn(total.y, __shfl_sync(~0u, before, lane_of_own),
+                                __shfl_sync(~0u, sum, lane_of_own));
             CUTE_UNROLL
             for (int i = 0; i < kSteps; ++i) {
               const int of = (i * kRowsAtOnce + lane_row) * kParts + j;
-              values[i] = appended(values[i], __shfl_sync(~0u, before, of), __shfl_sync(~0u, factor, of), found[i][j]);
+              values[i] = appended(values[i], __shfl_sync(~0u, before, of), __shfl_sync(~0u, factor, of),
+                                   found[i][j]);
             }
           }
           total.x = __shfl_sync(~0u, grown, own * kParts + kParts - 1);

@@ -17,8 +17,8 @@ __device__ __forceinline__ void send(float2& own, const float2& sums, FullBarrie
                : "memory");
 }
 
-// Warps that have other keys of the same rows add up what they have, and then CTAs of the cluster do, each a share of
-// the columns that the others send it: always in the same order.
+// Warps that have other keys of the same rows add up what they have, and then CTAs of the cluster do, each a
+// share of the columns that the others send it: always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowFours = kDim / 4;  // of a row: of those left at a time, and of all
   const Parameters& p;
@@ -33,9 +33,11 @@ struct Merge {
     const int groups = there * (kRowFours / kGroup), own = (groups - rank + kCluster - 1) / kCluster * kGroup;
     __syncwarp();
     cute::cluster_wait();  // until all have read what was sent of the item before
-    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this CTA may not yet
-    // have read the sums of the item before, nor have seen the phase of the barrier that its parts completed.
-    if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
+    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this CTA may
+    // not yet have read the sums of the item before, nor have seen the phase of the barrier that its parts
+    // completed.
+    if (threadIdx.x == 0)
+      shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
     leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
@@ -44,7 +46,8 @@ struct Merge {
       synchronise_warps();
       CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
-        const int row = i / kFours, four = part * kFours + i % kFours, group = (row * kRowFours + four) / kGroup;
+        const int row = i / kFours, four = part * kFours + i % kFours,
+                  group = (row * kRowFours + four) / kGroup;
         const Total total = of_warps(shared, row, i % kFours);
         const int to = group % kCluster, place = group / kCluster * kGroup + four % kGroup;
         send(shared.parts[rank][place], total.value, shared.parts_full, to);

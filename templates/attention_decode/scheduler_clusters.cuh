@@ -1,5 +1,5 @@
-// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys.
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to
+// `end` of `weight`, the first of which is tile `first` of the sequence's keys.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;

@@ -1,9 +1,10 @@
-// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, their result is one of
-// `parts` partial results.
+// An item is a tile of rows of one sequence and KV head, and the tiles of keys of this CTA: from `begin` to
+// `end` of `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, their
+// result is one of `parts` partial results.
 //
-// An example: three items of 8 tiles on five CTAs. These have 5, 5, 5, 5 and 4 of the 24 tiles: item 0 is in parts of 5
-// (CTA 0) and 3 (CTA 1), item 1 of 2 (CTA 1), 5 (CTA 2) and 1 (CTA 3), item 2 of 4 (CTA 3) and 4 (CTA 4).
+// An example: three items of 8 tiles on five CTAs. These have 5, 5, 5, 5 and 4 of the 24 tiles: item 0 is in
+// parts of 5 (CTA 0) and 3 (CTA 1), item 1 of 2 (CTA 1), 5 (CTA 2) and 1 (CTA 3), item 2 of 4 (CTA 3) and 4
+// (CTA 4).
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;

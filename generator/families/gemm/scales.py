@@ -65,6 +65,11 @@ class SideScales:
         return ALIGNMENT // self.element_bytes
 
     @property
+    def rows_of_block(self) -> int:
+        """Rows of the operand that lie in a block: of each half 128, which are in turn."""
+        return self.each * (1 + self.halves)
+
+    @property
     def cpp(self) -> str:
         """The C++ type of the scales."""
         return CPP[self.element]

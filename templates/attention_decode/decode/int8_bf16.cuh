@@ -1,5 +1,5 @@
-// int8 as bf16: exact codes q / kUnit. Bits 0 to 7 of a bf16 number are an integer n that means n 2^-133, up to 255,
-// so a byte of q + 128 under a byte of 0 needs only to be moved up, and its 128 taken away.
+// int8 as bf16: exact codes q / kUnit. Bits 0 to 7 of a bf16 number are an integer n that means n 2^-133, up to
+// 255, so a byte of q + 128 under a byte of 0 needs only to be moved up, and its 128 taken away.
 constexpr float kUnit = 64;
 
 // Two bytes of a word.
