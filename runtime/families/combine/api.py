@@ -14,7 +14,7 @@ from warploom.runtime.families.combine.autograd import (
     permute_tokens,
 )
 from warploom.runtime.families.combine.checks import check_offsets
-from warploom.runtime.tensors import require_one_device, require_tensors
+from warploom.runtime.tensors import refuse_transforms, require_one_device, require_tensors
 
 
 def combine(
@@ -60,6 +60,7 @@ def combine(
         require_one_device(named)
         check_offsets(offsets)
     if torch.is_grad_enabled() and _any_requires_grad(rows, weights):
+        refuse_transforms("combine")
         combined: torch.Tensor = CombineGradient.apply(rows, inverse, weights, offsets, spec)  # type: ignore[no-untyped-call]
         return combined
     (combined,) = combine_rows(rows, inverse, weights, spec)
@@ -99,6 +100,7 @@ def permute(
         [8.0, 0.0]
     """
     if torch.is_grad_enabled() and _any_requires_grad(hidden):
+        refuse_transforms("permute")
         permuted: torch.Tensor = PermuteGradient.apply(hidden, inverse, offsets, spec)  # type: ignore[no-untyped-call]
         return permuted
     rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec, None)

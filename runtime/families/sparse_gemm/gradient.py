@@ -16,6 +16,7 @@ from warploom.quantization.sparse_weight import SparseWeight
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.sparse_gemm.call import OUTPUTS, SparseGemmCall
 from warploom.runtime.function import Function
+from warploom.runtime.tensors import refuse_transforms
 
 without = Function("sparse_gemm", SparseGemmCall)
 """The function without gradients, whose arguments are those of `SparseGemmCall`, in order."""
@@ -36,6 +37,7 @@ def sparse_gemm(
     spec: KernelSpec | str | None,
 ) -> torch.Tensor:
     """Return y of 16 bits, differentiable in x and bias."""
+    refuse_transforms("warploom.sparse_gemm")
     y: torch.Tensor = _SparseGemm.apply(x, values, metadata, bias, activation, spec)  # type: ignore[no-untyped-call]
     return y
 
