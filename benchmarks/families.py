@@ -75,7 +75,8 @@ class Group:
 
     `{kind}` in both, and each field of a problem in `row`, is replaced. Ratios of what is `listed`
     say little. One without `cases` was measured once and is only shown. `about` tells its cases
-    from others of the same title.
+    from others of the same title. What is `fixed` is compared with the same contenders whatever
+    peers are asked for.
     """
 
     title: str
@@ -83,6 +84,7 @@ class Group:
     row: str = ""
     listed: bool = False
     about: str = ""
+    fixed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

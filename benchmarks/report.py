@@ -127,8 +127,8 @@ def _every(shown: Sequence[Picture], documents: Sequence[DocumentJson]) -> str:
 def _section(stem: str, title: str, document: DocumentJson) -> str:
     cells = sections(document)[title]
     told = [f"{place(document)}. Drawn from `{stem}.json`."]
-    if not group_of(cells[0]).listed:
-        told.append(f"Compared with {beside(cells) or 'nothing'}.")
+    if not group_of(cells[0]).listed and (others := beside(cells)):
+        told.append(f"Compared with {others}.")
     if absent := absences(cells):
         told.append(f"Absent: {absent}.")
     lost = "\n".join(f"- {line}" for line in losses(cells))

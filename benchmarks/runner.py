@@ -78,6 +78,12 @@ def cases(found: Sequence[Family], asked: Asked) -> Iterator[Case]:
             grid = not asked.cells or ALL in asked.cells
             if not group.cases or not (name in asked.cells or (grid and name in one.grid)):
                 continue
+            if group.fixed and asked.peers:
+                raise ConfigurationError(
+                    f"--peers with --cells {name}, of {one.name}",
+                    rule="must be left out: these cells are compared with contenders of their own",
+                    fix="leave --peers out, or measure these cells apart from others",
+                )
             for case in group.cases(asked):
                 problem = {"family": one.name, "cells": name, **case.problem}
                 case = replace(case, problem=problem)

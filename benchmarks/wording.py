@@ -152,11 +152,15 @@ def share(count: int, of: int) -> str:
 
 
 def beside(cells: Sequence[CellJson]) -> str:
-    """What cells were compared with: the peers, in how many cells where not in all."""
+    """What cells were compared with: the peers, in how many cells where not in all.
+
+    Other ways of ours are named where there is no peer, as a product with a gate behind it.
+    """
     groups: dict[int, list[str]] = {}
-    for name, count in measured_peers(cells).items():
-        if not name.startswith("warploom"):
-            groups.setdefault(count, []).append(peer(name))
+    found = measured_peers(cells)
+    others = {name: count for name, count in found.items() if not name.startswith("warploom")}
+    for name, count in (others or found).items():
+        groups.setdefault(count, []).append(peer(name))
     return "; ".join(
         ", ".join(names) + ("" if count == len(cells) else f" in {share(count, len(cells))}")
         for count, names in groups.items()

@@ -23,6 +23,7 @@ from warploom.quantization.importers import bitnet
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.mixed_gemm.api import mixed_gemm
+from warploom.runtime.tensors import refuse_transforms
 
 FORMAT = "ternary"
 LEAST = 1e-5  # of a row's largest activation, as transformers has it
@@ -187,6 +188,7 @@ class BitLinear(QuantizedLinear):
         data, *channels = self._packed()
         weight = PackedWeight(data, self.metadata, *channels)
         if torch.is_grad_enabled() and x.requires_grad:
+            refuse_transforms("warploom.nn.BitLinear")
             found: Tensor = _Product.apply(x, weight, self.bias)  # type: ignore[no-untyped-call]
             return found
         return _product(x, weight, self.bias)

@@ -6,13 +6,13 @@ knows, and summed again: one captured CUDA graph serves every routing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
-from warploom.arguments import is_number
+from warploom.arguments import is_number, require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateFunction, GateLayout
 from warploom.generator.families.gemm import SCALE_BLOCK
@@ -117,7 +117,7 @@ def experts(
         given[name] = weight.slabs if isinstance(weight, PackedExperts) else weight
     scales = {"gate_up_scale": gate_up_scale, "down_scale": down_scale}
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    _check_types(given, {**biases, **scales}, alpha, limit)
+    _check_types(given, {**biases, **scales}, alpha, limit, transposed)
     kind, shape = hidden.dtype, hidden.shape
     hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
     gate_up, down = _lowered(gate_up), _lowered(down)
@@ -139,9 +139,13 @@ def experts(
     gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, **steps)
     if not fused:
         gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
+        if callable(gate):
+            _check_returned("gate", gated, (rows.shape[0], _described(second).shape[1]))
     result = grouped_linear(gated.to(rows.dtype), second, offsets, down_bias, down_scale)
     if norm is not None:
-        result = norm(_within(result, offsets))
+        normed = norm(_within(result, offsets))
+        _check_returned("norm", normed, result.shape)
+        result = normed
     return combine(result, inverse, weights, offsets=offsets).to(kind).reshape(shape)
 
 
@@ -269,6 +273,7 @@ def _check_types(
     biases: dict[str, torch.Tensor | None],
     alpha: object,
     limit: object,
+    transposed: object,
 ) -> None:
     """Raise ProblemError for what are no tensors or numbers, and tensors on several devices."""
     if not torch.compiler.is_dynamo_compiling():
@@ -276,6 +281,7 @@ def _check_types(
         for name, value in (("alpha", alpha), ("limit", limit)):
             if not is_number(value):
                 _refuse(f"{name} {shown(value)}", "must be a number", "pass a float")
+        require_boolean("transposed", transposed)
     if not given["hidden"].is_floating_point():
         _refuse(
             f"hidden of {shown(given['hidden'].dtype)}",
@@ -380,6 +386,16 @@ def _check(
             f"ids {_extents(ids)}, weights {_extents(weights)}, {hidden.shape[0]} tokens",
             "must both be [tokens, k]",
             "pass the indices and the values of one topk",
+        )
+
+
+def _check_returned(name: str, found: object, shape: Sequence[int]) -> None:
+    """Raise ProblemError for what a function of the caller's returned in place of rows."""
+    if not isinstance(found, torch.Tensor) or found.shape != (*shape,):
+        _refuse(
+            f"{name} that returned {shown(found)}",
+            f"must be a function that returns a tensor {[*shape]}: a row for each that it is given",
+            "return what it computes of the rows",
         )
 
 

@@ -20,6 +20,7 @@ from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.tensors import refuse_transforms
 
 GRADIENT_TYPES = (torch.bfloat16, E5M2)
 _INPUT, _WEIGHT, _GRADIENT = range(3)  # what has a scale of earlier steps
@@ -160,6 +161,7 @@ def product(
 
     `cache` has the weight as it was quantised before.
     """
+    refuse_transforms("a layer that trains in fp8")
     found: torch.Tensor = _Product.apply(x, weight, bias, options, cache)  # type: ignore[no-untyped-call]
     return found
 

@@ -45,6 +45,7 @@ from warploom.runtime.families.gemm.gated_layer import (
     whole,
 )
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
+from warploom.runtime.tensors import refuse_transforms
 
 
 class Layer(NamedTuple):
@@ -101,6 +102,7 @@ def gated_float8(layer: Layer, both: torch.Tensor, how: Gated) -> torch.Tensor:
         how: How it is computed.
     """
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in layer):
+        refuse_transforms("a layer that trains in fp8")
         y: torch.Tensor = _GatedFloat8.apply(*layer, both, how)  # type: ignore[no-untyped-call]
         return y
     return _forward(layer, both, how, Needed.of([False] * len(layer)))[0]

@@ -24,6 +24,7 @@ from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.block_scales import TYPES, blocks_of, dequantised
+from warploom.runtime.tensors import refuse_transforms
 
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 SCALES = (1, SCALE_BLOCK)  # of the input
@@ -142,6 +143,7 @@ class Float8Linear(torch.nn.Linear):
         """
         given = input, self.weight, self.weight_scale_inv, self.bias
         if torch.is_grad_enabled() and input.requires_grad:
+            refuse_transforms("warploom.nn.Float8Linear")
             found: torch.Tensor = _Product.apply(*given)  # type: ignore[no-untyped-call]
             return found
         with torch.no_grad():

@@ -27,6 +27,7 @@ from warploom.integrations.scaling import ParameterCache
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.tensors import refuse_transforms
 
 LARGEST = 6.0  # of e2m1
 QUANTILE = 0.99  # of a row of the input, where it is clamped
@@ -88,6 +89,7 @@ def product(
 
     `cache` has the weight as it was quantised before.
     """
+    refuse_transforms("a layer that trains in fp4")
     result: torch.Tensor = _Product.apply(x, weight, bias, options, cache)  # type: ignore[no-untyped-call]
     return result
 

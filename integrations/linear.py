@@ -241,6 +241,12 @@ class Linear(torch.nn.Linear):
 
     def _in_float8(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         weight, bias, shape = self.weight, self.bias, (*input.shape[:-1], self.out_features)
+        if input.shape[-1:] != (self.in_features,):  # or rows would have elements of several
+            raise ProblemError(
+                f"input {[*input.shape]} of a layer with {self.in_features} inputs",
+                rule=f"must be [.., {self.in_features}]",
+                fix="pass what the layer before it returns",
+            )
         rows = input.reshape(-1, self.in_features)
         kind = product_type(input.dtype, input.device.type)
         is_fp4, cache = self.recipe == "fp4_qat", self._quantised

@@ -78,6 +78,17 @@ def require_tensors(
             rule="must be traced by torch.compile, torch.export or make_fx",
             fix="use one of them: torch.jit would keep the result's memory and not the launch",
         )
+    refuse_transforms(function, gradients)
+
+
+def refuse_transforms(function: str, gradients: str = "") -> None:
+    """Raise ProblemError inside of a transform of torch.func, whose tensors no plan takes.
+
+    What torch says of an autograd.Function there is for those who write one. `gradients` ends the
+    advice; a compiler that traces takes its own way.
+    """
+    if torch.compiler.is_compiling():
+        return
     transform = torch._C._functorch.peek_interpreter_stack()
     if transform is not None:
         raise ProblemError(

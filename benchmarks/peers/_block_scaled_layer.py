@@ -93,11 +93,10 @@ def _contenders(sizes: tuple[int, int, int], asked: Asked) -> list[Contender]:
         asked.device,
     )
     told = partial(kernels_of, partial(_ours, layers[0]))  # which leaves what was timed as it is
-    found = [replace(_contender("warploom", layers, _ours), told=told)]
-    if not asked.peers or "deep_gemm" in asked.peers:
-        name = "deep_gemm, then torch.compile"
-        found.append(_contender(name, layers, _DeepGemm(), peer=True))
-    return found
+    return [
+        replace(_contender("warploom", layers, _ours), told=told),
+        _contender("deep_gemm, then torch.compile", layers, _DeepGemm(), peer=True),
+    ]
 
 
 def _contender(name: str, layers: Sequence[Layer], run: Run, *, peer: bool = False) -> Contender:

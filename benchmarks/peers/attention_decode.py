@@ -86,7 +86,7 @@ FAMILY = Decoding(
     groups={
         "decode": Group("{kind}", partial(cases, "bf16"), "{kind}", about="bf16 caches"),
         "e4m3": Group("{kind}", partial(cases, "e4m3"), about="e4m3 caches"),
-        "replayed": Group("{kind}, one graph for all lengths", graphs, listed=True),
+        "replayed": Group("{kind}, one graph for all lengths", graphs, listed=True, fixed=True),
     },
     grid=("decode", "e4m3"),
     kinds={

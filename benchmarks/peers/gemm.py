@@ -178,26 +178,43 @@ FAMILY = Products(
             "{kind}, every layout, and the three products of training a layer", training
         ),
         "operations": Group(
-            "GEMM, promoted sums, 8-bit results, batches, sums in place", operations, listed=True
+            "GEMM, promoted sums, 8-bit results, batches, sums in place",
+            operations,
+            listed=True,
+            fixed=True,
         ),
         "block_scaled": Group("{kind}", block_scaled, "{kind}", about="fp8 with block scales"),
         "fused": Group(
-            "GEMM, bf16, with scale, bias, gelu and residual in the kernel", fused, listed=True
+            "GEMM, bf16, with scale, bias, gelu and residual in the kernel",
+            fused,
+            listed=True,
+            fixed=True,
         ),
         "gated": Group(
             "GEMM, silu(gate) * up in the kernel and behind it",
             gated,
             listed=True,
             about="and whole layers: both passes in bf16, forward in fp8 with block scales",
+            fixed=True,
         ),
         "gate_gradients": Group(
-            "GEMM, the gradient of a gate in the kernel and behind it", gate_gradients, listed=True
+            "GEMM, the gradient of a gate in the kernel and behind it",
+            gate_gradients,
+            listed=True,
+            fixed=True,
         ),
-        "rounding": Group("GEMM, rounded stochastically and to nearest", rounded, listed=True),
+        "rounding": Group(
+            "GEMM, rounded stochastically and to nearest", rounded, listed=True, fixed=True
+        ),
         "strassen": Group(
-            "GEMM, bf16, by Strassen's algorithm and as one product", strassen, listed=True
+            "GEMM, bf16, by Strassen's algorithm and as one product",
+            strassen,
+            listed=True,
+            fixed=True,
         ),
-        "block_sparse": Group("GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True),
+        "block_sparse": Group(
+            "GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True, fixed=True
+        ),
         "grouped": Group(
             "Grouped GEMM, whose groups end at offsets on the device",
             grouped,
@@ -208,12 +225,14 @@ FAMILY = Products(
             "GEMM, an RMS norm through two epilogues and as a kernel",
             partial(normed, "gemm"),
             listed=True,
+            fixed=True,
         ),
-        "host": Group("GEMM, bf16, host time of a warm call", host, listed=True),
+        "host": Group("GEMM, bf16, host time of a warm call", host, listed=True, fixed=True),
         "compile": Group(
             "Compilation of a shipped kernel by NVRTC, in a fresh process",
             lambda asked: compiling(shipped(asked), asked.baseline),
             listed=True,
+            fixed=True,
         ),
     },
     grid=("llm", "squares"),

@@ -232,6 +232,9 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         ({"gate_up": torch.zeros(EXPERTS, 2 * INNER, H).int()}, "must be of one type"),
         ({"ids": chosen() + 7}, f"ids with .*must be from 0 to {EXPERTS - 1}.*pass first_expert"),
         ({"norm": 3}, "norm 3 of type int: must be a function"),
+        ({"norm": lambda rows: rows[:, :8]}, r"norm that returned <tensor .*: must be a function"),
+        ({"gate": lambda both: None}, rf"gate that returned None: must .*, {INNER}\]: a row for"),
+        ({"transposed": torch.ones(2)}, r"transposed <tensor \[2\]>: must be True or False"),
     ],
 )
 def test_what_is_wrong_with_a_layer_is_told(wrong: dict[str, Any], rule: str) -> None:

@@ -75,6 +75,15 @@ def test_the_largest_magnitude_fits_and_others_are_rounded_once(
         assert largest.max() == torch.finfo(dtype).max
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_input_of_another_layer_is_told_before_anything_is_seen_of_it(recipe: str) -> None:
+    """Rows had elements of several, whose largest went into the scales of later steps."""
+    one = layer(recipe)
+    with pytest.raises(ProblemError, match=r"of a layer with \d+ inputs: must be \[\.\., \d+\]"):
+        one(torch.ones(4, 2 * one.in_features).bfloat16())
+    assert one.scaling is None or not one.scaling.amax.any()
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_not_finite_is_seen_in_the_result(recipe: str, value: float) -> None:

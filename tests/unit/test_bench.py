@@ -198,6 +198,8 @@ def run(*arguments: str) -> Result:
     [
         (("gemm", "--peers", "cudnn"), "there are cublas, triton, quack"),
         (("attention", "--peers", "cublas"), "there are cudnn, fa2, fa3, fa4, triton"),
+        (("gemm", "--cells", "llm,strassen", "--peers", "quack"), "--cells strassen, of gemm"),
+        (("mixed_gemm", "--cells", "gated", "--peers", "humming"), "contenders of their own"),
         (("gemm", "--cells", "groups"), "there are llm, squares, tuned, drawn, training"),
         (("gemm", "--types", "fp4"), "bf16, fp16"),
         (("gemm", "--m", "x"), "numbers, separated by commas"),

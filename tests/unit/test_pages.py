@@ -131,6 +131,16 @@ def test_sentences_of_pictures_name_gpu_and_date() -> None:
 # ---- Tables --------------------------------------------------------------------------------------
 
 
+OUR_WAYS = ("warploom", "warploom, then torch.compile")
+
+
+def test_cells_without_a_peer_name_the_other_ways_of_ours() -> None:
+    """They said that they were "Compared with nothing", above figures of what they were beside."""
+    entries = [{"contender": name, "seconds": 1.0, "error_share": 0.5} for name in OUR_WAYS]
+    assert wording.beside([{"entries": entries}]) == "warploom, then torch.compile"
+    assert "Compared with nothing" not in PAGE
+
+
 def test_a_report_has_every_cell_by_size_and_says_what_decided(tmp_path: Path) -> None:
     reasons = {16: "nearest record, x", 1: "recorded 2026-11-21 at this shape, 1.2 times"}
     cells = [cell(1.1, m=m, decision=reason) for m, reason in reasons.items()]

@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 import warploom
+from warploom import nn
 from warploom.errors import ProblemError
 from warploom.runtime.families.gemm import operators
 from warploom.runtime.families.gemm.call import GemmCall
@@ -116,3 +117,35 @@ def test_the_tangent_of_an_incoming_gradient_is_not_dropped() -> None:
             ProblemError, match=r"the gradient of warploom\.attention has no forward"
         ):
             torch.autograd.grad((result * weight).sum(), q)
+
+
+EXPERT_ROWS = warploom.route(torch.tensor([[1], [0], [1]]), 2)
+FROZEN = nn.Float8Linear.from_tensors(
+    torch.ones(128, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
+)
+TRANSFORMED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "combine": lambda x: warploom.combine(x, EXPERT_ROWS[2]),
+    "permute": lambda x: warploom.permute(x, EXPERT_ROWS[2]),
+    "experts": lambda x: warploom.experts(
+        x, torch.zeros(3, 1).long(), torch.ones(3, 1), torch.ones(1, 16, 128), torch.ones(1, 128, 8)
+    ),
+    "grouped_gemm": lambda x: warploom.grouped_gemm(x, x.t()[None], offs=torch.tensor([3]).int()),
+    "block_sparse_gemm": lambda x: warploom.block_sparse_gemm(
+        x, x.t(), torch.ones(1, 1, dtype=torch.bool)
+    ),
+    "sparse_gemm": lambda x: warploom.sparse_gemm(
+        x, warploom.sparsify(torch.ones(64, 128).bfloat16())
+    ),
+    "attention_8bit": lambda x: warploom.attention_8bit(*[x.view(1, 1, 3, 128)] * 3),
+    "Float8Linear": FROZEN,
+    "trains in fp8": nn.Linear(128, 128, recipe="rowwise", dtype=torch.bfloat16),
+    "BitLinear": nn.BitLinear.from_linear(torch.nn.Linear(128, 16, bias=False).bfloat16()),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMED)
+def test_a_transform_of_torch_func_is_named(case: str) -> None:
+    """Some said how an autograd.Function must be written, to those who had written none."""
+    x = torch.ones(3, 128).bfloat16()
+    with pytest.raises(ProblemError, match=rf"{case} inside of torch\.func's grad: must be called"):
+        torch.func.grad(lambda x: TRANSFORMED[case](x).float().sum())(x)

@@ -15,7 +15,7 @@ from warploom.runtime.families.attention_quantize.api import (
     attention_quantize,
     dequantize,
 )
-from warploom.runtime.tensors import lowered
+from warploom.runtime.tensors import lowered, refuse_transforms
 
 
 class _Options(NamedTuple):
@@ -111,6 +111,7 @@ def attention_8bit(
     keywords: Keywords = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
     if torch._C._is_any_autocast_enabled():
         q, k, v = lowered(q), lowered(k), lowered(v)
+    refuse_transforms("warploom.attention_8bit")
     options = _Options(scores, not softcap if smooth is None else smooth, keywords)
     out, lse = _Attention8Bit.apply(options, q, k, v)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out

@@ -10,7 +10,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.combine.call import CombineCall, PermuteCall
 from warploom.runtime.families.combine.checks import check_offsets
 from warploom.runtime.function import Function
-from warploom.runtime.tensors import require_one_device, require_tensors
+from warploom.runtime.tensors import refuse_transforms, require_one_device, require_tensors
 
 
 def combine(
@@ -56,6 +56,7 @@ def combine(
         require_one_device(named)
         check_offsets(offsets)
     if torch.is_grad_enabled() and _any_requires_grad(rows, weights):
+        refuse_transforms("combine")
         combined: torch.Tensor = CombineGradient.apply(rows, inverse, weights, offsets, spec)  # type: ignore[no-untyped-call]
         return combined
     (combined,) = combine_rows(rows, inverse, weights, spec)
@@ -95,6 +96,7 @@ def permute(
         [8.0, 0.0]
     """
     if torch.is_grad_enabled() and _any_requires_grad(hidden):
+        refuse_transforms("permute")
         permuted: torch.Tensor = PermuteGradient.apply(hidden, inverse, offsets, spec)  # type: ignore[no-untyped-call]
         return permuted
     rows, _ = permute_tokens(hidden, inverse, None, None, offsets, spec, None)

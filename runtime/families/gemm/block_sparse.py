@@ -54,7 +54,13 @@ from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.call import extents, layouts
 from warploom.runtime.function import Function
 from warploom.runtime.operands import refuse_overlap
-from warploom.runtime.tensors import lowered, require_memory, require_one_device, shown
+from warploom.runtime.tensors import (
+    lowered,
+    refuse_transforms,
+    require_memory,
+    require_one_device,
+    shown,
+)
 
 SPARSE: Mapping[str, Sparse] = {"a": "a", "b": "b", "out": "d"}
 """What a call says is sparse, and how kernels are named by it."""
@@ -402,5 +408,6 @@ def block_sparse_gemm(
     if torch.is_grad_enabled() and out is None:
         read = (a, b) if bias is None else (a, b, bias)
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in read):
+            refuse_transforms("warploom.block_sparse_gemm")
             return _apply(a, b, bias, kind, alpha, out_dtype, spec, mask)
     return _block_sparse(a, b, mask, bias, kind, alpha, out, out_dtype, spec)[0]

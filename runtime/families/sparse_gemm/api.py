@@ -17,7 +17,7 @@ from warploom.quantization.sparse_weight import SparseWeight
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.sparse_gemm.call import OUTPUTS, SparseGemmCall
 from warploom.runtime.function import Function
-from warploom.runtime.tensors import shown
+from warploom.runtime.tensors import refuse_transforms, shown
 
 _sparse_gemm = Function("sparse_gemm", SparseGemmCall)
 
@@ -68,6 +68,7 @@ def sparse_gemm(
     """
     values, metadata = _tensors(weight)
     if out is None and torch.is_grad_enabled() and _differentiated(x, bias):
+        refuse_transforms("warploom.sparse_gemm")
         y: torch.Tensor = _SparseGemm.apply(x, values, metadata, bias, activation, spec)  # type: ignore[no-untyped-call]
         return y
     rest = bias, activation, out, spec, scale_x, scale_weight, out_dtype
