@@ -28,9 +28,8 @@ from benchmarks.peers._libraries import EIGHT_BITS
 from benchmarks.peers.libraries import refusing
 from warploom.atomic_file import replace_file
 from warploom.runtime.families._attention import reference
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall, Sums
 from warploom.runtime.families.attention_forward.trial import Operands
 

@@ -18,9 +18,8 @@ from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.runtime.alone import alone
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 
 LISTED = cells()["attention"]
 

@@ -13,9 +13,8 @@ import torch
 
 import warploom.flash_attn
 from warploom.runtime.families._attention import reference as forward
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families.attention_backward import reference as backward
 from warploom.runtime.families.attention_backward.call import BackwardCall
 

@@ -25,9 +25,9 @@ from warploom.generator.model.constants import Constants, FamilyConstants
 from warploom.generator.records import Record, Timed
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch, records, targets
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.mask import shape as shape_of
+from warploom.runtime.families._attention.problem import Extents
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.sdpa import Scores
 
 TAKEN = {"causal", "window", "softcap"}  # keywords that torch's functions have something for

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.modifiers import modifiers_of
 from warploom.runtime.families._attention.modifiers.modifier import Modifier, Rows
 from warploom.runtime.families._attention.problem import Arguments
 
@@ -72,7 +71,7 @@ class Function:
 
 def function_of(call: Arguments, band: Band) -> Function:
     """Return what a call computes between the GEMMs."""
-    return Function(call.scaling, band, modifiers_of(call))
+    return Function(call.scaling, band, call.modifiers)
 
 
 def of_sequence(function: Function, index: int, rows: int, columns: int) -> Function:

@@ -9,9 +9,8 @@ from warploom.errors import ProblemError
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.families._attention.block_mask import BlockMask
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.modifiers.modifier import Fields
-from warploom.runtime.families._attention.problem import Arguments, Window
+from warploom.runtime.families._attention.problem import Arguments, Extents, Window
 from warploom.runtime.tensors import shown
 
 OperationT = TypeVar("OperationT", bound=Operation)

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.operands import in_place
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, Extents
 from warploom.runtime.operands import refuse_repeated
 
 

@@ -18,16 +18,10 @@ from warploom.runtime import call as calls
 from warploom.runtime import dispatch
 from warploom.runtime.call import Draft, Key
 from warploom.runtime.dispatch import Choice
-from warploom.runtime.elements import name_of
+from warploom.runtime.elements import NAMES
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists
-from warploom.runtime.families._attention.extents import Extents, extents
 from warploom.runtime.families._attention.mask import Band, band, operation, shape
-from warploom.runtime.families._attention.modifiers import (
-    fields_of,
-    gradient_fields,
-    modifiers_of,
-)
 from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
@@ -37,7 +31,7 @@ from warploom.runtime.families._attention.operands import (
     placed,
     strides,
 )
-from warploom.runtime.families._attention.problem import check_numbers
+from warploom.runtime.families._attention.problem import Extents, check_numbers, extents
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.arguments import BackwardArguments, check_results
 from warploom.runtime.families.attention_backward.reference import Gradients
@@ -115,12 +109,11 @@ class BackwardCall(BackwardArguments):
         check_results(self, sizes)
         check_numbers(forward)
         copies = tuple(name for name, tensor in self.operands.items() if not in_place(tensor))
-        modifiers = modifiers_of(forward)
-        copies += tuple(name for one in modifiers for name in one.copies(forward))
+        copies += tuple(name for one in forward.modifiers for name in one.copies(forward))
         blocks = forward.block_mask is not None
-        fields = gradient_fields(modifiers, fields_of(modifiers, forward), self._wanted)
+        fields = forward.gradient_fields(self._wanted)
         choice = choose(
-            name_of(forward.q.dtype, "q"),
+            NAMES[forward.q.dtype],
             sizes,
             masked,
             deterministic=forward.deterministic,
@@ -163,7 +156,7 @@ class BackwardCall(BackwardArguments):
     def _problem(self, details: Details) -> AttentionBackwardProblem:
         forward, packed = self.forward, details.sizes.packed
         fields = details.band.fields(details.sizes)
-        for one in modifiers_of(forward):
+        for one in forward.modifiers:
             fields |= one.problem(forward, details.copies)
         if self.ds is not None:
             batch, head, row, _ = self.ds.stride()

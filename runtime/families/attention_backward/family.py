@@ -12,9 +12,8 @@ from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call
 from warploom.runtime.families._attention import sdpa
 from warploom.runtime.families._attention.baselines import scores_of
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.operands import empty_like
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial, prepared

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.modifiers.score_tensors import four, row_pitch
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families.attention_backward.arguments import BackwardArguments
 
 

@@ -20,11 +20,10 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families import family
 from warploom.runtime.families._attention.block_mask import BlockMask
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.modifiers import Blocks, modifiers_of
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.modifiers import Blocks
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward import further_gradients, reference
 from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
@@ -108,7 +107,7 @@ class AttentionBackwardTrial(AttentionData):
     def _mean_share(self) -> float:
         """What the root mean square of errors may be, of that of the gradient."""
         forward = self.sets[0].forward
-        capped = 8 * sum(one.cap_error for one in modifiers_of(forward))
+        capped = 8 * sum(one.cap_error for one in forward.modifiers)
         return _ROUNDINGS * unit_roundoff(forward.q.dtype) + capped
 
     @cached_property
@@ -151,7 +150,7 @@ class AttentionBackwardTrial(AttentionData):
         names: tuple[str, ...],
     ) -> list[Expected]:
         forward = self.sets[0].forward
-        caps = [one for one in modifiers_of(forward) if one.cap_error]
+        caps = [one for one in forward.modifiers if one.cap_error]
         blocks = [] if shown is None else [Blocks(shown)]
         function = Function(forward.scaling, bounds, (*caps, *blocks))
         gradients, off = reference.following(given, function)

@@ -24,7 +24,6 @@ from warploom.runtime.arguments import (
 )
 from warploom.runtime.call import Draft
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.modifiers import modifiers_of
 from warploom.runtime.families._attention.operands import check_out, in_place, ordered_strides
 from warploom.runtime.families._attention.problem import Arguments as Plain
 from warploom.runtime.families._attention.problem import Window, check_numbers
@@ -204,7 +203,7 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         if sizes.empty:
             out.zero_()
             lse.fill_(-torch.inf)
-            for one in modifiers_of(self.plain):
+            for one in self.plain.modifiers:
                 one.fill_empty(lse)
             return
         with torch.no_grad(), torch.autocast("cpu", enabled=False):

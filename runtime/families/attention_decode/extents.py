@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention import extents as attention
+from warploom.runtime.families._attention import problem as attention
 from warploom.runtime.families.attention_decode import cache
 from warploom.runtime.tensors import require_one_device
 

@@ -12,10 +12,9 @@ from warploom.generator.families.attention_decode import (
     DecodeShape,
 )
 from warploom.runtime.elements import name_of
-from warploom.runtime.families._attention.extents import Extents as AttentionExtents
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.modifiers import fields_of, modifiers_of
 from warploom.runtime.families._attention.operands import Strides, placed, strides
+from warploom.runtime.families._attention.problem import Extents as AttentionExtents
 from warploom.runtime.families.attention_decode import cache
 from warploom.runtime.families.attention_decode.extents import Extents
 
@@ -41,7 +40,7 @@ def operation(call: AttentionDecodeCall, sizes: Extents, band: Band) -> DecodeOp
         starts=call.cache_leftpad is not None,
         mask=band.mask,
         batch_invariant=call.batch_invariant,
-        **fields_of(modifiers_of(plain), plain),
+        **plain.modifier_fields,
     )
 
 

@@ -16,7 +16,7 @@ from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.modifiers import Modifier, modifiers_of
+from warploom.runtime.families._attention.modifiers import Modifier
 from warploom.runtime.families._attention.modifiers.modifier import EXP2_ERROR, FLOAT_ROUNDOFF
 from warploom.runtime.families.attention_decode.extents import Extents
 from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
@@ -55,7 +55,7 @@ def of_call(call: AttentionDecodeCall, sizes: Extents, band: Band, compute: Atte
 
     out is as q is, lse [batch, heads, rows], packed [heads, total]; both as wide as computed.
     """
-    function = Function(call.scaling, modifiers_of(call.plain), band)
+    function = Function(call.scaling, call.plain.modifiers, band)
     out = lse = None
     for rows, one in sequences(call, sizes, band):
         found, logarithms = _by_heads(one, function, compute)

@@ -11,7 +11,7 @@ from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
-from warploom.runtime.families.attention_forward import gradient, operator_call
+from warploom.runtime.families.attention_forward import operator_call
 from warploom.runtime.families.attention_forward import operators as _operators  # noqa: F401 (registers)
 from warploom.runtime.families.attention_forward import plan as plans
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
@@ -21,7 +21,6 @@ from warploom.runtime.families.attention_forward.eight_bit_call import (
     Sums,
     ValueLayout,
     call_of,
-    of_8_bits,
 )
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.function import Function
@@ -200,7 +199,14 @@ def attention(
         dropout_p,
         dropout_state,
     )
-    if of_8_bits(q_descale, k_descale, v_descale, v_layout, sums, out_dtype):
+    if (
+        q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or sums is not None
+        or out_dtype is not None
+        or v_layout != "keys"
+    ):
         scales = (q_descale, k_descale, v_descale)
         computed = _eight_bits(*values, *scales, v_layout, sums, out_dtype)
         return computed if return_lse else computed[0]
@@ -219,7 +225,7 @@ def attention(
     else:
         try:
             plan = planned(call, AttentionPlan)
-            result = gradient.run(plan, call)
+            result = plan.run_recorded(call)
         except WithoutMemoryError:
             result = operator_call.attention(call)
         except Exception as error:

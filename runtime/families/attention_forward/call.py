@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -17,16 +17,10 @@ from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments as Launched
 from warploom.runtime.call import Draft
 from warploom.runtime.dispatch import Choice
-from warploom.runtime.elements import name_of
+from warploom.runtime.elements import NAMES
 from warploom.runtime.families._attention import block_lists, reference
 from warploom.runtime.families._attention.block_lists import Lists
-from warploom.runtime.families._attention.extents import Extents, check_offsets, extents
 from warploom.runtime.families._attention.mask import Band, band, operation, shape
-from warploom.runtime.families._attention.modifiers import (
-    fields_of,
-    gradient_fields,
-    modifiers_of,
-)
 from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.operands import (
     check_apart,
@@ -38,14 +32,21 @@ from warploom.runtime.families._attention.operands import (
     placed,
     strides,
 )
-from warploom.runtime.families._attention.problem import Arguments, check_numbers
+from warploom.runtime.families._attention.problem import (
+    Arguments,
+    Extents,
+    check_numbers,
+    check_offsets,
+    extents,
+)
 from warploom.runtime.families.attention_backward.call import choose
-from warploom.runtime.families.attention_decode import short_queries
+from warploom.runtime.families.attention_decode.extents import fits
 from warploom.runtime.families.attention_decode.operation import shape as decode_shape
 from warploom.runtime.tensors import require_memory
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 GradientOptions = tuple[bool | None, KernelSpec | str | None]  # deterministic, backward_spec
+_DECODED = {one.name for one in fields(DecodeOperation)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,9 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         check_out(self)
         check_numbers(self)
         copies = self.unreadable()
-        modifiers, blocks = modifiers_of(self), self.block_mask is not None
-        copies += tuple(name for one in modifiers for name in one.copies(self))
-        further = fields_of(modifiers, self)
-        choice = self._choice(sizes, masked, target, further)
+        blocks = self.block_mask is not None
+        copies += tuple(name for one in self.modifiers for name in one.copies(self))
+        choice = self._choice(sizes, masked, target, self.modifier_fields)
         wanted = tuple(name for name, tensor in self.further.items() if tensor.requires_grad)
         lists = Lists._fields if blocks else ()
         details = Details(
@@ -90,7 +90,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
             sizes.dim**-0.5,
             copies,
             (self.deterministic, self.backward_spec),
-            gradient_fields(modifiers, further, wanted),
+            self.gradient_fields(wanted),
             cast("AttentionSpec", choice.spec).schedule.tile if blocks else None,
         )
         return Draft(
@@ -111,10 +111,9 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
     ) -> Choice:
         """The kernel: of few rows by many keys, one that splits the keys."""
-        element, spec = name_of(self.q.dtype, "q"), self.kernel
-        is_decoded = further.keys() <= short_queries.FIELDS
-        if is_decoded and short_queries.serves(sizes, masked, spec):
-            few = short_queries.operation(element, sizes, masked, further)
+        element, spec = NAMES[self.q.dtype], self.kernel
+        if further.keys() <= _DECODED and splits_keys(sizes, masked, spec):
+            few = DecodeOperation(element=element, dim=sizes.dim, mask=masked.mask, **further)
             return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
         dims = sizes.kernel_dims
         wanted = operation(AttentionOperation, element, sizes, dims, masked, further)
@@ -129,13 +128,25 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         q, k, v = (placed(name, one, copies, packed=sizes.packed) for name, one in given)
         o = strides(out, packed=sizes.packed)
         if isinstance(wanted, DecodeOperation):
-            return short_queries.problem(sizes, details.band, q, k, v, o)
-        fields: dict[str, Any] = {
-            **details.band.fields(sizes),
-        }
-        for one in modifiers_of(self):
-            fields |= one.problem(self, copies)
-        return AttentionProblem(**fields, strides_q=q, strides_k=k, strides_v=v, strides_o=o)
+            return DecodeProblem(
+                sizes.batch,
+                sizes.heads,
+                sizes.kv_heads,
+                sizes.seq_q,
+                sizes.seq_k,
+                entries=sizes.batch,
+                entry_rows=sizes.seq_k,
+                strides_q=q,
+                strides_o=o,
+                strides_k=k,
+                strides_v=v,
+                left=details.band.left,
+                right=details.band.right,
+            )
+        told: dict[str, Any] = details.band.fields(sizes)
+        for one in self.modifiers:
+            told |= one.problem(self, copies)
+        return AttentionProblem(**told, strides_q=q, strides_k=k, strides_v=v, strides_o=o)
 
     def refuse(self) -> None:
         """Nothing: results are differentiable."""
@@ -183,7 +194,7 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
         if details.sizes.empty:
             out.zero_()
             lse.fill_(-torch.inf)
-            for one in modifiers_of(self):
+            for one in self.modifiers:
                 one.fill_empty(lse)
             return
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -198,6 +209,34 @@ class AttentionCall(Arguments, calls.Arguments[Details, Pair]):
     def computed_by_torch(self, band: Band) -> Pair:
         """Out and lse by the reference."""
         return reference.of_call(self, band, reference.attention)
+
+
+# ---- Which kernels -------------------------------------------------------------------------------
+
+# Of few query rows most of a tile is empty, and most multiprocessors are: the kernels of
+# attention_forward give a block to 64 rows of one head or more, and all keys to one block. Those of
+# attention_decode split the keys.
+FEW = 64  # rows of 128 columns of all heads that share keys: more of them fill a tile
+# As many keys for each of these rows, and so many at least, are worth splitting: where heads share
+# them, and where each has its own, which the other kernels read at nearly the memory's speed
+# (docs/notebook.md).
+SHARED, OWN = (32, 256), (256, 1024)
+
+
+def splits_keys(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
+    """Whether a decode kernel computes an attention: where it is the faster, or is asked for."""
+    if spec is not None:
+        is_wanted = isinstance(spec.operation, DecodeOperation)
+    else:
+        rows = sizes.sharing * sizes.seq_q * sizes.dim / 128
+        each, least = SHARED if sizes.sharing > 1 else OWN
+        is_wanted = rows <= FEW and sizes.seq_k >= max(least, each * rows)
+    return (
+        is_wanted
+        and not (sizes.packed or sizes.dim_v)
+        and (band.bottom_right or band.mask == "none")
+        and fits(sizes.heads, sizes.kv_heads, sizes.seq_q, sizes.dim)
+    )
 
 
 def gradients_choice(

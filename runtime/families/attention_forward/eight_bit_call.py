@@ -26,11 +26,10 @@ from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import Choice
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families._attention import reference
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band, operation, shape
 from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.operands import copied, ordered_strides
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, Extents
 from warploom.runtime.families.attention_forward import eight_bit_reference, values
 from warploom.runtime.families.attention_forward.call import AttentionCall, Details, Pair
 from warploom.runtime.families.attention_quantize.api import transpose_values
@@ -53,32 +52,17 @@ class EightBitKeywords(TypedDict, total=False):
     out_dtype: torch.dtype | None
 
 
-def of_8_bits(
-    q_descale: object = None,
-    k_descale: object = None,
-    v_descale: object = None,
-    v_layout: object = "keys",
-    sums: object = None,
-    out_dtype: object = None,
-) -> bool:
-    """Whether a call with these keywords is one of 8 bits: any of them says something."""
-    return (
-        q_descale is not None
-        or k_descale is not None
-        or v_descale is not None
-        or sums is not None
-        or out_dtype is not None
-        or v_layout != "keys"
-    )
+_KEYWORDS = EightBitKeywords.__annotations__.keys()
 
 
 def call_of(*operands: Any, **keywords: Any) -> AttentionCall:
-    """The call of `warploom.attention` with these arguments, of 8 bits or of 16."""
-    names = EightBitKeywords.__annotations__.keys()
-    if of_8_bits(**{name: keywords[name] for name in keywords.keys() & names}):
-        return EightBitCall(*operands, **keywords)
-    rest = {name: value for name, value in keywords.items() if name not in names}
-    return AttentionCall(*operands, **rest)
+    """The call of `warploom.attention` with these arguments: of 8 bits or of 16."""
+    own = {name: keywords.pop(name) for name in _KEYWORDS if name in keywords}
+    if own.get("v_layout") == "keys":
+        del own["v_layout"]  # as it is by default
+    if any(one is not None for one in own.values()):
+        return EightBitCall(*operands, **keywords | own)
+    return AttentionCall(*operands, **keywords)
 
 
 def _scale() -> Any:  # noqa: ANN401 (as dataclasses.field)

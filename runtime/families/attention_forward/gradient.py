@@ -21,8 +21,6 @@ from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import targets
-from warploom.runtime.dispatch import named
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
 from warploom.runtime.families.attention_backward import further_gradients
@@ -30,14 +28,12 @@ from warploom.runtime.families.attention_backward.call import AttentionBackwardP
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward.call import (
     AttentionCall,
-    Details,
     Pair,
-    gradients_choice,
 )
 from warploom.runtime.function import Derive
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker
-from warploom.runtime.plan import Plan, planned
+from warploom.runtime.plan import planned
 from warploom.runtime.tensors import UnlikeError, launchable, refuse_dual
 
 
@@ -92,35 +88,6 @@ _BOUND = 4096  # kinds of passes remembered
 
 
 # ---- Autograd ------------------------------------------------------------------------------------
-
-
-def run(plan: Plan[Details, Pair], call: AttentionCall) -> Pair:
-    """Run a planned call, so that autograd can differentiate it where a gradient is wanted.
-
-    Raises ProblemError for an `out` that autograd would have to know of, and for a backward_spec
-    that computes something else.
-    """
-    if not torch.is_grad_enabled():
-        return plan.run(call)
-    q, k, v, out = call.q, call.k, call.v, call.out
-    further = call.further
-    wanted = q.requires_grad or k.requires_grad or v.requires_grad
-    wanted = wanted or any(one.requires_grad for one in further.values())
-    if out is not None and (wanted or out.requires_grad):
-        refuse_out()
-    if not wanted:
-        if call.backward_spec is not None:
-            named(call.backward_spec)  # or it is refused
-        return plan.run(call)
-    if plan.details.sizes.dim_v:
-        plan.details.sizes.gradient_dims()  # or they are refused
-    if call.backward_spec is not None:
-        asked = (call.deterministic, call.backward_spec)
-        gradients_choice(plan.choice, plan.details, targets.at_hand(plan.device), asked)
-    with torch.no_grad():
-        results = plan.run(call)
-    read = [tensor for _, tensor in call.read()]
-    return apply(Asked.of(call), numbers_of(call), results, *read)
 
 
 def derive(call: AttentionCall, names: Sequence[str], apply: Callable[..., Pair]) -> Derive:

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import targets
-from warploom.runtime.dispatch import Choice
+from warploom.runtime.dispatch import Choice, named
 from warploom.runtime.families._attention.problem import Keywords
 from warploom.runtime.families.attention_forward import gradient, operator_call
 from warploom.runtime.families.attention_forward.call import (
@@ -87,12 +87,38 @@ class AttentionPlan(Plan[Details, Pair]):
             )
         if forward_ad._current_level >= 0:
             refuse_dual("warploom.attention", (q, k, v, call.out, *call.further.values()))
-        results = gradient.run(self, call)
+        results = self.run_recorded(call)
         if values is not None:
             if self._warm is None:
                 self._warm = calls()
             keep(self._warm, values, call, self, results)
         return results
+
+    def run_recorded(self, call: AttentionCall) -> Pair:
+        """Run a call, so that autograd can differentiate it where a gradient is wanted.
+
+        Raises ProblemError for an `out` that autograd would have to know of, and for a
+        backward_spec that computes something else.
+        """
+        if not torch.is_grad_enabled():
+            return self.run(call)
+        q, k, v, out = call.q, call.k, call.v, call.out
+        wanted = q.requires_grad or k.requires_grad or v.requires_grad
+        wanted = wanted or any(one.requires_grad for one in call.further.values())
+        if out is not None and (wanted or out.requires_grad):
+            gradient.refuse_out()
+        if not wanted:
+            if call.backward_spec is not None:
+                named(call.backward_spec)  # or it is refused
+            return self.run(call)
+        if self.details.sizes.dim_v:
+            self.details.sizes.gradient_dims()  # or they are refused
+        if call.backward_spec is not None:
+            self.backward_choice(call.deterministic, call.backward_spec)  # or it is refused
+        with torch.no_grad():
+            results = self.run(call)
+        read = [tensor for _, tensor in call.read()]
+        return gradient.apply(gradient.Asked.of(call), gradient.numbers_of(call), results, *read)
 
     def __repr__(self) -> str:
         sizes = self.details.sizes
@@ -114,7 +140,7 @@ class AttentionPlan(Plan[Details, Pair]):
 
 def attention(call: AttentionCall) -> Pair:
     """Run the planned call, planning it first when it is new; return out and lse."""
-    return gradient.run(planned(call, AttentionPlan), call)
+    return planned(call, AttentionPlan).run_recorded(call)
 
 
 def plan(call: AttentionCall) -> AttentionPlan:

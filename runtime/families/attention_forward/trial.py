@@ -13,9 +13,8 @@ from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention import reference
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_forward import api
 from warploom.runtime.measure import Call

@@ -25,8 +25,8 @@ from warploom.generator.families.attention_forward import (
 from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band, shape
+from warploom.runtime.families._attention.problem import Extents
 
 LINE = (64, 64, 64)
 FORWARD = AttentionProblem(1, 1, 1, 8, 8, 64, 8, 8, LINE, LINE, LINE, LINE)

@@ -13,8 +13,7 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
 from warploom.generator.launches import NO_GPU
-from warploom.runtime.families.attention_decode.short_queries import FEW, OWN, SHARED
-from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.attention_forward.call import FEW, OWN, SHARED, AttentionCall
 from warploom.runtime.plan import Plan
 
 LONG = SHARED[1]  # keys that a row is decoded over, where heads share them

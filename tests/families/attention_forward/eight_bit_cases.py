@@ -9,8 +9,8 @@ import torch
 
 from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
 from warploom.runtime.families._attention import reference
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import extents
 from warploom.runtime.families.attention_forward import eight_bit_reference, values
 from warploom.runtime.families.attention_forward.eight_bit_call import EightBitCall
 

@@ -27,9 +27,9 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.attention_forward.rules import DIMS_OF_EIGHT, usual_sums
 from warploom.generator.launches import NO_GPU
 from warploom.runtime.dispatch import choose, fitting, portfolio
-from warploom.runtime.families._attention.extents import Extents, extents
 from warploom.runtime.families._attention.mask import Band, band, operation, shape
 from warploom.runtime.families._attention.operands import in_place, strides
+from warploom.runtime.families._attention.problem import Extents, extents
 from warploom.runtime.families.attention_forward.call import AttentionCall
 
 LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)

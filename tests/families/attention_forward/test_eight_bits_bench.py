@@ -17,9 +17,8 @@ from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._libraries import EIGHT_BITS
 from benchmarks.peers.libraries import cudnn_frontend, flash_attention, vllm_flash_attention
 from warploom.runtime.families._attention import reference
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 
 GROUPED = Attention("grouped", 2, 4, 2, 200, 64, causal=True)
 FULL = Attention("full", 1, 2, 2, 130, 128)

@@ -13,8 +13,8 @@ from warploom.errors import SpecificationError
 from warploom.generator.families import family
 from warploom.generator.families._attention import DIMS
 from warploom.runtime.dispatch import choose
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band, shape
+from warploom.runtime.families._attention.problem import Extents
 
 H200: Any = {"gpu": "NVIDIA H200"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -16,7 +16,9 @@ from warploom.runtime.families._attention.modifiers.modifier import (
     Scores,
     grouped,
 )
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 
 @dataclass(frozen=True, slots=True)

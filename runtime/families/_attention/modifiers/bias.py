@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -12,7 +12,9 @@ from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.modifiers import score_tensors
 from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier, Rows, Scores
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 BIASES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier, Rows
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 
 @dataclass(frozen=True, slots=True)

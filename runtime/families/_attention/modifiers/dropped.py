@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.families._attention.dropout import Dropout, keep_of
 from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier, Rows, Scores
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 _SAMPLE = 0.1
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from warploom.generator.families._attention.operation import Operation
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 Scores = tuple[int, int, int, int]  # batch, heads, rows, columns
 Fields = Mapping[str, Any]  # of an operation, by name

@@ -7,12 +7,16 @@ contiguous: others are copied, with rows as long as 16 bytes ask for.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from warploom.errors import ProblemError
 from warploom.runtime.counters import counters
 from warploom.runtime.families._attention.modifiers.modifier import Rows, Scores, grouped
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 Strides = tuple[int, int, int]
 _UNIT = 16  # bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -11,7 +11,9 @@ from warploom.errors import ProblemError
 from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier, Scores
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 MASKED_SINK = 4e-7  # of a sink: how far the log-sum-exp of a fully masked row may be from it
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -14,7 +14,9 @@ from warploom.runtime.families._attention.modifiers.modifier import (
     Modifier,
     Scores,
 )
-from warploom.runtime.families._attention.problem import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
 
 TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
 _SAMPLE = 30.0

@@ -16,7 +16,7 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 from warploom.runtime.arguments import declared, tensor
-from warploom.runtime.families._attention import modifiers, reference
+from warploom.runtime.families._attention import problem, reference
 from warploom.runtime.families._attention.function import function_of
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.modifiers.recency import Recency
@@ -46,7 +46,7 @@ class Call(AttentionCall):
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
-    monkeypatch.setattr(modifiers, "MODIFIERS", [*modifiers.MODIFIERS, Recency])
+    monkeypatch.setattr(problem, "MODIFIERS", [*problem.MODIFIERS, Recency])
     q, k, v = (torch.empty(2, 4, 256, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
     return Call(q, k, v, recency=torch.empty(4, device="meta"))
 

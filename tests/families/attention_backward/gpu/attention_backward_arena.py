@@ -19,9 +19,8 @@ from rooms import Guarded
 import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention import reference as forward_reference
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families.attention_backward import (
     further_gradients,
     reference,

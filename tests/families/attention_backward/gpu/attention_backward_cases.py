@@ -13,8 +13,8 @@ from warploom.generator.families._attention import DIMS
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band, shape
+from warploom.runtime.families._attention.problem import Extents
 
 
 def wanted(

@@ -21,9 +21,8 @@ import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention import reference
-from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import further
 
 _ROOM = 8  # elements on each side of a row: 16 bytes

@@ -11,8 +11,8 @@ from warploom.generator.families._attention import DIMS, UNLIKE_DIMS
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
-from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band, shape
+from warploom.runtime.families._attention.problem import Extents
 
 ARCH = "sm_90a"
 
