@@ -165,12 +165,6 @@ class EightBitCall(AttentionCall):
                 rule=f"a head dimension of 8-bit numbers must be a multiple of {values.GROUP}",
                 fix="pad q, k and v with zeros, and pass the scale of the true dimension",
             )
-        if self.sinks is not None and self.sinks.dtype != torch.float32:
-            raise ProblemError(
-                f"sinks {self.sinks.dtype} with q of {q.dtype}",
-                rule="must be of fp32",
-                fix="convert with .float()",
-            )
         given = [(name, one) for name, one in self.read() if name not in self.further]
         require_one_device(given)
         if self._is_dim_major:
