@@ -10,7 +10,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.integrations.flash_attn_call import named_tensor
 from warploom.runtime.families.attention_append.api import append_kv_cache
-from warploom.runtime.families.attention_decode.cache import PAGES
+from warploom.runtime.families.attention_decode.extents import PAGES
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

@@ -12,7 +12,7 @@ import torch
 
 from warploom.arguments import require_number
 from warploom.errors import ProblemError
-from warploom.runtime.families.attention_decode.cache import PAGES
+from warploom.runtime.families.attention_decode.extents import PAGES
 from warploom.runtime.tensors import shown
 
 MOST_ENTRIES = 2**22  # of a table that is kept for CUDA graphs: 16 MiB

@@ -74,6 +74,12 @@ def function_of(call: Arguments, band: Band) -> Function:
     return Function(call.scaling, band, call.modifiers)
 
 
+def of_heads(function: Function, heads: slice) -> Function:
+    """Return what is computed of some of the query heads."""
+    own = (one.of_heads(heads) for one in function.modifiers)
+    return replace(function, modifiers=tuple(own))
+
+
 def of_sequence(function: Function, index: int, rows: int, columns: int) -> Function:
     """Return what is computed of one packed sequence."""
     own = (one.of_sequence(index, rows, columns) for one in function.modifiers)

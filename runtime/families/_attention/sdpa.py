@@ -5,7 +5,7 @@ What torch has no argument for is refused, in words that a table can show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.baselines import Baseline, Results, compiled
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.modifiers import Modifier
+from warploom.runtime.families._attention.problem import Arguments, extents
 
 BACKENDS = {
     "sdpa, cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -31,15 +34,15 @@ LARGEST = 1 << 30  # bytes of scores, of which eager torch keeps several for eac
 class Scores:
     """What of q k^T counts: row r sees the columns from r - left to r + right.
 
-    causal    it is the mask that torch has a flag for
-    softcap   of scores; None: they have none
-    refused   what torch's functions have no argument for; "" where there is nothing
+    causal     it is the mask that torch has a flag for
+    modifiers  what changes scores, which flex_attention alone has
+    refused    what torch's functions have no argument for; "" where there is nothing
     """
 
     left: int = UNBOUNDED
     right: int = UNBOUNDED
     causal: bool = False
-    softcap: float | None = None
+    modifiers: tuple[Modifier, ...] = ()
     refused: str = ""
 
     @property
@@ -55,6 +58,19 @@ class Scores:
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # [batch, heads, seq, dim]
 
 
+def scores_of(call: Arguments, keywords: Iterable[str]) -> Scores:
+    """What of q k^T counts in calls with these keywords."""
+    modifiers = tuple(one for one in call.modifiers if one.flex)
+    taken = {"causal", "window", *(one.argument for one in modifiers)}
+    if further := sorted({*keywords} - taken):
+        return Scores(refused=f"not measured with {', '.join(further)}")
+    sizes = extents(call)
+    if sizes.packed:
+        return Scores(refused="torch's sdpa takes no varlen sequences")
+    left, right = band(call, sizes).shifted(sizes)
+    return Scores(left, right, call.causal is True, modifiers)
+
+
 def baselines(
     scores: Scores, sets: Sequence[Operands], douts: Sequence[torch.Tensor] = ()
 ) -> list[Baseline]:
@@ -63,7 +79,8 @@ def baselines(
     Gradients are of a forward pass that ran before, whose graph is kept.
     """
     found = []
-    shown = "" if scores.softcap is None else "torch's sdpa has no softcap"
+    names = " and ".join(one.argument for one in scores.modifiers)
+    shown = names and f"torch's sdpa has no {names}"
     mask = _mask(scores, *sets[0]) if not (scores.refused or shown) else None
     for name, backend in BACKENDS.items():
         why = scores.refused or shown
@@ -129,9 +146,12 @@ def _flex(scores: Scores) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         return scores.visible(row, column)
 
+    caps = [one.capped for one in scores.modifiers]
+
     def capped(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        cap = scores.softcap or 1.0
-        return cap * torch.tanh(score / cap)
+        for cap in caps:
+            score = cap(score)
+        return score
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if not masks:
@@ -139,7 +159,7 @@ def _flex(scores: Scores) -> Callable[..., torch.Tensor]:
             make = partial(flex_attention.create_block_mask, seen, None, None, *extents)
             masks.append(make(device=str(q.device)) if scores.masked else None)
         grouped = q.shape[1] != k.shape[1]
-        score = capped if scores.softcap is not None else None
+        score = capped if caps else None
         found: torch.Tensor = attend(q, k, v, score, masks[0], None, grouped)
         return found
 

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from warploom.errors import ProblemError
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.modifiers import GRADED, Modifier
+from warploom.runtime.families._attention.modifiers.score_tensors import row_pitch
 from warploom.runtime.families._attention.operands import in_place
-from warploom.runtime.families._attention.problem import Arguments, Extents
+from warploom.runtime.families._attention.problem import Arguments, Extents, extents
 from warploom.runtime.operands import refuse_repeated
 
 
@@ -24,8 +27,10 @@ class BackwardArguments:
                  [heads, total_q]
     dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
     into         dq, dk and dv, where they are to lie; None: they are made
-    dsinks       where the gradient of sinks is to lie, as these do; None: it is not wanted
-    ds           where that of scores is, as `room_of_ds` makes it, for a bias; None: not wanted
+    dcolumn      where the gradient of a modifier's column is to lie, as its argument does; None:
+                 it is not wanted
+    ds           where that of scores is, as `room_of_ds` makes it, for what is added to these;
+                 None: not wanted
     """
 
     forward: Arguments
@@ -34,7 +39,7 @@ class BackwardArguments:
     dout: torch.Tensor
     dlse: torch.Tensor | None = None
     into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    dsinks: torch.Tensor | None = None
+    dcolumn: torch.Tensor | None = None
     ds: torch.Tensor | None = None
     _held: tuple[torch.Tensor | None, ...] = field(default=(), init=False, repr=False)
 
@@ -50,10 +55,48 @@ class BackwardArguments:
         mine = [("out", self.out), ("lse", self.lse), ("dout", self.dout), ("dlse", self.dlse)]
         return [*given[:3], *mine, *given[3:]]
 
+    def prepare(self, wanted: tuple[str, ...]) -> None:
+        """Make room for the gradients of the further tensors that are named."""
+        for kind in GRADED:
+            if kind.argument not in wanted:
+                continue
+            if kind.has_column:
+                self.dcolumn = torch.empty_like(getattr(self.forward, kind.argument))
+            else:
+                self.ds = room_of_ds(self.forward)
+
+    def written_by(self, kind: type[Modifier]) -> torch.Tensor | None:
+        """Where kernels write what the gradient of its argument follows from, if they do."""
+        return self.dcolumn if kind.has_column else self.ds
+
+    def further_gradients(self) -> tuple[torch.Tensor, ...]:
+        """The gradients of the further tensors that are wanted, once the pass has run."""
+        found = []
+        for kind in GRADED:
+            written = self.written_by(kind)
+            if written is not None and (modifier := kind.of(self.forward)) is not None:
+                found.append(modifier.gradient_of(written))
+        return tuple(found)
+
     @property
     def device(self) -> int:
         """Where the operands are; -1 is the CPU."""
         return self.forward.device
+
+
+def room_of_ds(forward: Arguments) -> torch.Tensor:
+    """Where the gradients of scores go: [batch, heads, seq_q, seq_k] in the type of q.
+
+    Packed, [sequences, heads, max_seqlen_q, max_seqlen_k]. Zeros where a kernel may not write.
+    """
+    q, sizes = forward.q, extents(forward)
+    rows, columns = sizes.seq_q, sizes.seq_k
+    if sizes.packed:
+        rows, columns = forward.max_seqlen_q or 0, forward.max_seqlen_k or 0
+    pitch = row_pitch(q, columns)
+    writes_all = not sizes.packed and band(forward, sizes).mask == "none"
+    room = q.new_empty if writes_all else q.new_zeros
+    return room((sizes.batch, sizes.heads, rows, pitch))[..., :columns]
 
 
 def check_results(call: BackwardArguments, sizes: Extents) -> None:
@@ -71,17 +114,6 @@ def check_results(call: BackwardArguments, sizes: Extents) -> None:
                 fix="leave it out to have it made",
             )
         refuse_repeated(name, tensor)
-    sinks, dsinks = forward.sinks, call.dsinks
-    if dsinks is not None and (
-        sinks is None
-        or (dsinks.shape, dsinks.dtype, dsinks.device) != (sinks.shape, sinks.dtype, sinks.device)
-        or not dsinks.is_contiguous()
-    ):
-        raise ProblemError(
-            f"dsinks {list(dsinks.shape)} {dsinks.dtype}",
-            rule="must be contiguous, and like the sinks of the call",
-            fix="torch.empty_like(sinks)",
-        )
     shape = (*q.shape[:-1], forward.v.shape[-1])
     for name, tensor in (("out", call.out), ("dout", call.dout)):
         if tensor.shape != shape or tensor.dtype != q.dtype or tensor.device != q.device:

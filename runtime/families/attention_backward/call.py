@@ -22,6 +22,7 @@ from warploom.runtime.elements import NAMES
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists
 from warploom.runtime.families._attention.mask import Band, band, operation, shape
+from warploom.runtime.families._attention.modifiers import GRADED
 from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
@@ -89,7 +90,7 @@ class BackwardCall(BackwardArguments):
             else tuple((t.stride(), t.data_ptr() & 15, t.is_neg()) for t in self.into),
             torch.are_deterministic_algorithms_enabled() if asked is None else asked,
             self.forward.backward_spec,
-            None if self.dsinks is None else (self.dsinks.shape, self.dsinks.dtype),
+            None if self.dcolumn is None else (self.dcolumn.shape, self.dcolumn.dtype),
             None if self.ds is None else (self.ds.shape, self.ds.stride(), self.ds.dtype),
         )
 
@@ -142,16 +143,19 @@ class BackwardCall(BackwardArguments):
     @property
     def _wanted(self) -> tuple[str, ...]:
         """The further tensors whose gradients are wanted."""
-        places = (("sinks", self.dsinks), ("bias", self.ds))
-        return tuple(name for name, place in places if place is not None)
+        return tuple(kind.argument for kind in GRADED if self.written_by(kind) is not None)
 
     @property
     def _further(self) -> dict[str, torch.Tensor]:
         """The tensors beside those that every pass has, in the order of launches."""
-        given = self.forward.further.items()
-        found = {name: one for name, one in given if name != "sinks" or self.dsinks is not None}
-        written = (("dsinks", self.dsinks), ("ds", self.ds))
-        return found | {name: one for name, one in written if one is not None}
+        found = self.forward.further
+        for kind in GRADED:
+            written = self.written_by(kind)
+            if written is not None:
+                found[kind.gradient] = written
+            elif kind.has_column:  # whose share the log-sum-exp has
+                found.pop(kind.argument, None)
+        return found
 
     def _problem(self, details: Details) -> AttentionBackwardProblem:
         forward, packed = self.forward, details.sizes.packed
@@ -226,9 +230,10 @@ class BackwardCall(BackwardArguments):
 
     def compute(self, details: Details, results: Gradients) -> None:
         """Without a product, nothing depends on anything; else this is a call on CPU tensors."""
-        if self.dsinks is not None and self.forward.sinks is not None:
-            sinks = self.forward.sinks.detach()
-            self.dsinks.copy_(reference.dsinks_of_call(self, sinks, reference.dsinks))
+        if self.dcolumn is not None:
+            (one,) = (one for one in self.forward.modifiers if one.has_column)
+            with torch.no_grad():
+                self.dcolumn.copy_(one.column_gradient(reference.row_sums(self, torch.float32)))
         if details.sizes.empty:
             for result in (*results, *(() if self.ds is None else (self.ds,))):
                 result.zero_()

@@ -11,7 +11,6 @@ from warploom.generator.families.attention_backward import AttentionBackwardOper
 from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call
 from warploom.runtime.families._attention import sdpa
-from warploom.runtime.families._attention.baselines import scores_of
 from warploom.runtime.families._attention.operands import empty_like
 from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
@@ -43,7 +42,7 @@ class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, Attenti
         self, operation: AttentionBackwardOperation, trial: AttentionBackwardTrial
     ) -> list[Baseline]:
         """The gradients of every backend of torch's sdpa, and of flex_attention."""
-        scores = scores_of(trial.sets[0].forward, trial.keywords)
+        scores = sdpa.scores_of(trial.sets[0].forward, trial.keywords)
         given = [(one.forward.q, one.forward.k, one.forward.v) for one in trial.sets]
         return sdpa.baselines(scores, given, [one.dout for one in trial.sets])
 

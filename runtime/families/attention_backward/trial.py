@@ -22,10 +22,10 @@ from warploom.runtime.families import family
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.modifiers import Blocks
+from warploom.runtime.families._attention.modifiers import MODIFIERS, Blocks
 from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
-from warploom.runtime.families.attention_backward import further_gradients, reference
+from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.measure import Call, largest_share
@@ -173,7 +173,7 @@ class AttentionBackwardTrial(AttentionData):
 
 def prepared(call: BackwardCall, operation: AttentionBackwardOperation) -> BackwardCall:
     """The same call, with room for the further gradients that its operation has."""
-    further_gradients.prepare(call, further_gradients.wanted_by(operation))
+    call.prepare(tuple(kind.argument for kind in MODIFIERS if kind.is_differentiated(operation)))
     return call
 
 

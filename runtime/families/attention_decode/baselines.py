@@ -17,7 +17,7 @@ from warploom.runtime.families._attention import sdpa
 from warploom.runtime.families._attention.sdpa import Operands, Scores
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 
-_PLAIN = {"queries": "fixed", "keys": "fixed", "sinks": "none", "starts": False}
+_PLAIN = {"queries": "fixed", "keys": "fixed", "starts": False}
 
 
 def baselines(operation: DecodeOperation, sets: Sequence[AttentionDecodeCall]) -> list[Baseline]:
@@ -33,18 +33,20 @@ def baselines(operation: DecodeOperation, sets: Sequence[AttentionDecodeCall]) -
 def _scores(operation: DecodeOperation, call: AttentionDecodeCall) -> Scores:
     """What counts: each sequence has all keys that it may have, as samples are drawn."""
     unlike = [name for name, value in _PLAIN.items() if getattr(operation, name) != value]
+    modifiers = call.plain.modifiers
+    unlike += [one.argument for one in modifiers if not one.flex]
     if operation.scales == "token":
         unlike.append("scales of tokens")
     if unlike:
         return Scores(refused=f"not measured with {', '.join(unlike)}")
     if operation.mask == "none":
-        return Scores(softcap=call.softcap)
+        return Scores(modifiers=modifiers)
     keys = call.max_seqlen_k if call.page_table is not None else call.k.shape[2]
     last = int(keys or 0) - call.q.shape[2]  # the key that the first row stands at
     left = UNBOUNDED if call.window is None else int(call.window[0] or 0) - last
     if operation.mask == "causal" and call.q.shape[2] == 1:
-        return Scores(softcap=call.softcap)
-    return Scores(left, last, softcap=call.softcap)
+        return Scores(modifiers=modifiers)
+    return Scores(left, last, modifiers=modifiers)
 
 
 def _dense(call: AttentionDecodeCall) -> Operands:

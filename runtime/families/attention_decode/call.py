@@ -9,7 +9,11 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
-from warploom.generator.families.attention_decode import DecodeProblem
+from warploom.generator.families.attention_decode import (
+    DecodeOperation,
+    DecodeProblem,
+    DecodeShape,
+)
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
@@ -23,17 +27,33 @@ from warploom.runtime.arguments import (
     tensor,
 )
 from warploom.runtime.call import Draft
+from warploom.runtime.elements import NAMES
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.operands import check_out, in_place, ordered_strides
+from warploom.runtime.families._attention.modifiers import MODIFIERS
+from warploom.runtime.families._attention.operands import (
+    Strides,
+    check_out,
+    in_place,
+    ordered_strides,
+    placed,
+    strides,
+)
 from warploom.runtime.families._attention.problem import Arguments as Plain
+from warploom.runtime.families._attention.problem import Extents as AttentionExtents
 from warploom.runtime.families._attention.problem import Window, check_numbers
-from warploom.runtime.families.attention_decode import cache, contents, reference
-from warploom.runtime.families.attention_decode.extents import Extents, extents
-from warploom.runtime.families.attention_decode.operation import operation, problem, shape
+from warploom.runtime.families.attention_decode import reference
+from warploom.runtime.families.attention_decode.extents import (
+    Extents,
+    check_contents,
+    check_places,
+    extents,
+    kind_of,
+)
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import require_memory, shown
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+INVARIANT = (64, 4096)  # sequences, and keys of each, that batch_invariant kernels are chosen for
 
 
 def result_like(q: torch.Tensor) -> torch.Tensor:
@@ -113,7 +133,7 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         """The call as the checks see it that are those of `warploom.attention`."""
         aligned = "bottom_right" if self.causal else False
         plain = Plain(self.q, self.k, self.v, aligned, self.window)  # type: ignore[arg-type]
-        for name in ("softcap", "scale", "sinks", "out"):
+        for name in _SHARED:
             setattr(plain, name, getattr(self, name))
         return plain
 
@@ -145,9 +165,9 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         masked = band(plain, sizes)
         check_out(plain)
         check_numbers(plain)
-        cache.check_places(self)
+        check_places(self)
         copies = () if in_place(self.q) else ("q",)
-        wanted = operation(self, sizes, masked)
+        wanted = self._operation(sizes, masked)
         at = shape(sizes, batch_invariant=self.batch_invariant)
         choice = dispatch.choose(wanted, at, spec=self.kernel, device=target)
         details = Details(sizes, masked, result_like(self.q).stride(), sizes.dim**-0.5, copies)
@@ -160,11 +180,50 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
             details,
         )
 
+    def _operation(self, sizes: Extents, band: Band) -> DecodeOperation:
+        """The operation that computes a call with the least work."""
+        plain = self.plain
+        return DecodeOperation(
+            element=NAMES[self.q.dtype],
+            dim=sizes.dim,
+            cache="same" if self.k.dtype == self.q.dtype else NAMES[self.k.dtype],
+            scales=_scales(self),
+            page=sizes.page,
+            keys="packed" if sizes.keys == "packed" else "fixed",
+            queries="packed" if sizes.packed else "fixed",
+            lengths=self.cache_seqlens is not None,
+            starts=self.cache_leftpad is not None,
+            mask=band.mask,
+            batch_invariant=self.batch_invariant,
+            **plain.modifier_fields,
+        )
+
     def _problem(self, details: Details) -> DecodeProblem:
-        out = self.out
+        sizes, band, copies, out = details.sizes, details.band, details.copies, self.out
         if out is None:
             out = torch.empty_strided(self.q.shape, details.out_strides, device="meta")
-        return problem(self, details.sizes, details.band, out, details.copies)
+        packed_keys, table = sizes.keys == "packed", self.page_table
+        by_token = _scales(self) == "token"
+        return DecodeProblem(
+            sizes.batch,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.seq_q,
+            sizes.seq_k,
+            entries=1 if packed_keys else sizes.pages if sizes.page else sizes.batch,
+            entry_rows=sizes.page or sizes.total_k,
+            strides_q=placed("q", self.q, copies, packed=sizes.packed),
+            strides_o=strides(out, packed=sizes.packed),
+            strides_k=strides(self.k, packed=packed_keys),
+            strides_v=strides(self.v, packed=packed_keys),
+            total_q=sizes.total_q if sizes.packed else 0,
+            table_stride=0 if table is None else table.stride(0),
+            strides_scale_k=_steps(self.scale_k, self.k) if by_token else (0, 0, 0),
+            strides_scale_v=_steps(self.scale_v, self.k) if by_token else (0, 0, 0),
+            head_scale_stride=_steps(self.scale_k, self.k)[1],
+            left=band.left,
+            right=band.right,
+        )
 
     def results(self, details: Details) -> Pair:
         """Out, as it was given or new, and a new lse."""
@@ -191,10 +250,10 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         rule = "out does not overlap what is read"
         refuse_overlap(results[0], self.read(), rule)
         if self.q.is_cpu:
-            contents.check(self, details.sizes)
+            check_contents(self, details.sizes)
 
     def compute(self, details: Details, results: Pair) -> None:
-        """Without a key there are sinks at most to attend to; else this is a call on CPU tensors.
+        """Without a key, rows have what modifiers give them; else this is a call on CPU tensors.
 
         Of packed queries, rows past the last sequence are nobody's.
         """
@@ -212,3 +271,41 @@ class AttentionDecodeCall(Arguments[Details, Pair]):
         rows = (slice(last),) if sizes.packed else ()
         out[rows] = found[0][rows].to(out.dtype)
         lse[..., :last] = found[1][..., :last]
+
+
+_NAMES = AttentionDecodeCall.declaration.names
+# What of a call is as `warploom.attention` has it.
+_SHARED = ("scale", "out", *(kind.argument for kind in MODIFIERS if kind.argument in _NAMES))
+
+
+# ---- What kernels are chosen by ------------------------------------------------------------------
+
+
+def shape(sizes: AttentionExtents, *, batch_invariant: bool = False) -> DecodeShape:
+    """Return what of a call decides its time.
+
+    Where results must not depend on the batch, no kernel is chosen by it either, nor by its longest
+    sequence: all batches are taken for one.
+    """
+    batch, seq_k = INVARIANT if batch_invariant else (sizes.batch, sizes.seq_k)
+    return DecodeShape(batch, sizes.heads, sizes.kv_heads, sizes.seq_q, seq_k)
+
+
+def _scales(call: AttentionDecodeCall) -> str:
+    """Scales of k and v as a kernel has them: where they lie apart, as those of tokens."""
+    if call.scale_k is None:
+        return "none"
+    kinds = [kind_of(scale, call.k) for scale in (call.scale_k, call.scale_v)]
+    alike = _steps(call.scale_k, call.k) == _steps(call.scale_v, call.k)
+    return "head" if alike and "token" not in kinds else "token"
+
+
+def _steps(scale: torch.Tensor | None, k: torch.Tensor) -> Strides:
+    """The strides of a scale over entries, heads and rows of the cache."""
+    if scale is None or kind_of(scale, k) == "tensor":
+        return (0, 0, 0)
+    if scale.dim() == 1:
+        return (0, scale.stride(0), 0)
+    if scale.dim() == 2:  # of packed keys
+        return (0, scale.stride(1), scale.stride(0))
+    return (scale.stride(0), scale.stride(1), scale.stride(2))

@@ -7,7 +7,6 @@ A call is taken apart into its sequences. Each function takes one and returns it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +14,8 @@ import torch
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families._attention.function import Function, of_heads
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.modifiers import Modifier
 from warploom.runtime.families._attention.modifiers.modifier import EXP2_ERROR, FLOAT_ROUNDOFF
 from warploom.runtime.families.attention_decode.extents import Extents
 from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 
 _CHUNK = 1 << 25  # scores held at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """What is computed between the products: the factor, the cap, and the mask."""
-
-    scale: float
-    modifiers: tuple[Modifier, ...]
-    band: Band
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # out and lse
@@ -55,7 +45,7 @@ def of_call(call: AttentionDecodeCall, sizes: Extents, band: Band, compute: Atte
 
     out is as q is, lse [batch, heads, rows], packed [heads, total]; both as wide as computed.
     """
-    function = Function(call.scaling, call.plain.modifiers, band)
+    function = Function(call.scaling, band, call.plain.modifiers)
     out = lse = None
     for rows, one in sequences(call, sizes, band):
         found, logarithms = _by_heads(one, function, compute)
@@ -77,7 +67,10 @@ def _by_heads(one: Sequence, function: Function, compute: Attention) -> Pair:
     kv_heads, group, rows, dim = one.q.shape
     together = max(1, _CHUNK // max(1, group * rows * one.k.shape[1]))
     parts = [
-        compute(one.heads(slice(first, first + together)), function)
+        compute(
+            one.heads(slice(first, first + together)),
+            of_heads(function, slice(first * group, (first + together) * group)),
+        )
         for first in range(0, kv_heads, together)
     ]
     out, lse = (torch.cat(every) for every in zip(*parts, strict=True))
@@ -89,7 +82,7 @@ def _by_heads(one: Sequence, function: Function, compute: Attention) -> Pair:
 
 def _attention(one: Sequence, function: Function, wide: torch.dtype) -> Pair:
     s = scores(one, function, wide)
-    total = sums(s, one)
+    total = sums(s, function)
     p = (s - total.masked_fill(total == -torch.inf, 0)).exp()
     return weighted(p, one, wide), total.squeeze(-1)
 
@@ -117,11 +110,10 @@ def visible(one: Sequence, band: Band) -> torch.Tensor:
     return shown
 
 
-def sums(s: torch.Tensor, one: Sequence) -> torch.Tensor:
-    """Return the logarithm of each row's sum [kv_heads, group, rows, 1], with its sink if any."""
-    if one.sinks is not None:
-        sink = one.sinks.to(s.dtype)[:, :, None, None].expand(*s.shape[:-1], 1)
-        s = torch.cat((s, sink), -1)
+def sums(s: torch.Tensor, function: Function) -> torch.Tensor:
+    """Return the logarithm of each row's sum [kv_heads, group, rows, 1]."""
+    column = function.column(s[None])
+    s = s if column is None else torch.cat((s, column[0]), -1)
     return s.logsumexp(-1, keepdim=True)
 
 
@@ -151,7 +143,7 @@ def bound(one: Sequence, function: Function) -> Pair:
     denormal = finfo.smallest_normal * finfo.eps / 2  # rounding below the normal numbers
     added = accumulated(kind, keys) + 2 * FLOAT_ROUNDOFF * (keys + 64)
     s = scores(one, function, wide)
-    total = sums(s, one)
+    total = sums(s, function)
     p = (s - total).exp().nan_to_num(0.0)
     top = s.amax(-1, keepdim=True) if keys else total
     error = torch.expm1(_score_error(one, function, s, top.nan_to_num(neginf=0.0))) * p
@@ -183,5 +175,5 @@ def _score_error(
     finite = s.masked_fill(s == -torch.inf, 0)
     error = (accumulated(one.q.dtype, one.q.shape[-1]) + 2 * FLOAT_ROUNDOFF) * size + EXP2_ERROR
     error += 6 * FLOAT_ROUNDOFF * (finite.abs() + top.abs())
-    error += sum(modifier.cap_error for modifier in function.modifiers) * finite.abs()
+    error += function.cap_error * finite.abs()
     return error

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_decode import cache
-from warploom.runtime.families.attention_decode.extents import Extents
+from warploom.runtime.families.attention_decode.extents import Extents, kind_of
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
@@ -27,7 +26,6 @@ class Sequence:
     q                 [kv_heads, group, rows, dim]
     k, v              [kv_heads, keys, dim], as they lie in the cache
     scale_k, scale_v  fp32, of extents that k without dim has, or 1 in their place
-    sinks             [kv_heads, group], or None
     """
 
     q: torch.Tensor
@@ -35,14 +33,13 @@ class Sequence:
     v: torch.Tensor
     scale_k: torch.Tensor | None
     scale_v: torch.Tensor | None
-    sinks: torch.Tensor | None
 
     def heads(self, chosen: slice) -> Sequence:
         """Some of the kv heads, and the heads of q that share them."""
-        parts = (self.scale_k, self.scale_v, self.sinks)
-        scale_k, scale_v, sinks = (None if one is None else _chosen(one, chosen) for one in parts)
+        parts = (self.scale_k, self.scale_v)
+        scale_k, scale_v = (None if one is None else _chosen(one, chosen) for one in parts)
         q, k, v = self.q[chosen], self.k[chosen], self.v[chosen]
-        return Sequence(q, k, v, scale_k, scale_v, sinks)
+        return Sequence(q, k, v, scale_k, scale_v)
 
 
 def sequences(
@@ -53,7 +50,6 @@ def sequences(
     Keys that come before all that its rows see are left out: what they hold reaches no result.
     """
     together = (sizes.kv_heads, sizes.sharing)
-    sinks = None if call.sinks is None else call.sinks.reshape(together)
     starts = [0] * sizes.batch if call.cache_leftpad is None else call.cache_leftpad.tolist()
     places = _places(call, sizes)
     for index, (first, length) in enumerate(_lengths(call, sizes)):
@@ -70,7 +66,6 @@ def sequences(
                     read.rows(call.v),
                     read.scale(call.scale_k),
                     read.scale(call.scale_v),
-                    sinks,
                 ),
             )
 
@@ -125,7 +120,7 @@ class Reader:
 
     def scale(self, scale: torch.Tensor | None) -> torch.Tensor | None:
         """The sequence's scales [kv_heads or 1, keys or 1]."""
-        kind = cache.kind_of(scale, self.call.k)
+        kind = kind_of(scale, self.call.k)
         if scale is None or kind == "token":
             return None if scale is None else self.rows(scale)
         return scale.reshape(-1, 1)

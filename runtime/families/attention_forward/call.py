@@ -40,8 +40,8 @@ from warploom.runtime.families._attention.problem import (
     extents,
 )
 from warploom.runtime.families.attention_backward.call import choose
+from warploom.runtime.families.attention_decode.call import shape as decode_shape
 from warploom.runtime.families.attention_decode.extents import fits
-from warploom.runtime.families.attention_decode.operation import shape as decode_shape
 from warploom.runtime.tensors import require_memory
 
 Pair = tuple[torch.Tensor, torch.Tensor]

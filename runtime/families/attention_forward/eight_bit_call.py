@@ -61,7 +61,7 @@ def call_of(*operands: Any, **keywords: Any) -> AttentionCall:
     if own.get("v_layout") == "keys":
         del own["v_layout"]  # as it is by default
     if any(one is not None for one in own.values()):
-        return EightBitCall(*operands, **keywords, **own)
+        return EightBitCall(*operands, **keywords | own)
     return AttentionCall(*operands, **keywords)
 
 
@@ -164,12 +164,6 @@ class EightBitCall(AttentionCall):
                 f"dim {q.shape[-1]} of q of {q.dtype}",
                 rule=f"a head dimension of 8-bit numbers must be a multiple of {values.GROUP}",
                 fix="pad q, k and v with zeros, and pass the scale of the true dimension",
-            )
-        if self.sinks is not None and self.sinks.dtype != torch.float32:
-            raise ProblemError(
-                f"sinks {self.sinks.dtype} with q of {q.dtype}",
-                rule="must be of fp32",
-                fix="convert with .float()",
             )
         given = [(name, one) for name, one in self.read() if name not in self.further]
         require_one_device(given)

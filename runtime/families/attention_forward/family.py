@@ -13,7 +13,6 @@ from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call, Draft
 from warploom.runtime.dispatch import Choice
 from warploom.runtime.families._attention import sdpa
-from warploom.runtime.families._attention.baselines import scores_of
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_forward import api
@@ -80,7 +79,7 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         one = trial.sets[0]
         call = Arguments(one.q, one.k, one.v, **one.lengths, **trial.keywords)
         given = [(one.q, one.k, one.v) for one in trial.sets]
-        return sdpa.baselines(scores_of(call, trial.keywords), given)
+        return sdpa.baselines(sdpa.scores_of(call, trial.keywords), given)
 
 
 FAMILY = AttentionForwardRuntime()

@@ -23,7 +23,6 @@ from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
-from warploom.runtime.families.attention_backward import further_gradients
 from warploom.runtime.families.attention_backward.call import AttentionBackwardPlan, BackwardCall
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward.call import (
@@ -208,7 +207,7 @@ def differentiate(
         dout = torch.zeros_like(saved[3])
     if asked.further:
         call = _call(asked, numbers, into, dout, dlse, *saved)
-        return (*planned(call, AttentionBackwardPlan).run(call), *further_gradients.of_pass(call))
+        return (*planned(call, AttentionBackwardPlan).run(call), *call.further_gradients())
     shared = len(saved) > 5 and saved[5] is saved[6]
     read = (dout, *(saved[:6] if shared else saved))  # guards take no tensor twice
     if dlse is not None:
@@ -303,5 +302,5 @@ def _call(
         **further,
     )
     made = BackwardCall(forward, out, lse, dout, dlse, into)
-    further_gradients.prepare(made, asked.wanted)
+    made.prepare(asked.wanted)
     return made

@@ -15,7 +15,6 @@ import torch
 from warploom.runtime.arguments import schema_of
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.operands import empty_like
-from warploom.runtime.families.attention_backward import further_gradients
 from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward import gradient, plan
@@ -128,8 +127,8 @@ def _attention_backward(*inputs: Any) -> Gradients:
 def _attention_backward_further(*inputs: Any) -> list[torch.Tensor]:
     of_tensors = zip(_TENSORS, inputs[-len(_TENSORS) :], strict=True)
     made = _pass(*inputs[: -len(_TENSORS)])
-    further_gradients.prepare(made, tuple(name for name, is_wanted in of_tensors if is_wanted))
-    return [*attention_backward(made), *further_gradients.of_pass(made)]
+    made.prepare(tuple(name for name, is_wanted in of_tensors if is_wanted))
+    return [*attention_backward(made), *made.further_gradients()]
 
 
 def _pass(

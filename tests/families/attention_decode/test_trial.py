@@ -62,8 +62,8 @@ def emulated(one: reference.Sequence, function: reference.Function) -> reference
     """
     s, kind = reference.scores(one, function, torch.float32), one.q.dtype
     top = torch.full(s.shape[:-1], -torch.inf)[..., None]
-    if one.sinks is not None:
-        top = one.sinks.float()[:, :, None, None].expand_as(top)
+    if (column := function.column(s[None])) is not None:
+        top = column[0]
     total, out = (top > -torch.inf).float(), torch.zeros(one.q.shape)
     for first in range(0, s.shape[-1], 16):
         part = s[..., first : first + 16]

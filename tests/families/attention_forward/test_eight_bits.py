@@ -308,7 +308,7 @@ ERRORS: dict[str, tuple[Refused, str]] = {
     "an output of fp32": (lambda made: {"out_dtype": torch.float32}, "out_dtype"),
     "sinks of e4m3": (
         lambda made: {"sinks": torch.zeros(4).to(E4M3)},
-        "sinks torch.float8_e4m3fn.*fp32",
+        "sinks .* torch.float8_e4m3fn .*float32",
     ),
     "slopes": (lambda made: {"alibi_slopes": torch.zeros(4)}, "alibi with scores e4m3"),
     "dropout": (lambda made: {"dropout_p": 0.5}, "dropout with scores e4m3"),

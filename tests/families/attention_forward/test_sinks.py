@@ -188,7 +188,7 @@ def test_the_bound_of_rows_without_keys_is_of_their_sink_alone() -> None:
         (torch.zeros(2), r"sinks \[2\].*must be \[4\]"),
         (torch.zeros(4, 1), r"sinks \[4, 1\].*must be \[4\]"),
         (torch.zeros(8)[::2], r"strides \[2\].*contiguous"),
-        (torch.zeros(4).half(), r"torch.float16.*of fp32 or the type of q"),
+        (torch.zeros(4).half(), r"torch.float16.*of torch.float32 or torch.bfloat16"),
         (torch.zeros(4, device="meta"), "device"),
         (1.0, "sinks 1.0"),
     ],

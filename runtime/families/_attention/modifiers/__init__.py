@@ -12,6 +12,7 @@ from warploom.runtime.families._attention.modifiers.sinks import Sinks
 from warploom.runtime.families._attention.modifiers.softcap import Softcap
 
 __all__ = [
+    "GRADED",
     "MODIFIERS",
     "Alibi",
     "Bias",
@@ -25,3 +26,6 @@ __all__ = [
 
 MODIFIERS: list[type[Modifier]] = [Softcap, Sinks, Blocks, Alibi, Bias, Mask, Dropped]
 """In the order in which calls are checked, and samples drawn."""
+
+GRADED = tuple(kind for kind in MODIFIERS if kind.gradient)
+"""Those whose arguments have a gradient."""

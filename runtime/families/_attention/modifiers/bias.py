@@ -30,6 +30,7 @@ class Bias(Modifier):
     numbers: torch.Tensor
     argument: ClassVar[str] = "bias"
     rounds: ClassVar[bool] = True
+    gradient: ClassVar[str] = "ds"
 
     @classmethod
     def of(cls, call: Arguments) -> Self | None:
@@ -44,11 +45,12 @@ class Bias(Modifier):
                 rule="must be of torch.float16, torch.bfloat16 or torch.float32",
                 fix="pass a mask of truth values as mask=, or convert with .float()",
             )
-        if bias.requires_grad and call.softcap is not None:
+        caps = [one.argument for one in call.modifiers if one.cap_error]
+        if bias.requires_grad and caps:
             raise ProblemError(
-                "bias that requires grad with a softcap",
-                rule="a bias has a gradient without softcap only",
-                fix="leave out softcap, or detach the bias",
+                f"bias that requires grad with a {caps[0]}",
+                rule=f"a bias has a gradient without {caps[0]} only",
+                fix=f"leave out {caps[0]}, or detach the bias",
             )
 
     def fields(self, call: Arguments) -> Fields:
@@ -82,3 +84,18 @@ class Bias(Modifier):
         self, q: torch.Tensor, k: torch.Tensor, chunk: Rows, dtype: torch.dtype
     ) -> torch.Tensor:
         return score_tensors.of_chunk(self.numbers, q, k, chunk).to(dtype)
+
+    @classmethod
+    def is_differentiated(cls, operation: Operation) -> bool:
+        return bool(operation.bias_gradient)
+
+    def gradient_of(self, written: torch.Tensor) -> torch.Tensor:
+        """The sum, in fp32 and in an order that does not change, over what is broadcast."""
+        bias, total = self.numbers, written
+        whole = score_tensors.four(bias)
+        broadcast = [i for i, extent in enumerate(whole.shape) if extent != written.shape[i]]
+        if broadcast:
+            # Torch sums 16 bits in fp32, and rounds once; told of a type it writes all of that.
+            wide = None if bias.dtype == written.dtype else torch.float32
+            total = written.sum(broadcast, keepdim=True, dtype=wide)
+        return total.to(bias.dtype).reshape(bias.shape)

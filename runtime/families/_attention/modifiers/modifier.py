@@ -33,6 +33,22 @@ class Rows:
     rows: slice
 
 
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """What the gradient of a column follows from, of each row: [batch, heads, rows] each.
+
+    lse    the log-sum-exp
+    delta  rowsum(dout out) - dlse; 0 where lse is -inf
+    mass   the sum of the magnitudes of what delta is the sum of
+    dim    how many products of dout and out that are
+    """
+
+    lse: torch.Tensor
+    delta: torch.Tensor
+    mass: torch.Tensor
+    dim: int
+
+
 def grouped(tensor: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Tell apart the query heads of each kv head: [batch, kv_heads, heads of one, ..]."""
     heads, kv_heads = tensor.shape[1], k.shape[1]
@@ -45,6 +61,9 @@ class Modifier:
     argument     the argument of a call that turns it on
     cap_error    what it adds to the relative error of a score
     has_column   rows have a sum without a key, too
+    gradient     what kernels call where they write what the gradient of its argument follows from:
+                 of a column that gradient, else that of scores; "" where it has none
+    flex         a baseline computes it: `capped`, in torch's flex_attention
     rounds       scores are rounded to fp32 behind its term, in float64 too
     """
 
@@ -52,6 +71,8 @@ class Modifier:
     cap_error: ClassVar[float] = 0.0
     rounds: ClassVar[bool] = False
     has_column: ClassVar[bool] = False
+    gradient: ClassVar[str] = ""
+    flex: ClassVar[bool] = False
 
     # ---- A call of it ----------------------------------------------------------------------------
 
@@ -97,6 +118,10 @@ class Modifier:
         """Its values for one sequence of several of varying lengths."""
         return self
 
+    def of_heads(self, heads: slice) -> Self:
+        """Its values for some of the query heads."""
+        return self
+
     def capped(self, s: torch.Tensor) -> torch.Tensor:
         """Scores, before anything is added to them."""
         return s
@@ -133,3 +158,22 @@ class Modifier:
     def weighted(self, p: torch.Tensor, chunk: Rows) -> torch.Tensor:
         """Weights of a chunk behind the softmax."""
         return p
+
+    # ---- The gradient of its argument ------------------------------------------------------------
+
+    @classmethod
+    def is_differentiated(cls, operation: Operation) -> bool:
+        """Whether an operation of gradients has that of its argument."""
+        return False
+
+    def column_gradient(self, rows: RowSums) -> torch.Tensor:
+        """The gradient of what `column` is made of, as wide as `rows`."""
+        raise NotImplementedError
+
+    def column_gradient_bound(self, rows: RowSums) -> torch.Tensor:
+        """How far a kernel's may be from that, for float64 rows."""
+        raise NotImplementedError
+
+    def gradient_of(self, written: torch.Tensor) -> torch.Tensor:
+        """The gradient of its argument, of what kernels wrote."""
+        return written

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention.operation import Operation
-from warploom.runtime.elements import TORCH
-from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier, Scores
+from warploom.runtime.elements import TORCH, unit_roundoff
+from warploom.runtime.families._attention.modifiers.modifier import (
+    EXP2_ERROR,
+    FLOAT_ROUNDOFF,
+    Fields,
+    Modifier,
+    RowSums,
+    Scores,
+)
 
 if TYPE_CHECKING:
     from warploom.runtime.families._attention.problem import Arguments
@@ -25,6 +32,7 @@ class Sinks(Modifier):
     scores: torch.Tensor
     argument: ClassVar[str] = "sinks"
     has_column: ClassVar[bool] = True
+    gradient: ClassVar[str] = "dsinks"
 
     @classmethod
     def of(cls, call: Arguments) -> Self | None:
@@ -33,12 +41,14 @@ class Sinks(Modifier):
     def check(self, call: Arguments, scores: Scores) -> None:
         sinks, heads = self.scores, scores[1]
         fits = sinks.shape == (heads,) and sinks.is_contiguous()
-        if not fits or sinks.dtype not in (torch.float32, call.q.dtype):
+        types = [torch.float32]
+        if call.q.dtype.itemsize > 1:  # numbers of 8 bits are too coarse for a score
+            types.append(call.q.dtype)
+        if not fits or sinks.dtype not in types:
             raise ProblemError(
                 f"sinks {list(sinks.shape)} {sinks.dtype} with strides {list(sinks.stride())}",
-                rule=f"must be [{heads}], a score for each head of q, contiguous, of fp32 or the "
-                "type of q",
-                fix="convert with .float(), and .contiguous()",
+                rule=f"must be [{heads}], contiguous, of {' or '.join(map(str, types))}",
+                fix="pass a score for each head of q: convert with .float(), and .contiguous()",
             )
 
     def fields(self, call: Arguments) -> Fields:
@@ -59,6 +69,9 @@ class Sinks(Modifier):
         kind = TORCH[operation.element] if operation.sinks == "same" else torch.float32
         return {"sinks": torch.randn(scores[1], generator=random, device=device).to(kind)}
 
+    def of_heads(self, heads: slice) -> Self:
+        return replace(self, scores=self.scores[heads])
+
     def column(self, s: torch.Tensor) -> torch.Tensor:
         one = self.scores.to(s.dtype).reshape(*s.shape[1:3], 1, 1)
         return one.expand(*s.shape[:-1], 1)
@@ -69,3 +82,30 @@ class Sinks(Modifier):
     def fully_masked(self, lse: torch.Tensor) -> torch.Tensor:
         sink = self.scores.to(lse.dtype)[:, None]
         return (lse - sink).abs() <= MASKED_SINK * sink.abs()
+
+    @classmethod
+    def is_differentiated(cls, operation: Operation) -> bool:
+        return bool(operation.sinks != "none")
+
+    def column_gradient(self, rows: RowSums) -> torch.Tensor:
+        """lse has the share of a sink: dsinks = -sum(exp(sinks - lse) delta), by heads."""
+        return -(self._share(rows) * rows.delta).sum((0, 2))
+
+    def column_gradient_bound(self, rows: RowSums) -> torch.Tensor:
+        """Each row's share has the errors of its exponent and of delta; their sums are fp32."""
+        sinks, weight, delta = self.scores, self._share(rows), rows.delta.abs()
+        largest = sinks.double().nan_to_num(neginf=0.0).abs()[:, None]
+        exponent = largest + rows.lse.abs().nan_to_num(posinf=0.0)
+        off = weight * FLOAT_ROUNDOFF * (rows.dim + 4) * rows.mass
+        off = off + torch.expm1(EXP2_ERROR + 4 * FLOAT_ROUNDOFF * exponent) * weight * delta
+        count = rows.lse.shape[0] * rows.lse.shape[2]
+        off = off + FLOAT_ROUNDOFF * (64 + count / 64) * weight * delta
+        total = off.sum((0, 2))
+        info, unit = torch.finfo(sinks.dtype), unit_roundoff(sinks.dtype)
+        denormal = info.smallest_normal * info.eps / 2  # rounding below the normal numbers
+        return total + unit * (self.column_gradient(rows).abs() + total) + denormal
+
+    def _share(self, rows: RowSums) -> torch.Tensor:
+        """What of each row's sum the sink has, [batch, heads, rows]."""
+        share = (self.scores.to(rows.lse.dtype)[:, None] - rows.lse).exp()
+        return share.masked_fill(rows.lse == -torch.inf, 0)

@@ -29,6 +29,7 @@ class Softcap(Modifier):
     value: float
     argument: ClassVar[str] = "softcap"
     cap_error: ClassVar[float] = TANH_ERROR
+    flex: ClassVar[bool] = True
 
     @classmethod
     def of(cls, call: Arguments) -> Self | None:

@@ -20,11 +20,10 @@ import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention import reference as forward_reference
 from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.modifiers import Sinks
 from warploom.runtime.families._attention.problem import Arguments, extents
-from warploom.runtime.families.attention_backward import (
-    further_gradients,
-    reference,
-)
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.arguments import room_of_ds
 from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 
@@ -89,7 +88,7 @@ def _pass(forward: arena.Call, seed: int, *, turned: bool, dlse: bool) -> Pass:
     )
     fill(made, seed)
     if forward.spec is not None and cast("Any", forward.spec.operation).bias_gradient:
-        made.ds = further_gradients.room_of_ds(made.call.forward)
+        made.ds = room_of_ds(made.call.forward)
     return made
 
 
@@ -176,10 +175,9 @@ def assert_sinks_right(made: Pass) -> None:
     """Assert that the gradient of sinks, if there are any, is within its bound."""
     if made.dsinks is None:
         return
-    exact, allowed = (
-        reference.dsinks_of_call(made.call, made.forward.keywords["sinks"], compute)
-        for compute in (reference.dsinks_following, reference.dsinks_bound)
-    )
+    rows = reference.row_sums(made.call, torch.float64)
+    sinks = Sinks(made.forward.keywords["sinks"])
+    exact, allowed = sinks.column_gradient(rows), sinks.column_gradient_bound(rows)
     arena.assert_within("dsinks", made.dsinks, exact, allowed)
 
 

@@ -21,7 +21,7 @@ from warploom.generator.families.attention_decode import (
 )
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
-from warploom.runtime.families.attention_decode.operation import INVARIANT
+from warploom.runtime.families.attention_decode.call import INVARIANT
 
 ARCH = "sm_90a"
 PAIRWISE = Path(__file__).with_name("pairwise.yaml")
