@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import EpilogueStep, Gate
+from warploom.generator.epilogue import GATES, EpilogueStep
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.launches import DeviceLimits
@@ -160,7 +160,7 @@ def check(call: GemmCall, precision: object) -> None:
         (call.main_grad is not None, "main_grad", "must be left out"),
         (call.gradient_dtype is not None, "gradient_dtype", "must be left out: gradients are fp32"),
         (
-            precision != TF32 and any(step_of(item).step is Gate for item in call.listed),
+            precision != TF32 and any(step_of(item).step in GATES for item in call.listed),
             "a gate",
             "must be computed by torch: columns of B are split alone, not in pairs",
         ),
