@@ -310,6 +310,35 @@ class Gate(Step):
 
 
 @frozen
+class SwigluGate(Step):
+    """The gate swiglu_oai, with numbers of the call in place of 1.702 (alpha) and 7 (limit).
+
+    (min(max(up, -limit), limit) + 1) g / (1 + exp(-alpha g)) with g = min(gate, limit).
+    """
+
+    layout: GateLayout = knob(default="halves", name="swiglu_gate_{}", doc="as that of the gate")
+    function: ClassVar[GateFunction] = "swiglu_oai"
+    step: Literal["swiglu_gate"] = "swiglu_gate"
+    arguments: ClassVar[tuple[str, ...]] = ("swiglu_gate", "swiglu_gate_interleaved")
+    parts: ClassVar[tuple[str, ...]] = ("_activation/logistic.cuh", "swiglu_gate.cuh.jinja")
+    cpp: ClassVar[str] = "SwigluGate"
+
+    def columns(self, n: int) -> int:
+        return n // 2
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"swiglu_gate_{index}"
+        return (
+            scalar(f"{name}_alpha", "factor of the gate in its sigmoid"),
+            scalar(f"{name}_limit", "bound of the gate, and of up on both sides"),
+        )
+
+
+GATES = (Gate, SwigluGate)
+"""The steps that multiply a function of half of the columns by the other half."""
+
+
+@frozen
 class Quantize(Step):
     """Divide each block of 128 columns of a row by a scale, and store the scales in fp32.
 
@@ -491,6 +520,7 @@ EpilogueStep = (
     | StochasticRounding
     | MeanSquare
     | RmsScale
+    | SwigluGate
 )
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
@@ -521,9 +551,9 @@ def columns(steps: tuple[Step, ...], n: int) -> int:
 
 
 @lru_cache(maxsize=1024)  # every layout and many rules ask
-def gate_of(steps: tuple[Step, ...]) -> Gate | None:
+def gate_of(steps: tuple[Step, ...]) -> Gate | SwigluGate | None:
     """The gate among the steps; None where there is none."""
-    return next((step for step in steps if isinstance(step, Gate)), None)
+    return next((step for step in steps if isinstance(step, GATES)), None)
 
 
 @lru_cache(maxsize=1024)
@@ -546,7 +576,7 @@ def sums_squares(steps: tuple[Step, ...]) -> bool:
 
 def factors(steps: tuple[Step, ...], index: int) -> int:
     """How many columns of a step's there are for each column of D."""
-    return 2 if any(isinstance(step, Gate) for step in steps[index:]) else 1
+    return 2 if any(isinstance(step, GATES) for step in steps[index:]) else 1
 
 
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
@@ -556,7 +586,7 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
         return one_of("epilogue step", unknown[0].token, [step.token for step in STEPS])
-    gates = [step for step in steps if isinstance(step, Gate)]
+    gates = [step for step in steps if isinstance(step, GATES)]
     if len(gates) > 1:
         return f"epilogue with {gates[0].token} and {gates[1].token}: at most one gate"
     if gates and any(step.partial for step in steps):

@@ -28,6 +28,7 @@ from warploom.runtime.families._product.steps.gate import (
     SWIGLU_OAI,
     activated,
     factor,
+    has_kernel,
     split,
 )
 from warploom.runtime.families.cast.api import cast as quantize
@@ -135,7 +136,10 @@ def experts(
     rows = permute(hidden, inverse, offsets=offsets)
     read = (first, gate_up_bias)
     fused = _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit)
-    steps = {"gate": gate, "gate_layout": gate_layout} if fused else {}
+    steps: dict[str, Any] = {}
+    if fused:
+        steps = {"gate": gate, "gate_layout": gate_layout}
+        steps |= {"gate_alpha": alpha, "gate_limit": limit} if gate == SWIGLU_OAI else {}
     gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, **steps)
     if not fused:
         gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
@@ -195,8 +199,8 @@ def grouped_linear(
     the last offset are undefined.
     """
     if isinstance(weight, PackedExperts):
-        gate = steps.get("gate")
-        return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias, gate=gate)
+        steps.pop("gate_layout", None)  # which is interleaved
+        return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias, **steps)
     if scale is not None:
         quantized, scale_a = quantize(rows, _FP8, block=(1, SCALE_BLOCK))
         steps |= {"scale_a": scale_a, "scale_b": scale, "out_dtype": rows.dtype}
@@ -239,7 +243,7 @@ def _is_fused(
     limit: float,
 ) -> bool:
     """Whether the first product's kernel has the gate: a gradient needs what comes before it."""
-    if callable(gate) or (gate == SWIGLU_OAI and (alpha, limit) != (ALPHA, LIMIT)):
+    if callable(gate) or not has_kernel(gate, alpha, limit):
         return False
     weight = read[0]
     if isinstance(weight, PackedExperts):

@@ -19,9 +19,10 @@ from warploom.integrations.expert_layers import (
     transform_refusal,
     weight_names,
 )
-from warploom.integrations.experts import Function, experts
+from warploom.integrations.experts import experts
 from warploom.integrations.gated_mlp import FUNCTIONS
 from warploom.integrations.linear_rules import PRODUCTS
+from warploom.runtime.families._product.steps.gate import SWIGLU_OAI
 from warploom.runtime.families.gemm.block_scales import TYPES, blocks_of
 
 BLOCK = (SCALE_BLOCK, SCALE_BLOCK)  # elements of a weight that share a scale
@@ -50,23 +51,25 @@ def forward(
     return experts(
         *(hidden_states, top_k_index, top_k_weights),
         *(getattr(module, first), getattr(module, second)),
-        gate=gate_of(module),
+        **gate_of(module),
         gate_up_scale=getattr(module, f"{first}_scale_inv"),
         down_scale=getattr(module, f"{second}_scale_inv"),
         first_expert=0,  # expert parallelism has ids past the last for those of other ranks
     )
 
 
-def gate_of(module: Any) -> str | Function:  # noqa: ANN401
-    """What a layer does between its products: a gate by name, or a function."""
+def gate_of(module: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What a layer does between its products: a gate by name, or a function; and its numbers."""
     if not module.has_gate:
-        function: Function = module.act_fn
-        return function
-    changes = ("gate_softcap", "up_softcap", "swiglu_alpha", "swiglu_limit")
+        return {"gate": module.act_fn}
     own = type(module)._apply_gate is finegrained_fp8.FP8Experts._apply_gate
-    plain = own and all(getattr(module, name, None) is None for name in changes)
-    applied: str | Function = module._apply_gate
-    return FUNCTIONS.get(type(module.act_fn).__name__, applied) if plain else applied
+    changes = ("gate_softcap", "up_softcap", "swiglu_alpha", "swiglu_limit")
+    _, _, alpha, limit = changed = [getattr(module, name, None) for name in changes]
+    if own and changed == [None] * 4 and type(module.act_fn).__name__ in FUNCTIONS:
+        return {"gate": FUNCTIONS[type(module.act_fn).__name__]}
+    if own and changed[:2] == [None] * 2 and alpha is not None and limit is not None:
+        return {"gate": SWIGLU_OAI, "alpha": alpha, "limit": limit}
+    return {"gate": module._apply_gate}
 
 
 def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401

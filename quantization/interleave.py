@@ -87,7 +87,7 @@ def _write(
 
 
 def _channels(weight: PackedWeight) -> dict[str, Tensor]:
-    """The tensors beside the slabs of a weight that is being made, as for rows of padding."""
+    """The scales and zero points of channels, as for rows of padding, of a weight being made."""
     found = {name: one for name, one in weight.tensors().items() if name in _PADDING}
     for name, tensor in found.items():
         tensor.fill_(_PADDING[name])

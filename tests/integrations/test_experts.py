@@ -110,13 +110,23 @@ def test_results_and_gradients_are_those_of_a_loop(
 
 
 @pytest.mark.parametrize("name", ["silu", "swiglu_oai", "another limit"])
-def test_a_fused_gate_is_as_exact_as_one_by_torch(name: str) -> None:
+def test_a_fused_gate_is_as_exact_as_one_by_torch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, keywords = GATES[name]
     given, ids = drawn(torch.bfloat16), chosen()
     wanted = loop({key: one.double() for key, one in given.items()}, ids, gate)
     trained = warploom.experts(ids=ids, **given, **keywords)
+    first, calls = module.grouped_gemm, list[dict[str, Any]]()
+
+    def grouped_gemm(*given: Any, **keywords: Any) -> torch.Tensor:
+        calls.append(keywords)
+        return first(*given, **keywords)
+
+    monkeypatch.setattr(module, "grouped_gemm", grouped_gemm)
     with torch.no_grad():
         fused = warploom.experts(ids=ids, **given, **keywords)
+    assert calls[0]["gate"] == keywords.get("gate", "silu")
     for found in (trained, fused):
         assert found.dtype == torch.bfloat16
         assert (found.double() - wanted).abs().max() < 2**-6 * wanted.abs().max()

@@ -49,12 +49,21 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def test_experts_are_those_of_dequantized_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "gate",
+    [{}, {"swiglu_alpha": 0.5, "swiglu_limit": 0.25}, {"swiglu_limit": 0.25, "limit": 0.25}],
+    ids=str,
+)
+def test_experts_are_those_of_dequantized_weights(
+    gate: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A layer that was left to transformers would be right, and show nothing. Ids past the last
     expert are of other ranks.
     """
     monkeypatch.setattr(finegrained_fp8, "fp8_grouped_mm_experts_forward", None)
     made, (hidden, ids, chosen) = layer(), tokens()
+    for name, value in gate.items():
+        setattr(made, name, value)
     ids[3, 1] = ids[7, 0] = EXPERTS
     found = fp8_experts.forward(made, hidden, ids, chosen)
     gate_up, down = wide(made, "gate_up_proj"), wide(made, "down_proj")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from moe_models import MODELS, model, tokens
 from transformers.integrations import moe
 
 import warploom
+from warploom.integrations import experts
 from warploom.integrations import transformers_experts as rules
 from warploom.integrations.expert_layers import layers_of
+from warploom.integrations.checkpoints import experts as checkpoint_experts
 from warploom.integrations.patch_report import AS_IT_WAS
+from warploom.integrations.patch_weights import Weights
 
 
 def computed(
@@ -64,6 +69,34 @@ def test_the_gate_of_a_model_is_found_by_what_it_computes() -> None:
         assert rules.gate_of(next(layers_of(model(name)))) == wanted
     layer = next(layers_of(model("nemotron_h")))
     assert rules.gate_of(layer) == (layer.act_fn, "halves")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", [None, {"format": "int4", "group": 32}])
+def test_a_patched_model_has_the_limits_of_its_configuration(
+    weights: Weights | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-OSS with another swiglu_alpha and swiglu_limit: 1.702 and 7 would be another model."""
+    own = {"swiglu_alpha": 0.5, "swiglu_limit": 0.02, "intermediate_size": 64}
+    monkeypatch.setitem(MODELS, "gpt_oss", {**MODELS["gpt_oss"], **own})
+    monkeypatch.setattr(checkpoint_experts, "refusal", lambda *given: None)
+    made = model("gpt_oss", torch.bfloat16)
+    ids = tokens(2, 11)
+    wanted = made(ids).logits
+    calls: list[dict[str, Any]] = []
+    for name in ("grouped_gemm", "grouped_mixed_gemm"):
+        run = getattr(experts, name)
+
+        def noting(*given: Any, run: Any = run, **keywords: Any) -> torch.Tensor:  # noqa: ANN401
+            calls.append(keywords)
+            return run(*given, **keywords)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(experts, name, noting)
+    warploom.patch(made, attention=False, weights=weights)
+    found = made(ids).logits
+    numbers = [(one.get("gate_alpha"), one.get("gate_limit")) for one in calls if one.get("gate")]
+    assert numbers == ([(0.5, 0.02)] * 2 if weights else [])  # other weights are [E, K, N]
+    assert (found - wanted).norm() <= (0.2 if weights else 2**-6) * wanted.norm()
 
 
 def test_ids_of_other_ranks_add_nothing() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import (
+    GATES,
     GROUP,
     Amax,
-    Gate,
     factors,
     gate_of,
     quantizes,
@@ -125,7 +125,7 @@ def _step(operation: ProductOperation, schedule: ProductSchedule, index: int) ->
 
 def _place(operation: ProductOperation, index: int) -> str:
     """Where a step stands: `before` the gate, the `gate`, or `behind` it; without one, behind."""
-    if isinstance(operation.epilogue[index], Gate):
+    if isinstance(operation.epilogue[index], GATES):
         return "gate"
     return "before" if factors(operation.epilogue, index) > 1 else "behind"
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import BLOCK, Gate, GateGradient, factors, quantizes
+from warploom.generator.epilogue import BLOCK, GATES, GateGradient, factors, quantizes
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
@@ -45,7 +45,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             plain: dict[str, Any] = {"block_scale_a": "fp32", "block_scale_b": "fp32"}
             return replace(operation, a="e4m3", b="e4m3", d="bf16", epilogue=(), **plain)
         steps = operation.epilogue
-        gates = [index for index, step in enumerate(steps) if isinstance(step, Gate)]
+        gates = [index for index, step in enumerate(steps) if isinstance(step, GATES)]
         before = [step for step in steps[: gates[0]] if not step.auxiliary] if gates else steps
         return replace(operation, epilogue=tuple(before))
 

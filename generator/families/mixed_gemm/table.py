@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import gate_of
+from warploom.generator.epilogue import Gate, gate_of
 from warploom.generator.families._product.schedule import Store
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.mixed_gemm.launch import MixedGemmShape, waves
@@ -25,11 +25,17 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
     advice = "convert the activations, quantise anew, or choose another out_dtype or epilogue"
 
     def timed_as(self, operation: MixedGemmOperation) -> MixedGemmOperation:
-        """A gate takes what its GEMM takes; of groups it has schedules that were tuned for it."""
+        """A gate takes what its GEMM takes; of groups it has schedules that were tuned for it, with
+        the numbers that kernels have themselves.
+        """
         gate, steps = gate_of(operation.epilogue), operation.epilogue
-        if gate is None or operation.groups != "none":
+        if gate is None:
             return operation
-        return replace(operation, epilogue=steps[: steps.index(gate)])
+        at = steps.index(gate)
+        if operation.groups == "none":
+            return replace(operation, epilogue=steps[:at])
+        own = Gate(gate.function, gate.layout)
+        return replace(operation, epilogue=(*steps[:at], own, *steps[at + 1 :]))
 
     def required(self, operation: MixedGemmOperation, shape: MixedGemmShape) -> Store:
         """Direct stores behind a gate."""

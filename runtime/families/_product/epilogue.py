@@ -26,7 +26,7 @@ from warploom.runtime.families._product.steps import (
     step_of,
     unflatten,
 )
-from warploom.runtime.families._product.steps.gate import LAYOUTS, kind_of
+from warploom.runtime.families._product.steps.gate import ALPHA, LAYOUTS, LIMIT, gate_item
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Given
 from warploom.runtime.families._product.steps.step import Item as Item
@@ -44,6 +44,8 @@ class Keywords(TypedDict, total=False):
     activation: str | None
     gate: str | None
     gate_layout: GateLayout
+    gate_alpha: float
+    gate_limit: float
     residual: torch.Tensor | None
     beta: float
     amax: torch.Tensor | None
@@ -61,6 +63,8 @@ def items(
     activation: str | None = None,
     gate: str | None = None,
     gate_layout: GateLayout = "halves",
+    gate_alpha: float = ALPHA,
+    gate_limit: float = LIMIT,
     residual: torch.Tensor | None = None,
     beta: float = 1.0,
     amax: torch.Tensor | None = None,
@@ -82,9 +86,9 @@ def items(
         listed.append(("bias", bias))
     if activation is not None:
         listed.append(("activation", activation))
-    if gate is not None or gate_layout != "halves":
+    if gate is not None or (gate_layout, gate_alpha, gate_limit) != ("halves", ALPHA, LIMIT):
         _check_gate(gate, gate_layout, activation)
-        listed.append((kind_of(gate_layout), gate))
+        listed.append(gate_item(gate, gate_layout, gate_alpha, gate_limit))
     if residual is not None:
         listed.append(("residual", residual, beta))
     if amax is not None:
@@ -132,13 +136,13 @@ def _check_gate(gate: object, layout: object, activation: str | None) -> None:
             rule=f"must be one of {', '.join(LAYOUTS)}",
             fix="leave it out where all columns of the gate come before those of up",
         )
-    if gate is None:
+    if gate is None and layout != "halves":
         raise ProblemError(
             f"gate_layout {layout} without gate",
             rule="must come with the gate whose columns are laid out like this",
             fix='leave it out, or add gate="silu"',
         )
-    if activation is not None:
+    if activation is not None and gate is not None:
         raise ProblemError(
             f"activation {shown(activation)} with gate {shown(gate)}",
             rule="must be one of them: a gate has a function of its own",

@@ -15,7 +15,7 @@ from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.runtime.arguments import Arguments
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
-from warploom.runtime.families._product.epilogue import BoundEpilogue
+from warploom.runtime.families._product.epilogue import ITEMS, BoundEpilogue
 from warploom.runtime.families._product.operands import Copy, Operand
 from warploom.runtime.families._product.steps.activation import FUNCTIONS
 from warploom.runtime.families._product.steps.gate import GATES
@@ -91,6 +91,10 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
     def with_row_scale(self, listed: Sequence[Item]) -> Sequence[Item]:
         """An epilogue, and the scale of rows behind it."""
         return listed if self.row_scale is None else [*listed, ("scale_row", self.row_scale)]
+
+    def scalars(self, details: Details) -> tuple[float, ...]:
+        """The numbers of the epilogue."""
+        return ITEMS.numbers(self.items)
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""

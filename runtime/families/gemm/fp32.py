@@ -24,7 +24,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import Gate
+from warploom.generator.epilogue import GATES, EpilogueStep
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.launches import DeviceLimits
@@ -158,7 +158,7 @@ def check(call: GemmCall, precision: object) -> None:
         (call.main_grad is not None, "main_grad", "must be left out"),
         (call.gradient_dtype is not None, "gradient_dtype", "must be left out: gradients are fp32"),
         (
-            precision != TF32 and any(step_of(item).step is Gate for item in call.listed),
+            precision != TF32 and any(step_of(item).step in GATES for item in call.listed),
             "a gate",
             "must be computed by torch: columns of B are split alone, not in pairs",
         ),

@@ -19,6 +19,7 @@ from warploom.generator.epilogue import GateLayout
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.reference import apply, rounded
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gradient import once
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
@@ -38,7 +39,7 @@ def _plain(
     """The grouped GEMM without an epilogue, of which autograd knows nothing."""
     return _grouped(
         *(a, b, offs, None, None, None, None, None, None, None, "halves", True, None),
-        *(out, out_dtype, None),
+        *(out, out_dtype, None, ALPHA, LIMIT),
     )[0]
 
 
@@ -62,7 +63,7 @@ class _Grouped(torch.autograd.Function):
         ctx.bias = (bias.dtype, bias.dim()) if needs_bias and bias is not None else None
         return _grouped(
             *(a, b, offs, bias, None, None, None, None, None, None, "halves", True, None),
-            *(None, out_dtype, spec),
+            *(None, out_dtype, spec, ALPHA, LIMIT),
         )[0]
 
     @staticmethod
@@ -128,6 +129,8 @@ def grouped_gemm(
     activation: str | None = None,
     gate: str | None = None,
     gate_layout: GateLayout = "halves",
+    gate_alpha: float = ALPHA,
+    gate_limit: float = LIMIT,
     row_scale: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -170,6 +173,8 @@ def grouped_gemm(
             and the result [S, N / 2] is gate(first half) * second half. b must be `.mT` of a weight
             [G, N, K].
         gate_layout: "halves", or "interleaved" where columns of gate and up take turns.
+        gate_alpha: Of swiglu_oai, whose gate is g sigmoid(alpha g).
+        gate_limit: Of swiglu_oai: gate is at most this, and up between minus this and this.
         row_scale: fp32 [S], or [G, M] with lengths: multiplies each row, behind the gate, as a
             routing weight does.
         residual: fp16, bf16 or fp32, of the shape of the result: added to it last.
@@ -208,13 +213,14 @@ def grouped_gemm(
         a, b = lowered(a), lowered(b)
     if lengths is not None or expected_m is not None:
         options = (activation, gate, gate_layout, use_fast_accum)
+        results = (out, out_dtype, spec, gate_alpha, gate_limit)
         if offs is not None:
             raise ProblemError(
                 f"lengths with offs {shown(offs)}",
                 rule="must be one of them: rows that follow each other, or batches of one size",
                 fix="leave one out",
             )
-        return _masked(a, b, lengths, expected_m, tensors, options, (out, out_dtype, spec))
+        return _masked(a, b, lengths, expected_m, tensors, options, results)
     dimensions = (a.dim(), b.dim())
     if b.dim() == 3 and scale_b is not None:
         scale_b = _of_columns(scale_b, b)
@@ -237,15 +243,20 @@ def grouped_gemm(
                 rule="must be None: groups of one size are batches",
                 fix="leave it out, or pass the rows of all groups as one matrix",
             )
-        return gemm(
-            *(a, b),
+        listed = epilogue.items(
             scale_a=scale_a,
             scale_b=scale_b,
             bias=bias if bias is None or bias.dim() != 2 else bias[:, None],
             activation=activation,
             gate=gate,
             gate_layout=gate_layout,
+            gate_alpha=gate_alpha,
+            gate_limit=gate_limit,
             residual=residual,
+        )
+        return gemm(
+            *(a, b),
+            epilogue=listed,
             out=out,
             out_dtype=out_dtype,
             use_fast_accum=use_fast_accum,
@@ -280,11 +291,12 @@ def grouped_gemm(
             require_boolean("use_fast_accum", use_fast_accum)
             return _differentiable(
                 *(a, b, offs, bias, activation, gate, gate_layout, row_scale, residual),
-                *(out_dtype, spec),
+                *(out_dtype, spec, gate_alpha, gate_limit),
             )
     return _grouped(
         *(a, b, offs, bias, scale_a, scale_b, row_scale, residual),
         *(activation, gate, gate_layout, use_fast_accum, None, out, out_dtype, spec),
+        *(gate_alpha, gate_limit),
     )[0]
 
 
@@ -295,7 +307,7 @@ def _masked(
     expected_m: int | None,
     steps: tuple[torch.Tensor | None, ...],
     options: tuple[object, ...],
-    results: tuple[torch.Tensor | None, torch.dtype | None, KernelSpec | str | None],
+    results: tuple[torch.Tensor | None, torch.dtype | None, KernelSpec | str | None, float, float],
 ) -> torch.Tensor:
     """The rows of batches that count: those of groups whose rows begin M apart."""
     if not isinstance(lengths, torch.Tensor) or a.dim() != 3 or b.dim() != 3:
@@ -326,7 +338,7 @@ def _masked(
     except RuntimeError as error:  # tensors that torch does not flatten, such as sparse ones
         call = GroupedCall(a, b, lengths, bias, scale_a, scale_b, row_scale, residual)
         raise explained(error, call.require) from error
-    out, out_dtype, spec = results
+    out, *how = results
     rows = None
     if out is not None:
         try:
@@ -342,7 +354,7 @@ def _masked(
     expected = m if expected_m is None else expected_m
     d = _grouped(
         *(rows_of[0], b, lengths, bias, rows_of[1], scale_b, rows_of[2], rows_of[3]),
-        *(*options, expected, rows, out_dtype, spec),
+        *(*options, expected, rows, *how),
     )[0]
     return d.view(groups, m, d.shape[-1]) if out is None else out
 
@@ -374,6 +386,8 @@ def _differentiable(
     residual: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     spec: KernelSpec | str | None,
+    gate_alpha: float,
+    gate_limit: float,
 ) -> torch.Tensor:
     """The GEMM and its bias, then in torch what comes behind them, for autograd."""
     if not torch.compiler.is_dynamo_compiling() and (
@@ -382,7 +396,14 @@ def _differentiable(
         call = GroupedCall(a, b, offs, bias, row_scale=row_scale, residual=residual)
         call.require()
         call.refuse_tangents()
-    listed = epilogue.items(activation=activation, gate=gate, gate_layout=gate_layout)
+    steps: dict[str, Any] = {
+        "activation": activation,
+        "gate": gate,
+        "gate_layout": gate_layout,
+        "gate_alpha": gate_alpha,
+        "gate_limit": gate_limit,
+    }
+    listed = epilogue.items(**steps)
     if not listed and row_scale is None and residual is None:
         return _apply(a, b, bias, offs, out_dtype, spec)
     if spec is not None:
@@ -395,10 +416,8 @@ def _differentiable(
         *(a, b, offs, bias),
         row_scale=row_scale,
         residual=residual,
-        activation=activation,
-        gate=gate,
-        gate_layout=gate_layout,
         out_dtype=out_dtype,
+        **steps,
     )
     call.check_epilogue()
     x = _apply(a, b, bias, offs, None, None)

@@ -47,6 +47,7 @@ from warploom.runtime.families._product.operands import (
 )
 from warploom.runtime.families._product.reference import apply, bound, rounded
 from warploom.runtime.families._product.steps import step_of
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
 from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
 from warploom.runtime.families.gemm import block_scales
 from warploom.runtime.families.gemm.call import INPUTS, accumulation_of
@@ -86,6 +87,8 @@ class GroupedCall(GroupedProduct):
     out: torch.Tensor | None = result(default=None)
     out_dtype: torch.dtype | None = dtype(default=None)
     spec: KernelSpec | str | None = named_spec(default=None)
+    gate_alpha: float = option(default=ALPHA, schema=f"float={ALPHA}")
+    gate_limit: float = option(default=LIMIT, schema=f"float={LIMIT}")
 
     @property
     def by_rows(self) -> bool:
@@ -115,14 +118,12 @@ class GroupedCall(GroupedProduct):
             bias=self.bias,
             activation=self.activation,
             gate=self.gate,
+            gate_alpha=self.gate_alpha,
+            gate_limit=self.gate_limit,
             gate_layout=self.gate_layout,  # type: ignore[arg-type]
         )
         listed = self.with_row_scale(listed)
         return listed if self.residual is None else [*listed, ("residual", self.residual, 1.0)]
-
-    def scalars(self, details: Details) -> tuple[float, ...]:
-        """The factor of a residual."""
-        return () if self.residual is None else (1.0,)
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from warploom.generator.epilogue import Gate, Residual, columns
+from warploom.generator.epilogue import GATES, Residual, columns
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Sparse
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product import steps
-from warploom.runtime.families._product.steps.gate import layout_of
+from warploom.runtime.families._product.steps.gate import gate_options, layout_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Item
 from warploom.runtime.families.gemm import api, reference
@@ -226,7 +226,7 @@ def grouped_call(
     values: dict[str, Any] = {item[0]: item[1] for item in one.listed}
     rows = [item[1] for item in one.listed if item[0] == "scale_row"]
     leading = bool(one.listed) and one.listed[0][0] == "scale_row"  # of A, not of the result
-    gates = [item for item in one.listed if steps.step_of(item).step is Gate]
+    gates = [item for item in one.listed if steps.step_of(item).step in GATES]
     return GroupedCall(
         *(one.a, one.b, one.offs),  # type: ignore[arg-type]
         bias=values.get("bias"),
@@ -235,13 +235,13 @@ def grouped_call(
         row_scale=rows[-1] if len(rows) > leading else None,
         residual=values.get("residual"),
         activation=values.get("activation"),
-        gate=gates[0][1] if gates else None,
         gate_layout=layout_of(gates[0]) if gates else "halves",
         use_fast_accum=operation.accumulation == "fast",
         expected_m=one.expected_m,
         out=one.out,
         out_dtype=one.out.dtype,
         spec=spec,
+        **gate_options(one.listed),
     )
 
 

@@ -15,8 +15,8 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate
 
 from warploom.generator.epilogue import (
+    GATES,
     Bias,
-    Gate,
     Residual,
     RmsScale,
     Scale,
@@ -136,7 +136,7 @@ def _split_axes(axes: _Axes, listed: Sequence[Item]) -> list[int]:
     rows, where one tensor has something for all of them.
     """
     columns = axes.k - 1
-    gated = any(step_of(item).step is Gate for item in listed)
+    gated = any(step_of(item).step in GATES for item in listed)
     of_rows = any(step_of(item).step is RmsScale for item in listed)
     return [
         axis

@@ -7,6 +7,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.quantization.packed_experts import PackedExperts
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
 from warploom.runtime.families.mixed_gemm.grouped_call import GroupedMixedCall
 from warploom.runtime.function import Function
 from warploom.runtime.tensors import lowered, shown
@@ -23,6 +24,8 @@ def grouped_mixed_gemm(
     scale_a: torch.Tensor | None = None,
     activation: str | None = None,
     gate: str | None = None,
+    gate_alpha: float = ALPHA,
+    gate_limit: float = LIMIT,
     row_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -41,6 +44,8 @@ def grouped_mixed_gemm(
         activation: relu, gelu, gelu_tanh or silu, applied behind the bias.
         gate: silu, gelu, gelu_tanh, relu or swiglu_oai: rows of gate and up take turns in each
             weight, and the result [S, N / 2] is gate(even columns) * odd columns.
+        gate_alpha: Of swiglu_oai, whose gate is g sigmoid(alpha g).
+        gate_limit: Of swiglu_oai: gate is at most this, and up between minus this and this.
         row_scale: fp32 [S]: multiplies each row of the result last, as a routing weight does.
         out: Where the result is written; None: it is made.
         out_dtype: Of the result; by default that of 16-bit activations, else bf16.
@@ -76,5 +81,5 @@ def grouped_mixed_gemm(
         a = lowered(a)
     return _grouped(
         *(a, weight.slabs, offs, weight.metadata, weight.channel_scales, weight.channel_zeros),
-        *(bias, scale_a, row_scale, activation, gate, out, out_dtype, spec),
+        *(bias, scale_a, row_scale, activation, gate, out, out_dtype, spec, gate_alpha, gate_limit),
     )[0]

@@ -35,6 +35,7 @@ from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.groups import Details, GroupedProduct
 from warploom.runtime.families._product.operands import Operand, check_out, result_type
 from warploom.runtime.families._product.steps import step_of
+from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.families.mixed_gemm.call import check_operands
@@ -80,6 +81,8 @@ class GroupedMixedCall(GroupedProduct):
     out: torch.Tensor | None = result(default=None)
     out_dtype: torch.dtype | None = dtype(default=None)
     spec: KernelSpec | str | None = named_spec(default=None)
+    gate_alpha: float = option(default=ALPHA, schema=f"float={ALPHA}")
+    gate_limit: float = option(default=LIMIT, schema=f"float={LIMIT}")
 
     @property
     def weight(self) -> PackedExperts:
@@ -94,6 +97,8 @@ class GroupedMixedCall(GroupedProduct):
             bias=self.bias,
             activation=self.activation,
             gate=self.gate,
+            gate_alpha=self.gate_alpha,
+            gate_limit=self.gate_limit,
             gate_layout="halves" if self.gate is None else "interleaved",
         )
         return self.with_row_scale(listed)

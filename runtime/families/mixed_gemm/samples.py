@@ -13,6 +13,7 @@ from warploom.quantization import Metadata, PackedExperts, PackedWeight
 from warploom.quantization.codes import numbers
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product import steps
+from warploom.runtime.families._product.steps.gate import gate_options
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
@@ -80,9 +81,9 @@ def draw_grouped(
         scale_a=values.get("scale_row") if scaled_first else None,
         row_scale=None if scaled_first else values.get("scale_row"),
         activation=values.get("activation"),
-        gate=values.get("gate_interleaved"),
         out=wrong(out),
         out_dtype=out.dtype,
+        **gate_options(listed),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -27,12 +28,14 @@ GATES = ("relu", "gelu", "gelu_tanh", "silu", "swiglu_oai")
 LAYOUTS = ("halves", "interleaved")
 
 
-def by_hand(x: torch.Tensor, gate: str, layout: str) -> torch.Tensor:
+def by_hand(
+    x: torch.Tensor, gate: str, layout: str, alpha: float = 1.702, limit: float = 7.0
+) -> torch.Tensor:
     """Gates as transformers writes them: LlamaMLP, GptOssExperts."""
     g, up = (x[..., ::2], x[..., 1::2]) if layout == "interleaved" else x.chunk(2, dim=-1)
     if gate == "swiglu_oai":
-        g, up = g.clamp(min=None, max=7.0), up.clamp(min=-7.0, max=7.0)
-        return (up + 1) * (g * torch.sigmoid(g * 1.702))
+        g, up = g.clamp(min=None, max=limit), up.clamp(min=-limit, max=limit)
+        return (up + 1) * (g * torch.sigmoid(g * alpha))
     if gate == "gelu_tanh":
         return F.gelu(g, approximate="tanh") * up
     function = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}[gate]
@@ -62,6 +65,51 @@ def test_a_gate_is_what_models_compute(gate: str, layout: str) -> None:
     expected, bound = reference.gemm_bound(x, weight.t(), listed, torch.float32)
     torch.testing.assert_close(expected, exact)
     assert ((found.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("kind", ["swiglu_gate", "swiglu_gate_interleaved"])
+def test_swiglu_oai_takes_the_alpha_and_the_limit_of_a_model(kind: str) -> None:
+    """Calls that are recognised, with the numbers of an earlier one; and 1.702 and 7 for others."""
+    torch.manual_seed(0)
+    a, weight = torch.randn(5, 64).to(BF16), torch.randn(48, 64).to(BF16)
+    layout = "interleaved" if "_interleaved" in kind else "halves"
+    x = a.double() @ weight.double().t()
+    seen = []
+    for alpha, limit in ((1.0, 0.25), (1.0, 0.25), (-0.5, 3), (2.0, math.inf), (1.0, 0.25)):
+        listed = [(kind, alpha, limit)]
+        found = warploom.gemm(a, weight.t(), epilogue=listed, out_dtype=torch.float32)
+        exact = by_hand(x, "swiglu_oai", layout, alpha, limit)
+        torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-4)
+        expected, bound = reference.gemm_bound(a, weight.t(), listed, torch.float32)
+        torch.testing.assert_close(expected, exact)
+        assert ((found.double() - exact).abs() <= bound).all()
+        call = GemmCall(a, weight.t(), listed, None, torch.float32, True, None)
+        assert torch.equal(operators.call(call), found)
+        seen.append(found)
+    assert torch.equal(seen[0], seen[4]) and not torch.equal(seen[0], seen[2])
+    for wrong in (("1", 7.0), (1.0, None), (math.nan, 7.0), (math.inf, 7.0), (1.0, 0.0)):
+        with pytest.raises(ProblemError, match=r"must have two numbers, a finite alpha"):
+            warploom.gemm(a, weight.t(), epilogue=[(kind, *wrong)])
+    with pytest.raises(ProblemError, match=r"a swiglu_gate is \(kind, alpha, limit\)"):
+        warploom.gemm(a, weight.t(), epilogue=[(kind, 1.0)])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_pass_a_gate_with_numbers(*, compiled: bool) -> None:
+    torch.manual_seed(1)
+    torch._dynamo.reset()
+
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(x, weight.t(), epilogue=[("swiglu_gate", 0.5, 1.5)])
+
+    run = torch.compile(forward, fullgraph=True, backend="aot_eager") if compiled else forward
+    given = [one.to(BF16).requires_grad_() for one in (torch.randn(9, 64), torch.randn(32, 64) / 4)]
+    run(*given).float().square().sum().backward()
+    x, weight = exact = [one.detach().double().requires_grad_() for one in given]
+    by_hand(x @ weight.t(), "swiglu_oai", "halves", 0.5, 1.5).square().sum().backward()
+    for one, like in zip(given, exact, strict=True):
+        assert one.grad is not None and like.grad is not None
+        assert (one.grad.double() - like.grad).abs().max() <= 2**-6 * like.grad.abs().max()
 
 
 @pytest.mark.parametrize("gate", GATES)

@@ -101,6 +101,15 @@ def test_groups_end_at_the_largest_offset() -> None:
     assert not GroupedCall(a, w[:0].mT, offsets()).counted().any()
 
 
+WAYS = ("plain", "bias", "bias of all", "gate", "oai", "row_scale", "residual")
+OAI: dict[str, Any] = {"gate": "swiglu_oai", "gate_alpha": 0.5, "gate_limit": 1.5}
+
+
+def oai(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, -1)
+    return (up.clamp(-1.5, 1.5) + 1) * gate.clamp(max=1.5) * (0.5 * gate.clamp(max=1.5)).sigmoid()
+
+
 def test_the_epilogue_is_that_of_the_group() -> None:
     a, w = operands()
     bias, row = torch.randn(len(ENDS), N), torch.rand(ROWS)
@@ -124,6 +133,7 @@ def test_the_epilogue_is_that_of_the_group() -> None:
             silu(biased[:, :half]) * biased[:, half:] * row[:last, None],
         ),
         ({"gate": "silu", "gate_layout": "interleaved"}, silu(x[:, 0::2]) * x[:, 1::2]),
+        ({"bias": bias, **OAI}, oai(biased)),
         ({"row_scale": row, "residual": residual}, x * row[:last, None] + residual[:last]),
         (
             {"gate": "silu", "residual": residual[:, ::2].to(BF16).contiguous()},
@@ -156,6 +166,7 @@ def test_groups_of_columns_and_batches_are_as_torchs() -> None:
     assert close(d[:, : ENDS[-1]].t(), products(a.double(), w.double()))
     batched = warploom.grouped_gemm(w, w.mT)
     assert close(batched, w.double() @ w.double().mT)
+    assert close(warploom.grouped_gemm(w, w.mT, **OAI), oai(w.double() @ w.double().mT))
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 8, 2), (5, 0, 8, 2), (5, 8, 0, 2), (5, 8, 8, 0)], ids=str)
@@ -170,14 +181,14 @@ def test_what_is_empty_has_the_result_of_nothing(shape: tuple[int, int, int, int
     assert by_k.shape == (groups, k, n)
 
 
-@pytest.mark.parametrize("which", ["plain", "bias", "bias of all", "gate", "row_scale", "residual"])
+@pytest.mark.parametrize("which", WAYS)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_are_those_of_the_rows_that_have_a_group(which: str, compiled: bool) -> None:
     """Rows of no group have zeros: what lies there would go into the gradient of their tokens."""
     a, w = operands()
     w[1] = 0
     read = [a.nan_to_num().requires_grad_(), w.requires_grad_()]
-    keywords: dict[str, Any] = {"gate": "silu"} if which == "gate" else {}
+    keywords: dict[str, Any] = {"gate": {"gate": "silu"}, "oai": OAI}.get(which, {})
     if which.startswith("bias"):
         bias = torch.randn(*((len(ENDS),) if which == "bias" else ()), N).to(BF16)
         keywords = {"bias": bias.requires_grad_()}
@@ -200,6 +211,8 @@ def test_gradients_are_those_of_the_rows_that_have_a_group(which: str, compiled:
         exact = exact + (wide[2][group] if which == "bias" else wide[2])
     if which == "gate":
         exact = torch.nn.functional.silu(exact[:, : N // 2]) * exact[:, N // 2 :]
+    if which == "oai":
+        exact = oai(exact)
     if which == "row_scale":
         exact = exact * wide[2][: ENDS[-1], None]
     if which == "residual":
@@ -439,6 +452,7 @@ def test_transforms_of_torch_func_and_duals_are_named() -> None:
         ({"activation": ["relu"]}, "activation .*must be one of"),
         ({"gate": "silu", "gate_layout": []}, "gate_layout .*must be one of"),
         ({"gate": "silu", "activation": "relu"}, "must be one of them"),
+        ({"gate_limit": 2.0}, "limit 2.0 with gate None: .*those of swiglu_oai"),
         ({"out": torch.zeros(ROWS, N + 1, dtype=BF16)}, "out"),
         ({"use_fast_accum": 2}, "use_fast_accum"),
     ],

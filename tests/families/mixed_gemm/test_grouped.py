@@ -97,6 +97,10 @@ def test_the_epilogue_is_that_of_the_group() -> None:
             functional.silu(biased[:, ::2]) * biased[:, 1::2] * row[:last, None],
         ),
         ({"bias": bias, "gate": "swiglu_oai"}, (up + 1) * gate * torch.sigmoid(1.702 * gate)),
+        (
+            {"bias": bias, "gate": "swiglu_oai", "gate_alpha": 1.0, "gate_limit": 0.5},
+            (up.clamp(-0.5, 0.5) + 1) * gate.clamp(max=0.5) * gate.clamp(max=0.5).sigmoid(),
+        ),
     ]
     for keywords, exact in cases:
         d = warploom.grouped_mixed_gemm(a, packed, offs=offsets(*ENDS), **keywords)

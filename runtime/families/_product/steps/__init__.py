@@ -11,6 +11,8 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
                             relu, gelu, gelu_tanh, silu or swiglu_oai; what follows is of half the
                             columns. ("gate_interleaved", name): of every other column, from the
                             first, times that after it
+    ("swiglu_gate", alpha, limit)  swiglu_oai with numbers in place of 1.702 and 7; likewise
+                            swiglu_gate_interleaved
     ("residual", c, beta)   plus beta c, c of D's shape; fp16, bf16 or fp32
     ("amax", t)             raises t, an fp32 tensor of one element, to the largest magnitude there
     ("preactivation", z)    stores values there in z, of D's shape; fp16, bf16 or fp32
@@ -51,7 +53,7 @@ from warploom.runtime.families._product.steps.activation import (
     TorchActivationGradient,
 )
 from warploom.runtime.families._product.steps.added import TorchBias, TorchResidual
-from warploom.runtime.families._product.steps.gate import TorchGate
+from warploom.runtime.families._product.steps.gate import TorchGate, TorchSwigluGate
 from warploom.runtime.families._product.steps.gate_gradient import TorchGateGradient
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.outputs import (
@@ -83,6 +85,7 @@ STEPS: dict[str, TorchStep[Any]] = {
     "stochastic_rounding": TorchStochasticRounding(),
     "mean_square": TorchMeanSquare(),
     "rms_scale": TorchRmsScale(),
+    "swiglu_gate": TorchSwigluGate(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 
@@ -129,7 +132,9 @@ def step_of(item: Item) -> TorchStep[Any]:
     if one is not None and len(item) == 2 + bool(one.number):
         return one
     longer = [
-        f"; a {word} is (kind, tensor, {one.number})" for word, one in STEPS.items() if one.number
+        f"; a {word} is (kind, {one.value}, {one.number})"
+        for word, one in STEPS.items()
+        if one.number
     ]
     raise ProblemError(
         f"epilogue item {shown(item)}" + (f" of length {len(item)}" if listing else ""),

@@ -35,6 +35,7 @@ class TorchStep(Generic[StepT]):
     """A step, as items ask for it; it holds nothing of any.
 
     step       its class in the generator, whose `arguments` are the kinds of its items
+    value      what the value of an item is, of those that have something behind it
     number     what an item has behind its value, a number or, where its step loads z, the tensor
                that is filled; nothing: it ends there
     example    an item, where errors are to show it
@@ -45,6 +46,7 @@ class TorchStep(Generic[StepT]):
     """
 
     step: ClassVar[type[Step]]
+    value: ClassVar[str] = "tensor"
     number: ClassVar[str] = ""
     example: ClassVar[str] = ""
     fp32: ClassVar[bool] = False

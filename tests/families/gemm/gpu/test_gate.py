@@ -45,6 +45,20 @@ def test_the_chosen_kernel_is_right_at_any_number_of_rows(m: int, gate: str, lay
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("m", [1, 16, 61, 257, 4096])
+def test_swiglu_oai_takes_other_numbers(m: int, layout: str) -> None:
+    """Numbers of an earlier launch, alpha for limit, and a limit of one side of up."""
+    torch.manual_seed(m)
+    a, weight, bias = drawn(m, 1032), drawn(1424, 1032, limit=0.1), drawn(1424)
+    kind = "swiglu_gate" + "_interleaved" * (layout == "interleaved")
+    for alpha, limit in ((0.5, 1.5), (0.5, 1.5), (2.0, 0.75), (-1.0, float("inf"))):
+        verify(a, weight.t(), [("bias", bias), (kind, alpha, limit)])
+    own = verify(a, weight.t(), [("bias", bias), (kind, 1.702, 7.0)])
+    plain = verify(a, weight.t(), items("swiglu_oai", layout, ("bias", bias)))
+    assert (own.double() - plain.double()).abs().max() <= 2**-7 * plain.double().abs().max()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_weight_inside_of_another_is_read_in_place(layout: str) -> None:
     """Rows of gate and up of a larger matrix, with a pitch of their own."""
     room = drawn(400, 264)

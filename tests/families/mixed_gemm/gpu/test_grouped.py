@@ -127,7 +127,11 @@ def test_the_kernel_that_is_chosen_is_right(rows: int, kind: str) -> None:
     packed = PackedExperts.quantize(w, kind, group=32)
     bias = torch.randn(groups, n, device="cuda", generator=generator)
     last = int(offs[-1])
-    for keywords in ({}, {"bias": bias, "gate": "swiglu_oai"}):
+    for keywords in (
+        {},
+        {"bias": bias, "gate": "swiglu_oai"},
+        {"bias": bias, "gate": "swiglu_oai", "gate_alpha": 0.5, "gate_limit": 1.5},
+    ):
         call = GroupedMixedCall(a, packed.slabs, offs, packed.metadata, **keywords)
         d = warploom.grouped_mixed_gemm(a, packed, offs=offs, **keywords)
         within = [
