@@ -108,6 +108,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide scipy from transformers, which imports its optimizers for losses of object detection.
+
+    They are a third of all that it imports.
+    """
+    from gpu_session import is_gpu_session  # a plugin by now
+
+    if not is_gpu_session(config):  # whose baselines may need it
+        sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order files for several processes, which take them in this order (--no-loadscope-reorder)."""
     if workers:

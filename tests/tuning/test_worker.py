@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,19 @@ from warploom.runtime.families.attention_backward import trial as attention_back
 from warploom.runtime.families.attention_forward import api as attentions
 from warploom.runtime.families.gemm import api as products
 from warploom.runtime.measure import Call, Sampler
+from warploom.tuning import worker as workers
 from warploom.tuning.gpu import About, Batch, GpuProcess
-from warploom.tuning.loop import BETWEEN, DISCARDED, FEWEST, MOST
+from warploom.tuning.loop import BETWEEN, DISCARDED, FEWEST, MOST, loop
 from warploom.tuning.worker import GpuLost, Worker
 
 GEMM = GemmOperation("bf16", "bf16", "bf16")
 SHAPE = GemmShape(67, 64, 96)
+
+
+@pytest.fixture(autouse=True)
+def loops_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine they would end before all is known."""
+    monkeypatch.setattr(workers, "loop", partial(loop, clock=lambda: 0.0))
 
 
 def spec_of(operation: GemmOperation, **fields: Any) -> KernelSpec:
