@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from warploom.errors import ProblemError
+from warploom.quantization.checks import require_tensor, resolved
 
 Pattern = Literal["2:4"]
 Criterion = Literal["magnitude"]
@@ -51,7 +52,7 @@ class SparseWeight:
         Raises:
             ProblemError: The weight has another shape or type, or a group with three nonzeros.
         """
-        _require(weight)
+        weight = _required(weight)
         crowded = (weight.float() != 0).reshape(weight.shape[0], -1, 4).sum(-1) > 2
         if bool(crowded.any()):
             row, group = (int(index) for index in crowded.nonzero()[0])
@@ -199,12 +200,11 @@ def sparsify(
     for name, value, choices in (("pattern", pattern, Pattern), ("by", by, Criterion)):
         if value not in get_args(choices):
             raise ProblemError(f"{name}={value!r}", rule=f"must be {get_args(choices)[0]!r}")
-    _require(weight)
-    return _pack(weight)
+    return _pack(_required(weight))
 
 
-def _require(weight: Tensor) -> None:
-    """Refuse what cannot be packed."""
+def _required(weight: Tensor) -> Tensor:
+    """The weight as it is read; ProblemError for what cannot be packed."""
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.dtype not in TYPES:
         what = (
             f"{weight.dtype} {list(weight.shape)}"
@@ -212,13 +212,16 @@ def _require(weight: Tensor) -> None:
             else type(weight).__name__
         )
         raise ProblemError(f"weight {what}", rule=f"must be a tensor [N, K] of {_names()}")
+    require_tensor("weight", weight)
     _require_columns(weight.shape[1], weight.dtype)
     if weight.shape[0] == 0:
         raise ProblemError("weight without rows", rule="must have at least one")
+    weight = resolved("weight", weight)
     nans = weight.float().isnan()
     if bool(nans.any()):
         row, column = (int(index) for index in nans.nonzero()[0])
         raise ProblemError(f"weight with NaN at [{row}, {column}]", rule="must be a number")
+    return weight
 
 
 def _require_columns(k: int, dtype: torch.dtype) -> None:

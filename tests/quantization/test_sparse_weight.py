@@ -97,6 +97,15 @@ def test_torch_semi_structured_tensors_are_imported() -> None:
         SparseWeight.from_torch(exact)
 
 
+def test_a_weight_that_torch_has_negated_is_packed_with_its_own_signs() -> None:
+    weight = torch.randn(64, 64).bfloat16()
+    dense = sparsify(weight).dense()
+    assert torch.equal(sparsify(torch._neg_view(-weight)).dense(), dense)
+    assert torch.equal(SparseWeight.from_dense(torch._neg_view(-dense)).dense(), dense)
+    with pytest.raises(ProblemError, match=r"weight of torch.float8_e4m3fn .*negated lazily"):
+        sparsify(torch._neg_view(weight.to(torch.float8_e4m3fn)))
+
+
 def test_what_cannot_be_packed_is_named() -> None:
     dense = torch.ones(64, 64, dtype=torch.bfloat16)
     with pytest.raises(ProblemError, match=r"1024 groups .* the first at \[0, 0:4\]"):
@@ -109,6 +118,8 @@ def test_what_cannot_be_packed_is_named() -> None:
         sparsify(dense, "1:4")  # type: ignore[arg-type]
     with pytest.raises(ProblemError, match="by='random'"):
         sparsify(dense, by="random")  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="weight on the device meta: must have contents"):
+        sparsify(dense.to("meta"))
     dense[5, 7] = float("nan")
     with pytest.raises(ProblemError, match=r"NaN at \[5, 7\]"):
         sparsify(dense)

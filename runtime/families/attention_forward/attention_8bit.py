@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
+from torch.autograd.function import once_differentiable
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.runtime.families._attention.problem import Alignment, Arguments, Keywords, Window
 from warploom.runtime.families.attention_forward import gradient
@@ -15,7 +17,7 @@ from warploom.runtime.families.attention_quantize.api import (
     attention_quantize,
     dequantize,
 )
-from warploom.runtime.tensors import lowered, refuse_transforms
+from warploom.runtime.tensors import lowered, require_tensors
 
 
 class _Options(NamedTuple):
@@ -102,6 +104,10 @@ def attention_8bit(
         >>> warploom.attention_8bit(q, k, v, causal=True).dtype
         torch.bfloat16
     """
+    require_boolean("return_lse", return_lse)
+    if not torch.compiler.is_compiling():
+        named = (("q", q), ("k", k), ("v", v))
+        require_tensors("warploom.attention_8bit", named, [name for name, _ in named])
     if smooth and softcap:
         raise ProblemError(
             f"smooth with softcap {softcap}",
@@ -111,7 +117,6 @@ def attention_8bit(
     keywords: Keywords = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
     if torch._C._is_any_autocast_enabled():
         q, k, v = lowered(q), lowered(k), lowered(v)
-    refuse_transforms("warploom.attention_8bit")
     options = _Options(scores, not softcap if smooth is None else smooth, keywords)
     out, lse = _Attention8Bit.apply(options, q, k, v)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out
@@ -139,6 +144,7 @@ class _Attention8Bit(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor | None, _: object) -> tuple[Any, ...]:  # noqa: ANN401
         """Return the gradients of what the quantized operands stand for.
 

@@ -83,3 +83,20 @@ def test_operands_of_fp32_are_converted_under_autocast() -> None:
         out = warploom.attention_8bit(q, k, v)
     out.float().sum().backward()
     assert out.dtype == torch.bfloat16 and q.grad is not None and q.grad.dtype == torch.float32
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """Gradients of a graph of gradients had none, and a penalty on them trained nothing."""
+    q, k, v = operands()
+    out = warploom.attention_8bit(q.requires_grad_(), k, v)
+    (gradient,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.float().square().sum().backward()
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    q, k, v = operands()
+    with pytest.raises(ProblemError, match=r"^k None of type NoneType: must be a torch tensor"):
+        warploom.attention_8bit(q, None, v)  # type: ignore[call-overload]
+    with pytest.raises(ProblemError, match=r"^return_lse <tensor \[2\]>: must be True or False"):
+        warploom.attention_8bit(q, k, v, return_lse=torch.ones(2))  # type: ignore[call-overload]
