@@ -120,7 +120,7 @@ def _quantized(
     place: Place,
 ) -> list[list[QuantizedLinear]] | None:
     """Layers of all experts, by `PARTS`; None where gate and up are quantized differently."""
-    from warploom.integrations.quantized_experts import shape_of
+    from warploom.integrations.expert_layers import shape_of
 
     device, dtype = place(module.down_proj)
     made: list[list[QuantizedLinear]] = [[], []]

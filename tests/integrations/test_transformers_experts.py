@@ -12,8 +12,8 @@ from transformers.integrations import moe
 import warploom
 from warploom.integrations import experts
 from warploom.integrations import transformers_experts as rules
-from warploom.integrations.expert_layers import layers_of
 from warploom.integrations.checkpoints import experts as checkpoint_experts
+from warploom.integrations.expert_layers import layers_of
 from warploom.integrations.patch_report import AS_IT_WAS
 from warploom.integrations.patch_weights import Weights
 

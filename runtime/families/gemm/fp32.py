@@ -24,7 +24,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import GATES, EpilogueStep
+from warploom.generator.epilogue import GATES
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.launches import DeviceLimits
