@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from linear_bounds import ACTIVATIONS, within
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +19,7 @@ from warploom.integrations import float8
 from warploom.integrations.float8 import Quantised, operands, quantised, with_transpose
 from warploom.integrations.recipes import E4M3, E5M2, RECIPES, SCHEMES, Quantization
 from warploom.integrations.scaling import HISTORY, ParameterCache
+from warploom.runtime.families.cast.call import CastCall
 
 IN, OUT, ROWS = 48, 32, 20
 # Recipes whose gradients may be multiplied beside the operands of the forward product.
@@ -44,6 +46,30 @@ def exact(found: Quantised) -> torch.Tensor:
         scale = scale.repeat_interleave(block, 0).repeat_interleave(128, 1)
         return values * scale[: values.shape[0], : values.shape[1]]
     return values * (scale if scale.numel() == 1 else scale.unsqueeze(-1))
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_how_often_a_weight_is_quantized(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts that the page of fp8 states: of four calls, eager, compiled, and with freezing."""
+    compute, casts = CastCall.compute, list[tuple[int, ...]]()
+
+    def counting(self: CastCall, *given: Any) -> None:
+        casts.append(tuple(self.x.shape))
+        compute(self, *given)
+
+    monkeypatch.setattr(CastCall, "compute", counting)
+    module, x = layer(recipe, bias=False).requires_grad_(False), rows(ROWS)
+    found = []
+    for freezing in (None, False, True):
+        torch._dynamo.reset()
+        call = module if freezing is None else torch.compile(module, fullgraph=True)
+        with torch.no_grad(), torch._inductor.config.patch(freezing=bool(freezing)):
+            call(x)
+            casts.clear()
+            for _ in range(4):
+                call(x)
+        found.append((casts.count((OUT, IN)), casts.count((ROWS, IN))))
+    assert found == [(0, 4), (4, 4), (0, 4)]
 
 
 # ---- Quantising ----------------------------------------------------------------------------------

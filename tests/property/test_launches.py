@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import GEMM, gemm_specs, problems
 
-from warploom.generator.epilogue import Gate
+from warploom.generator.epilogue import GATES
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.specification import KernelSpec
@@ -101,7 +101,7 @@ def assert_only_a_batched_kernel_takes_batches(
     maps = [value for value in launch.parameters.values() if isinstance(value, TensorMap)]
     assert isinstance(spec.operation, GemmOperation)
     rank = 3 if spec.operation.batched else 2
-    gated = {"b"} if any(isinstance(step, Gate) for step in spec.operation.epilogue) else set()
+    gated = {"b"} if any(isinstance(step, GATES) for step in spec.operation.epilogue) else set()
     for found in maps:  # a gate's and up's rows of B are loaded in turns, by two dimensions more
         assert len(found.extents) == rank + 2 * (found.tensor in gated)
     assert ("a_repeat" in launch.parameters) is spec.operation.batched

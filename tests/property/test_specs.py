@@ -25,10 +25,10 @@ from warploom.generator import names
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import (
+    GATES,
     MOST_STEPS,
     STEPS,
     ActivationGradient,
-    Gate,
     MeanSquare,
     Preactivation,
     Quantize,
@@ -102,7 +102,7 @@ def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> No
         "l2_promotion": 128,
     }
     clustered: dict[str, Any] = {"cluster": (2, 4)}
-    if isinstance(step, Gate):  # of batches, whose producer has no registers for both
+    if isinstance(step, GATES):  # of batches, whose producer has no registers for both
         clustered |= {"consumers": 1, "raster": "along_n"}
     for more in (clustered, {"producer_registers": 24}):  # which exclude each other
         fewer = step.loads or "consumers" in more
@@ -225,7 +225,7 @@ def assert_staging_fits(operation: GemmOperation, schedule: GemmSchedule) -> int
         return 0
     layout = gemm_layout(operation, schedule)
     # Behind a gate D has a column for each two of the product.
-    factors = 1 + any(isinstance(step, Gate) for step in operation.epilogue)
+    factors = 1 + any(isinstance(step, GATES) for step in operation.epilogue)
     lengths = (layout.chunk_columns // factors, 64)
     if schedule.swap_ab:
         lengths = (64 // factors, layout.chunk_columns)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import (
+    GATES,
     MOST_STEPS,
     STEPS,
     Bias,
     ColumnSum,
     EpilogueStep,
-    Gate,
     MeanSquare,
     Quantize,
     Residual,
@@ -314,7 +314,7 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
     steps = most_of(step)
     if isinstance(step, Quantize | StochasticRounding | MeanSquare):
         return  # it is the last, and some are of other types: see below
-    gated = isinstance(step, Gate)  # which sums no columns
+    gated = isinstance(step, GATES)  # which sums no columns
     mixed = (*steps[:3], *most_of(Residual("fp32") if gated else ColumnSum())[:5])
     assert legal(mixed) is None
     for epilogue in (steps, mixed):

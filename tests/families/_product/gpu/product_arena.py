@@ -30,9 +30,10 @@ from warploom.generator.epilogue import (
     RmsScale,
     Scale,
     StochasticRounding,
+    SwigluGate,
 )
 from warploom.runtime.elements import TORCH, unit_roundoff
-from warploom.runtime.families._product.steps.gate import kind_of
+from warploom.runtime.families._product.steps.gate import gate_item, kind_of
 from warploom.runtime.families._product.steps.gate_gradient import (
     TorchGateGradient,
     gradient_kind,
@@ -117,6 +118,8 @@ def item(
         return None, ("stochastic_rounding", torch.tensor([17, 2**61 + 3], device="cuda"))
     if isinstance(step, Gate):
         return None, (kind_of(step.layout), step.function)
+    if isinstance(step, SwigluGate):
+        return None, gate_item(step.function, step.layout, 0.75, 1.25)
     if isinstance(step, Activation):
         return None, ("activation", step.function)
     if isinstance(step, Scale) and step.by == "host":

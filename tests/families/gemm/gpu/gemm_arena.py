@@ -15,7 +15,7 @@ from rooms import Guarded
 
 import warploom
 from warploom.generator.epilogue import (
-    Gate,
+    GATES,
     GateGradient,
     MeanSquare,
     Preactivation,
@@ -109,7 +109,9 @@ def _keep_in_range(made: Call) -> None:
     """Make columns of A 0 until all that is stored in fp16 fits: a gate multiplies two sums."""
     operation = cast("GemmOperation", made.spec.operation)
     steps = operation.epilogue
-    first = next((i for i, one in enumerate(steps) if isinstance(one, Gate | GateGradient)), None)
+    first = next(
+        (i for i, one in enumerate(steps) if isinstance(one, (*GATES, GateGradient))), None
+    )
     if first is None:
         return
     stored = [made.listed] if operation.d == "fp16" else []
