@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 128, mask causal, packed lengths
-//   q tile 64, KV tile 128, 2 consumers, 2 stages, half of v held in registers, dq added direct
+//   q tile 64, KV tile 128, 2 consumers, 2 stages, dq added direct, half of v held in registers
 // Digest 3350b733070bde710f018210b06a432553b6ef76ca462adcead89c3bbb4abaa7; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:

@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask none, fixed lengths
-//   q tile 48, KV tile 128, 2 consumers, 1 stage, dq added bulk, in order, rows shared
+//   q tile 48, KV tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
 // Digest 900b8b45618c21ceb67bb08d86e8a653836bcaa5e7eb8fb16a9b9221cf949d5e; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:

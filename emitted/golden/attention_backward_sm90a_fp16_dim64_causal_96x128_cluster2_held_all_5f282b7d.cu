@@ -5,7 +5,7 @@
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   fp16, head dimension 64, mask causal, fixed lengths
-//   q tile 96, KV tile 128, 2 consumers, 2 stages, all of v held in registers, dq added bulk, clusters of 2
+//   q tile 96, KV tile 128, 2 consumers, 2 stages, clusters of 2, dq added bulk, all of v held in registers
 // Digest 5f282b7d6b0eb4761b2793b6a29f462e84b5b9db407fc7966b8c775e2dd2fe3b; `warploom show` prints this file.
 //
 // Three kernels, in the order of launch:

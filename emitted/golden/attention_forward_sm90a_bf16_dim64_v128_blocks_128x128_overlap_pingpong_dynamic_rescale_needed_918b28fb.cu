@@ -2,7 +2,7 @@
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, head dimension 64, of v 128, mask none, fixed lengths, listed blocks
-//   q tile 128, KV tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
+//   q tile 128, KV tile 128, 2 consumers, 2 stages, pingpong, overlap, scheduler dynamic
 // Digest 918b28fbadc32bd53a7d58fd468e8c1b6bc144da42fc75eaade4a65a36d077ce; `warploom show` prints this file.
 //
 // Launch: 384 threads, 1 CTA per SM; grid: one CTA per SM, each of which takes the next tile of q from a counter

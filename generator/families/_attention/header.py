@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from warploom.generator.header import Barrier, Memory, counted
-from warploom.generator.wgmma import TemplateText
 
-WIDTH = 112  # of a line
 THREAD_REGISTERS = 65_536  # of an SM
-
-
-def computed(operation: Any) -> list[str]:  # noqa: ANN401 (of either pass)
-    """Return words for head dimensions, mask and lengths."""
-    return [
-        f"head dimension {operation.dim}",
-        f"of v {operation.dim_v}" * bool(operation.dim_v),
-        f"mask {operation.mask}",
-        f"{operation.lengths} lengths",
-        "listed blocks" * operation.blocks,
-    ]
-
-
-def lines(*texts: list[str]) -> TemplateText:
-    """Return comment lines, one or more for each list of words, of which some may be empty."""
-    wrapped = (
-        textwrap.wrap(
-            ", ".join(filter(None, words)),
-            WIDTH,
-            initial_indent="//   ",
-            subsequent_indent="//     ",
-        )
-        for words in texts
-    )
-    return TemplateText("\n".join(line for group in wrapped for line in group))
 
 
 def consumers(count: int) -> str:

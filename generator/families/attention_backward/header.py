@@ -29,24 +29,6 @@ def described(
     return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
 
 
-def choices(spec: AttentionBackwardSpec, layout: AttentionBackwardLayout) -> TemplateText:
-    """Return the comment lines that say what a kernel computes, and by which schedule."""
-    operation, schedule = spec.operation, spec.schedule
-    stages = counted(schedule.stages, "stage")
-    scheduled = [
-        f"q tile {schedule.q_tile}, KV tile {schedule.kv_tile}",
-        counted(schedule.warpgroups, "consumer"),
-        f"{stages} of q, 1 of do" if schedule.single_do else stages,
-        f"{schedule.v_in_registers} of v held in registers" * bool(layout.held_steps),
-        "overlap" * schedule.overlap,
-        f"dq added {schedule.accumulate}",
-        "in order" * operation.deterministic,
-        f"clusters of {schedule.cluster}" * (schedule.cluster > 1),
-        f"{schedule.cluster_split} shared" * (layout.parts > 1),
-    ]
-    return shared.lines([operation.element, *shared.computed(operation)], scheduled)
-
-
 def _kernels(spec: AttentionBackwardSpec, layout: AttentionBackwardLayout) -> Iterator[str]:
     schedule = spec.schedule
     yield "Three kernels, in the order of launch:"

@@ -7,7 +7,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
-from warploom.generator.families.attention_backward.header import choices, described
+from warploom.generator.families.attention_backward.header import described
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
 from warploom.generator.families.attention_backward.layout import (
     CROWDED_CAPS,
@@ -60,7 +60,6 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         **shared,
         **modifiers.of_scores(operation, leans=False),
         "parts": _parts(spec, layout, shared["parts"], mask_alone, number),
-        "choices": choices(spec, layout),
         "slope_part": f"{shared['capped']}#slope"
         if shared["capped"]
         else "attention_backward/slope_plain.cuh",

@@ -25,26 +25,6 @@ def described(spec: AttentionSpec, layout: AttentionLayout, makers: int) -> Temp
     return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
 
 
-def choices(spec: AttentionSpec) -> TemplateText:
-    """Return the comment lines that say what a kernel computes, and by which schedule."""
-    operation, schedule = spec.operation, spec.schedule
-    computed = [
-        operation.element,
-        f"q and k {operation.scores}" * operation.eight,
-        f"v {operation.weights}" * (operation.weights != "same"),
-        *shared.computed(operation),
-    ]
-    scheduled = [
-        f"q tile {schedule.q_tile}, KV tile {schedule.kv_tile}",
-        counted(schedule.warpgroups, "consumer"),
-        counted(schedule.stages, "stage"),
-        "overlap" * schedule.overlap,
-        "pingpong" * schedule.pingpong,
-        f"scheduler {schedule.scheduler}",
-    ]
-    return shared.lines(computed, scheduled)
-
-
 def _roles(spec: AttentionSpec, makers: int) -> Iterator[str]:
     schedule = spec.schedule
     yield f"Launch: {schedule.threads} threads, 1 CTA per SM; grid: {GRIDS[schedule.scheduler]}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._attention import template as modifiers
-from warploom.generator.families.attention_forward.header import choices, described
+from warploom.generator.families.attention_forward.header import described
 from warploom.generator.families.attention_forward.launch import KEYS_THREADS
 from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.rules import KEYS_OF_A_SCALE
@@ -50,7 +50,6 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
         **modifiers.of_scores(operation, leans=operation.leans),
         "parts": _parts(operation, schedule, shared["parts"]),
-        "choices": choices(spec),
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
         "box_columns": "kSpan" if operation.eight else "kSpan / 2",
