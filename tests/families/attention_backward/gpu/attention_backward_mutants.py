@@ -52,7 +52,7 @@ WRITE = "    write(c, c.own_ds(step), ds);\n"
 DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));\n"
 RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
 MEET = "    meet();\n"
-AWAIT_TURN = "      await_turn(p.turns + place, turn(p, work, m * kQTile));\n"
+WAIT_SEMAPHORE = "      wait_semaphore(p.turns + sum_index, tiles_before(p, work, m * kQTile));\n"
 AWAIT_SUMS = "      shared.sums_full[writer].wait(phase);\n"
 BEFORE_WAIT = "and touches no global memory.\n"  # in the main kernel alone
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
@@ -133,7 +133,7 @@ MUTANTS = {
         kernel=SIMPLE["pair"],
     ),
     "kv tiles do not wait for their turn": Mutant(
-        wrong=((AWAIT_TURN, ""),),
+        wrong=((WAIT_SEMAPHORE, ""),),
         shape=LONG,
         pauses=((AWAIT_SUMS, AWAIT_SUMS + "      if (clock64() >> 6 & 1)\n" + PAUSE),),
         kernel=SIMPLE["deterministic"],

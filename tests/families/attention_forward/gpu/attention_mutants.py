@@ -76,7 +76,7 @@ LOAD_K = """\
 """
 LOAD_V_OF_8_BITS = (
     "      load_values(p, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, "
-    "shared.v[before.stage],\n                  work.sequence, n, head);\n"
+    "shared.v[before.stage],\n           work.sequence, n, head);\n"
 )
 PRODUCT = "    multiply_output(product, weights, c.staged_v(at.stage));\n"
 AWAIT_V_OF_8_BITS = "    c.shared.v_full[at.stage].wait(at.phase);\n"
@@ -204,7 +204,7 @@ MUTANTS: dict[str, mutants.Mutant] = {
 UNLIKE = cases.chosen(192, mask="causal", further={"dim_v": 128})
 MUTANTS |= {
     "weights are multiplied before their v of another dimension is there": Mutant(
-        wrong=((AWAIT_V + OUTPUT + "    c.turns.pass", OUTPUT + "    c.turns.pass"),),
+        wrong=((AWAIT_V + OUTPUT + "    c.order.arrive", OUTPUT + "    c.order.arrive"),),
         shape=ONE_LAP,
         pauses=((LOAD_VALUES, PAUSE + LOAD_VALUES),),
         kernel=cases.spec(128, 128, dim=192, further={"dim_v": 128}),
