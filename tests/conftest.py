@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -135,6 +135,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.freeze()
         gc.set_threshold(20_000)
     gc.enable()  # last: else it looks through all that was just loaded, once more
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Look for garbage no more in what a file of tests leaves, such as records that were read.
+
+    A look through all of it took most of a second, and whatever measures begins with one.
+    """
+    result = yield
+    from gpu_session import is_gpu_session
+
+    if (nextitem is None or nextitem.path != item.path) and not is_gpu_session(item.config):
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

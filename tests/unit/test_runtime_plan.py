@@ -104,8 +104,6 @@ def test_calls_at_new_addresses_leave_nothing_for_the_garbage_collector_to_follo
     """A dozen objects of each made it look through the whole process, for 100 ms, now and then."""
     made = make(WORKSPACES[1:2], kernel := Kernel())
     made.run((64,), (0.5,), lambda: None)
-    gc.collect()
-    gc.freeze()  # what was there before is looked through no more: that takes a second each time
 
     def followed() -> int:
         kernel.blocks.clear()
