@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,17 +75,11 @@ class Layers:
         self,
         gate: Mapping[str, torch.Tensor],
         up: Mapping[str, torch.Tensor],
-        names: tuple[str, str],
+        names: Sequence[str],
     ) -> PackedWeight | None:
         """The quantized weight of gate and up of an expert, whose rows take turns."""
-        return import_gate_up(
-            gate,
-            up,
-            self._settings,
-            names=(self._stored(names[0]), self._stored(names[1])),
-            requantize=self._requantize,
-            activations=INPUTS,
-        )
+        stored = [self._stored(one) for one in names[:2]]
+        return import_gate_up((gate, up), self._settings, stored, self._requantize)
 
     def _stored(self, layer: str) -> str:
         """What the files, and so the patterns of the configuration, call a layer."""

@@ -16,8 +16,7 @@ from rich.progress import track
 from warploom.errors import ProblemError
 from warploom.integrations.checkpoints.experts import CLASS, PARTS, QuantizedExperts
 from warploom.integrations.checkpoints.layers import IGNORED, Layers
-from warploom.integrations.checkpoints.mixtures import EXPERT, is_joined, one_of, unlike
-from warploom.integrations.checkpoints.mixtures import read as read_mixture
+from warploom.integrations.checkpoints.mixtures import EXPERT, Mixture, is_joined, one_of, unlike
 from warploom.integrations.checkpoints.shards import Shards
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_sharing import check_unwrapped
@@ -287,7 +286,7 @@ class _Found:
 
     def _mixture(self, name: str, module: torch.nn.Module, given: list[str]) -> None:
         """Experts that the checkpoint has one by one: Qwen's, Mixtral's and others'."""
-        made = read_mixture(name, module, given, self._layers, self._place)
+        made = Mixture(name, module, given, self._layers, self._place).read()
         if isinstance(made, QuantizedExperts):
             self._modules[name] = made
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -77,37 +77,23 @@ def import_weight(
 
 
 def import_gate_up(
-    gate: Tensors,
-    up: Tensors,
+    tensors: Sequence[Tensors],
     config: Config,
-    *,
-    names: tuple[str, str],
+    names: Sequence[str],
     requantize: str | None = None,
-    activations: Activations = "16-bit",
 ) -> PackedWeight | None:
-    """Return the weights of gate and up of one expert as one whose rows take turns.
+    """Return gate and up of an expert as one weight for activations of 16 bits: rows take turns.
 
-    Args:
-        gate: the tensors of gate, as `import_weight` takes them.
-        up: likewise, of up.
-        config: as `import_weight` takes it.
-        names: the paths of gate and up in the checkpoint.
-        requantize: as `import_weight` takes it.
-        activations: the same.
-
-    Returns:
-        The weight [2 I, H], or None if gate and up differ in format, group or dtype of scales.
-
-    Raises:
-        ProblemError: what `import_weight` raises.
+    Args are those of `import_weight`, for gate and for up. None: the two differ in format, group or
+    dtype of scales.
     """
     layers = []
-    for tensors, name in zip((gate, up), names, strict=True):
+    for one, name in zip(tensors, names, strict=True):
         with _brief_errors(name):
-            layers.append(_layer(tensors, config, name, metadata=None, expert=None))
+            layers.append(_layer(one, config, name, metadata=None, expert=None))
     with _brief_errors(names[0]):
         both = layers[0].interleaved(layers[1])
-        return None if both is None else both.packed(activations, requantize)
+        return None if both is None else both.packed("16-bit", requantize)
 
 
 def import_block_scaled(
