@@ -1,4 +1,4 @@
-// What the programs of both passes' ranges share; Corner and kBack are of the emitted text before it.
+// What the programs of both passes' ranges share; BoxCoord and kBack are of the emitted text before it.
 #include <algorithm>
 #include <climits>
 #include <cstdio>
@@ -50,10 +50,10 @@ static int wild_offset(int total) {
 }
 
 // The rows of the tensor that a box reaches are the tensor's.
-template <int kRows> static int verify_inside(Corner corner, int total) {
+template <int kRows> static int verify_inside(BoxCoord coord, int total) {
   for (int j = 0; j < kRows; ++j) {
-    const int at = corner.row + j + (corner.first - kBack);
-    REQUIRE(corner.row >= 0 && (corner.row + j >= kRows || (at >= 0 && at < total)), "row %d of %d is read", at, total);
+    const int at = coord.row + j + (coord.first - kBack);
+    REQUIRE(coord.row >= 0 && (coord.row + j >= kRows || (at >= 0 && at < total)), "row %d of %d is read", at, total);
   }
   return 0;
 }

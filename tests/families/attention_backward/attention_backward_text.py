@@ -71,7 +71,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
                 re.MULTILINE,
             ),
             piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
-            piece(r"^(struct Corner .*?)$"),
+            piece(r"^(struct BoxCoord .*?)$"),
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?)^// (?:Starts the store|Where a row of k or v begins)"),
             piece(r"^(struct Work \{.*?^\};)"),

@@ -4,11 +4,11 @@
 
 static int sum;  // of all that is reckoned: the compiler must not leave it out
 
-static void use(Corner corner) {
+static void use(BoxCoord coord) {
 #ifdef PACKED
-  sum ^= corner.row ^ corner.first;
+  sum ^= coord.row ^ coord.first;
 #else
-  sum ^= corner.row;
+  sum ^= coord.row;
 #endif
 }
 
@@ -17,7 +17,7 @@ static void reckon(const Parameters& p, const Work& work, int n) {
   sum ^= tile * kParts + work.part ^ 2 * tile;  // of the sums of dq, of the statistics
   use(work.sequence.rows_at<kQTile>(row));
 #ifdef ORDERED
-  sum ^= turn(p, work, row);
+  sum ^= tiles_before(p, work, row);
 #endif
   for (int column = work.column; column < work.column + kKvTile; column += kWgmmaM)
     for (threadIdx.x = 0; threadIdx.x < 128; threadIdx.x += 127) {
@@ -41,7 +41,7 @@ int main() {
   p.heads = p.all_kv_heads * p.sharing, p.seq_q = total_q, p.seq_k = total_k;
 #endif
   const int numbers = p.all_kv_heads * p.sharing * p.q_tiles, blocks = p.all_kv_heads * p.kv_tiles * kParts;
-  for (int number : {0, numbers - 1}) sum ^= place_q(p, number).row + kQTile - 1;
+  for (int number : {0, numbers - 1}) sum ^= q_tile_coord(p, number).row + kQTile - 1;
   for (int leftward : {0, 1}) {
 #ifdef ORDERED
     p.leftward = leftward;

@@ -26,7 +26,7 @@ void stmatrix(int transposed, std::vector<uint32_t> operands) {
 // ---- Stores -----------------------------------------------------------------------------------------
 static Matrix stored;
 static int store_row;
-void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, Corner, int) {
+void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, BoxCoord, int) {
   for (int r = 0; r < kWgmmaM; ++r)
     for (int c = 0; c < kBoxColumns; ++c)
       stored[store_row + r][column + c] = element(at_swizzled(int(box - memory) + r * kSpan + c * 2, kSpan));

@@ -38,17 +38,17 @@ struct Seen {
 };
 
 // The rows of the tensor that a box reaches are those of its sequence, and where they are expected.
-template <int kRows> static int verify_box(Corner corner, int row, int first, int count) {
+template <int kRows> static int verify_box(BoxCoord coord, int row, int first, int count) {
 #ifdef PACKED
   for (int j = 0; j < kRows; ++j) {
-    const bool inside = corner.row >= 0 && corner.row + j < kRows;
+    const bool inside = coord.row >= 0 && coord.row + j < kRows;
     REQUIRE(inside == (row + j < count), "row %d of %d", row + j, count);
-    REQUIRE(!inside || corner.first >= 0, "coordinate %d", corner.first);
-    const int at = corner.row + j + (corner.first - kBack);
+    REQUIRE(!inside || coord.first >= 0, "coordinate %d", coord.first);
+    const int at = coord.row + j + (coord.first - kBack);
     REQUIRE(!inside || at == first + row + j, "row %d is read at %d", row + j, at);
   }
 #else
-  REQUIRE(corner.row == row, "row %d", row);
+  REQUIRE(coord.row == row, "row %d", row);
 #endif
   return 0;
 }
@@ -119,7 +119,7 @@ static int wild_problem() {
 #endif
   const int numbers = p.q_tiles * kv_heads * p.sharing;
   for (int number = 0; number < numbers; ++number) {
-    const Place at = place_q(p, number);
+    const TileCoord at = q_tile_coord(p, number);
     const int first = at.sequence.first_row, rows = at.sequence.rows(p);
     REQUIRE(at.row >= 0, "row %d", at.row);
     REQUIRE(at.row >= rows || (first >= 0 && first <= p.total_q - rows), "rows %d and %d more of %d", first, rows, p.total_q);
@@ -142,7 +142,7 @@ static int wild_problem() {
         if (verify_inside<kQTile>(of.rows_at<kQTile>(m * kQTile), p.total_q)) return 1;
         const int before = added[number * kParts + work.part]++;
 #ifdef ORDERED
-        REQUIRE(turn(p, work, m * kQTile) <= before, "turn %d, which %d blocks came before", turn(p, work, m * kQTile), before);
+        REQUIRE(tiles_before(p, work, m * kQTile) <= before, "turn %d, which %d blocks came before", tiles_before(p, work, m * kQTile), before);
 #endif
         (void)before;
       }
@@ -214,7 +214,7 @@ static int problem() {
   struct Storage { int which, row; };
   std::vector<Storage> storage;  // what the q tile with a number is
   for (int number = 0; number < p.q_tiles * all_heads; ++number) {
-    const Place at = place_q(p, number);
+    const TileCoord at = q_tile_coord(p, number);
     storage.push_back({-1, 0});
     REQUIRE(at.row >= 0, "row %d", at.row);
     if (at.row >= at.sequence.rows(p)) continue;
@@ -261,7 +261,7 @@ static int problem() {
         // One block after the other, each finds that its turn has come: none waits for a later one.
         const int before = added[number * kParts + work.part]++;
 #ifdef ORDERED
-        REQUIRE(turn(p, work, m * kQTile) == before, "turn %d after %d blocks", turn(p, work, m * kQTile), before);
+        REQUIRE(tiles_before(p, work, m * kQTile) == before, "turn %d after %d blocks", tiles_before(p, work, m * kQTile), before);
 #endif
         (void)before;
       }

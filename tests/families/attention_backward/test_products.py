@@ -55,8 +55,8 @@ void ldmatrix(uint32_t address);
 template <int n, bool a_k_major, bool b_k_major> static void multiply(uint64_t a, uint64_t b, float* d, bool add);
 template <int n> void multiply_held(const uint32_t (&a)[4], uint64_t b, float* d, bool add);
 struct Parameters { cute::TmaDescriptor dk_map, dv_map; };
-struct Corner {};
-struct Sequence { template <int kRows> Corner columns_at(int) const { return {}; } };
+struct BoxCoord {};
+struct Sequence { template <int kRows> BoxCoord columns_at(int) const { return {}; } };
 struct Scaling { explicit Scaling(const Parameters&) {} };
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
@@ -65,7 +65,7 @@ template <int kRows> struct Tile {
 template <int kCount> void fence(float (&)[kCount]) {}
 inline uint32_t pair(float low, float high) { return uint16_t(int(low)) | uint32_t(uint16_t(int(high))) << 16; }
 inline int __shfl_sync(unsigned, int x, int) { return x; }
-void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, Corner corner, int head);
+void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, BoxCoord coord, int head);
 """  # noqa: E501
 FUNCTIONS = (  # those of a pair; the first two are anybody's
     "matrix", "multiply_scores", "multiply_query", "write", "multiply_gradient", "own_ds",

@@ -188,7 +188,7 @@ def fragments_text(dim: int, kv_tile: int, cluster: int) -> str:
     )
     assert len(functions) == 2
     emitted = "\n".join(functions).replace(
-        "*reinterpret_cast<uint32_t*>(place", "*counted<uint32_t*>(place"
+        "*reinterpret_cast<uint32_t*>(to", "*counted<uint32_t*>(to"
     )
     counted = (
         "template <class T> T counted(void* at) { stored(at); return reinterpret_cast<T>(at); }"

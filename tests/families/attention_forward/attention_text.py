@@ -70,7 +70,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
                 re.MULTILINE,
             ),
             piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
-            piece(r"^(struct Corner .*?)$"),
+            piece(r"^(struct BoxCoord .*?)$"),
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?)^// Rows of a tensor in shared memory"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),

@@ -12,11 +12,11 @@ static int skips;
 
 static int sum;  // of all that is reckoned: the compiler must not leave it out
 
-static void use(Corner corner) {
+static void use(BoxCoord coord) {
 #ifdef PACKED
-  sum ^= corner.row ^ corner.first;
+  sum ^= coord.row ^ coord.first;
 #else
-  sum ^= corner.row;
+  sum ^= coord.row;
 #endif
 }
 

@@ -93,12 +93,12 @@ static int random_bound() {
 
 #ifdef PACKED
 // The rows of the tensor that a box reaches are those of its sequence, and where they are expected.
-template <int kRows> static int verify_box(Corner corner, int row, int first, int count) {
+template <int kRows> static int verify_box(BoxCoord coord, int row, int first, int count) {
   for (int j = 0; j < kRows; ++j) {
-    const bool inside = corner.row >= 0 && corner.row + j < kRows;
+    const bool inside = coord.row >= 0 && coord.row + j < kRows;
     REQUIRE(inside == (row + j < count), "row %d of %d", row + j, count);
-    REQUIRE(!inside || corner.first >= 0, "coordinate %d", corner.first);
-    const int at = corner.row + j + (corner.first - kBack);
+    REQUIRE(!inside || coord.first >= 0, "coordinate %d", coord.first);
+    const int at = coord.row + j + (coord.first - kBack);
     REQUIRE(!inside || at == first + row + j, "row %d is read at %d", row + j, at);
   }
   return 0;

@@ -26,7 +26,7 @@ from warploom.generator.families.attention_forward.launch import padded_total
 from warploom.generator.families.attention_forward.template import (
     OFFSET,
     OFFSET_IF_NEEDED,
-    SLACK,
+    SLACK_8,
 )
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
@@ -184,7 +184,7 @@ def test_numbers_beyond_e4m3_do_not_come_up_in_weights() -> None:
     """Weights begin with an offset, and grow by a slack before the output is rescaled."""
     top = math.log2(448)
     assert top > OFFSET
-    assert top > OFFSET_IF_NEEDED + SLACK
+    assert top > OFFSET_IF_NEEDED + SLACK_8
     needed = replace(OPERATION, sums="fast")
     text = render(KernelSpec("sm_90a", needed, replace(SCHEDULE, rescale="needed")))
     (offset,), (slack,) = (re.findall(rf"{name} = (\d+);", text) for name in ("kOffset", "kSlack"))
