@@ -158,19 +158,17 @@ def test_a_weight_that_is_nan_stays_nan_as_in_torch(code: int) -> None:
 
     Formats of `warploom.quantize` have none, and refuse them by name.
     """
-    made: Any = layer(256, 128)
-    made.weight.detach().view(torch.uint8)[3, 5] = code
-    tensors = {"up.weight": made.weight.detach(), "up.weight_scale_inv": made.weight_scale_inv}
+    weight = torch.ones(128, 256).to(E4M3)
+    weight.view(torch.uint8)[3, 5] = code
     config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    kept = import_block_scaled(tensors, config, name="up")
-    with torch.no_grad():
-        found = Float8Linear.from_tensors(*kept)(torch.ones(2, 256, dtype=torch.bfloat16))
+    blocks = {"up.weight": weight, "up.weight_scale_inv": torch.ones(1, 2)}
+    kept = import_block_scaled(blocks, config, name="up")
+    found = Float8Linear.from_tensors(*kept)(torch.ones(2, 256).bfloat16())
     assert found.isnan().nonzero().tolist() == [[0, 3], [1, 3]]
-    said = rf"^up: code {code} of row 3, k 5: must not be {code}, which is NaN as e4m3"
-    for scale, block in ((made.weight_scale_inv, [128, 128]), (torch.ones(()), None)):
-        tensors["up.weight_scale_inv"] = scale
-        with pytest.raises(ProblemError, match=said):
-            import_weight(tensors, {**config, "weight_block_size": block}, name="up")
+    whole = {**blocks, "up.weight_scale_inv": torch.ones(())}, {**config, "weight_block_size": None}
+    for given in ((blocks, config), whole):
+        with pytest.raises(ProblemError, match=rf"^up: code {code} of row 3, k 5: must not be"):
+            import_weight(*given, name="up")
 
 
 def test_nan_of_e8m0_is_named_and_a_scale_of_zero_is_taken() -> None:

@@ -131,12 +131,10 @@ def test_sentences_of_pictures_name_gpu_and_date() -> None:
 # ---- Tables --------------------------------------------------------------------------------------
 
 
-OUR_WAYS = ("warploom", "warploom, then torch.compile")
-
-
 def test_cells_without_a_peer_name_the_other_ways_of_ours() -> None:
     """They said that they were "Compared with nothing", above figures of what they were beside."""
-    entries = [{"contender": name, "seconds": 1.0, "error_share": 0.5} for name in OUR_WAYS]
+    ways = ("warploom", "warploom, then torch.compile")
+    entries = [{"contender": name, "seconds": 1.0, "error_share": 0.5} for name in ways]
     assert wording.beside([{"entries": entries}]) == "warploom, then torch.compile"
     assert "Compared with nothing" not in PAGE
 

@@ -120,16 +120,10 @@ def test_the_tangent_of_an_incoming_gradient_is_not_dropped() -> None:
 
 
 EXPERT_ROWS = warploom.route(torch.tensor([[1], [0], [1]]), 2)
-FROZEN = nn.Float8Linear.from_tensors(
-    torch.ones(128, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
-)
+FP8 = torch.ones(128, 128).to(torch.float8_e4m3fn)
 TRANSFORMED: dict[str, Callable[[torch.Tensor], Any]] = {
     "combine": lambda x: warploom.combine(x, EXPERT_ROWS[2]),
     "permute": lambda x: warploom.permute(x, EXPERT_ROWS[2]),
-    "experts": lambda x: warploom.experts(
-        x, torch.zeros(3, 1).long(), torch.ones(3, 1), torch.ones(1, 16, 128), torch.ones(1, 128, 8)
-    ),
-    "grouped_gemm": lambda x: warploom.grouped_gemm(x, x.t()[None], offs=torch.tensor([3]).int()),
     "block_sparse_gemm": lambda x: warploom.block_sparse_gemm(
         x, x.t(), torch.ones(1, 1, dtype=torch.bool)
     ),
@@ -137,7 +131,7 @@ TRANSFORMED: dict[str, Callable[[torch.Tensor], Any]] = {
         x, warploom.sparsify(torch.ones(64, 128).bfloat16())
     ),
     "attention_8bit": lambda x: warploom.attention_8bit(*[x.view(1, 1, 3, 128)] * 3),
-    "Float8Linear": FROZEN,
+    "Float8Linear": nn.Float8Linear.from_tensors(FP8, torch.ones(1, 1)),
     "trains in fp8": nn.Linear(128, 128, recipe="rowwise", dtype=torch.bfloat16),
     "BitLinear": nn.BitLinear.from_linear(torch.nn.Linear(128, 16, bias=False).bfloat16()),
 }

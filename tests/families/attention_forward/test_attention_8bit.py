@@ -66,6 +66,8 @@ def test_a_softcap_goes_without_smoothing() -> None:
     assert apart(found, plain.double()) < 0.05
     with pytest.raises(ProblemError, match="must be False: a softcap depends on whole scores"):
         warploom.attention_8bit(q, k, v, softcap=20.0, smooth=True)
+    with pytest.raises(ProblemError, match=r"^k None of type NoneType: must be a torch tensor"):
+        warploom.attention_8bit(q, None, v)  # type: ignore[call-overload]
 
 
 def test_smoothing_is_what_makes_scores_of_keys_with_a_mean_exact() -> None:
@@ -92,11 +94,3 @@ def test_a_second_derivative_is_refused() -> None:
     (gradient,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.float().square().sum().backward()
-
-
-def test_what_is_no_tensor_is_named() -> None:
-    q, k, v = operands()
-    with pytest.raises(ProblemError, match=r"^k None of type NoneType: must be a torch tensor"):
-        warploom.attention_8bit(q, None, v)  # type: ignore[call-overload]
-    with pytest.raises(ProblemError, match=r"^return_lse <tensor \[2\]>: must be True or False"):
-        warploom.attention_8bit(q, k, v, return_lse=torch.ones(2))  # type: ignore[call-overload]
