@@ -82,7 +82,7 @@ class _Hook(jinja2.ext.Extension):
     the last line's end; the default where none has the place.
     """
 
-    tags = frozenset({"hook"})
+    tags = {"hook"}  # noqa: RUF012 (Jinja declares it so)
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
