@@ -355,7 +355,7 @@ def write(package: str, name: str) -> None:
             for layer, weight in weights.items()
         },
     }
-    (target / "weights.json").write_text(json.dumps(about, indent=1) + "\n")
+    (target / "weights.json").write_text(json.dumps(about) + "\n")
 
 
 def readme() -> str:
