@@ -54,7 +54,7 @@ def read(
         ProblemError: The checkpoint has other experts or other layers than the model, or a bias
             where the model has none; or experts to dequantize have biases, or inputs first.
     """
-    from warploom.integrations.quantized_experts import gate_with_kernel  # imports transformers
+    from warploom.integrations.transformers_experts import gate_with_kernel  # and transformers
 
     names = _names(name, module, given)
     if all(map(layers.is_quantized, chain(*names))):

@@ -191,7 +191,8 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
         """Compute both by plain torch operations, in fp32; rows of no pair are zeros."""
         rows, gradient = results
         if self.offsets is not None and self.device < 0:
-            most = max(self.row_count, self.inverse.numel())  # pairs may have rows that are not there
+            # Pairs may have rows that are not there.
+            most = max(self.row_count, self.inverse.numel())
             ends_of("offsets", self.offsets, most)
         with torch.no_grad(), torch.autocast(self.hidden.device.type, enabled=False):
             weights = None if self.weights is None else self.weights.float()
