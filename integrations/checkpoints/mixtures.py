@@ -123,9 +123,10 @@ def _quantized(
     from warploom.integrations.expert_layers import shape_of
 
     device, dtype = place(module.down_proj)
+    joined = _joined_scales(name, layers, device)
     made: list[list[QuantizedLinear]] = [[], []]
     for expert, (gate, up, down) in enumerate(names):
-        contents = _contents(name, expert, (gate, up, down), layers, device)
+        contents = _contents(expert, (gate, up, down), joined, layers, device)
         first, second, third = (tensors for tensors, _ in contents)
         both = layers.gate_up(first, second, (gate, up))
         if both is None:
@@ -143,15 +144,24 @@ def _quantized(
     return made
 
 
-def _contents(
-    name: str, expert: int, own: tuple[str, str, str], layers: Layers, device: torch.device
-) -> list[Contents]:
-    """The tensors of gate, up and down of an expert, and their biases.
+def _joined_scales(name: str, layers: Layers, device: torch.device) -> list[torch.Tensor | None]:
+    """The scales of all experts at once, by `PARTS`, which are read once for all.
 
     transformers splits the weights of experts in fp8 as it saves them, but not their scales.
     """
+    tensors, _ = layers.read(name, device)
+    return [tensors.get(f"{part}_scale_inv") for part in PARTS]
+
+
+def _contents(
+    expert: int,
+    own: tuple[str, str, str],
+    joined: Sequence[torch.Tensor | None],
+    layers: Layers,
+    device: torch.device,
+) -> list[Contents]:
+    """The tensors of gate, up and down of an expert, and their biases."""
     found = [layers.read(one, device) for one in own]
-    joined = [layers.read(name, device)[0].get(f"{part}_scale_inv") for part in PARTS]
     if joined[0] is not None and joined[1] is not None:
         scales = (*joined[0][expert].chunk(2), joined[1][expert])
         for (tensors, _), scale in zip(found, scales, strict=True):
@@ -201,9 +211,10 @@ def _dequantized(
         device, dtype = place(tensor)
         made[part] = torch.empty(tensor.shape, dtype=dtype, device=device)
     first, second = made.values()
+    joined = _joined_scales(name, layers, second.device)
     for expert, (gate, up, down) in enumerate(names):
         targets = (*first[expert].chunk(2), second[expert])
-        contents = _contents(name, expert, (gate, up, down), layers, second.device)
+        contents = _contents(expert, (gate, up, down), joined, layers, second.device)
         for layer, target, (tensors, bias) in zip((gate, up, down), targets, contents, strict=True):
             _bias(module, layer, bias)
             weight = (
