@@ -24,7 +24,9 @@ def choose(model: torch.nn.Module, asked: Asked) -> tuple[Chosen, dict[torch.nn.
 
 def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
     """Why the weights of a layer of experts cannot be quantized as asked; "" where they can."""
-    if reason := _without_kernel(layer):
+    from warploom.integrations import transformers_experts as rules  # imports transformers
+
+    if reason := rules.without_kernel(layer):
         return reason
     try:
         for part in PARTS:
@@ -32,30 +34,6 @@ def unable(layer: Any, asked: Asked) -> str:  # noqa: ANN401 (of transformers)
     except ProblemError as error:
         return f"{error.value} {error.rule}"
     return ""
-
-
-def gate_with_kernel(module: Any) -> str | None:  # noqa: ANN401 (of transformers)
-    """The gate of a layer of experts, if it is one whose quantized weights kernels read."""
-    from warploom.integrations import transformers_experts as rules  # imports transformers
-
-    if module not in layers_of(module) or _without_kernel(module):
-        return None
-    return str(rules.gate_of(module)[0])
-
-
-def _without_kernel(layer: Any) -> str:  # noqa: ANN401 (of transformers)
-    """Why no kernel reads quantized weights of a layer of experts; "" where one does."""
-    from warploom.integrations import transformers_experts as rules  # imports transformers
-
-    if "forward" in vars(layer):
-        return "its forward was replaced on the instance"
-    if not layer.has_gate:
-        return "experts without a gate have no kernel of quantized weights"
-    if (reason := rules.unfit(layer)) is not None:
-        return reason
-    if callable(rules.gate_of(layer)[0]):
-        return "no kernel has its gate"
-    return "" if rules.norm_of(layer) is None else "no kernel has its norm"
 
 
 def quantized(layer: Any, asked: Asked) -> QuantizedExperts:  # noqa: ANN401 (of transformers)

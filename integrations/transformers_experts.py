@@ -128,10 +128,22 @@ def gate_of(module: Any) -> tuple[str | Function, str]:  # noqa: ANN401
 
 def gate_with_kernel(module: Any) -> str | None:  # noqa: ANN401
     """The gate of a layer of experts, if it is one whose quantized weights kernels read."""
-    if module not in layers_of(module) or not module.has_gate or unfit(module):
+    if module not in layers_of(module) or without_kernel(module):
         return None
-    gate, _ = gate_of(module)
-    return None if callable(gate) else gate
+    return str(gate_of(module)[0])
+
+
+def without_kernel(layer: Any) -> str:  # noqa: ANN401
+    """Why no kernel reads quantized weights of a layer of experts; "" where one does."""
+    if "forward" in vars(layer):
+        return "its forward was replaced on the instance"
+    if not layer.has_gate:
+        return "experts without a gate have no kernel of quantized weights"
+    if (reason := unfit(layer)) is not None:
+        return reason
+    if callable(gate_of(layer)[0]):
+        return "no kernel has its gate"
+    return "" if norm_of(layer) is None else "no kernel has its norm"
 
 
 def norm_of(module: Any) -> Function | None:  # noqa: ANN401

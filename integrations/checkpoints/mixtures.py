@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -107,7 +108,7 @@ class Mixture:
             ProblemError: A bias that the model has not, or one that is missing; or experts to
                 dequantize that have biases, or inputs first.
         """
-        from warploom.integrations.quantized_experts import gate_with_kernel  # transformers'
+        from warploom.integrations.transformers_experts import gate_with_kernel  # and transformers
 
         quantized = all(map(self._layers.is_quantized, chain(*self._names)))
         gate = gate_with_kernel(self._module) if quantized else None
@@ -135,15 +136,22 @@ class Mixture:
                 layers.append(one_of(self._module, part, weight, bias, dtype))
         return made
 
-    def _contents(self, expert: int, device: torch.device) -> list[Contents]:
-        """The tensors of gate, up and down of an expert, and their biases.
+    @cached_property
+    def _joined_scales(self) -> list[torch.Tensor | None]:
+        """The scales of all experts in one tensor, by `PARTS`, which are read once for all.
 
         transformers splits the weights of experts in fp8 as it saves them, but not their scales.
         """
+        device, _ = self._place(self._module.down_proj)
+        tensors, _ = self._layers.read(self._name, device)
+        return [tensors.get(f"{one}_scale_inv") for one in PARTS]
+
+    def _contents(self, expert: int, device: torch.device) -> list[Contents]:
+        """The tensors of gate, up and down of an expert, and their biases."""
         found = [self._layers.read(one, device) for one in self._names[expert]]
-        joined = [self._layers.read(self._name, device)[0].get(f"{one}_scale_inv") for one in PARTS]
-        if joined[0] is not None and joined[1] is not None:
-            scales = (*joined[0][expert].chunk(2), joined[1][expert])
+        first, second = self._joined_scales
+        if first is not None and second is not None:
+            scales = (*first[expert].chunk(2), second[expert])
             for (tensors, _), scale in zip(found, scales, strict=True):
                 tensors["weight_scale_inv"] = scale
         biases = [

@@ -13,6 +13,7 @@ from checkpoint_files import EXPERTS, change, configure, write
 import warploom
 from warploom.errors import ProblemError
 from warploom.integrations.checkpoints.experts import QuantizedExperts
+from warploom.integrations.checkpoints.shards import Shards
 from warploom.integrations.experts import experts
 from warploom.nn import QuantizedLinear
 
@@ -96,6 +97,43 @@ def test_quantized_experts_of_a_checkpoint_run_as_grouped_gemms(
     ours = found(IDS).logits
     assert called == [(4, 256, 128)] * 2
     assert (ours - exact).float().norm() <= 2**-5 * exact.float().norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ["silu", "quick_gelu"])
+def test_scales_of_all_experts_at_once_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: str
+) -> None:
+    """transformers saves fp8 so. Read for each expert, they take as many times the reading."""
+    write(tmp_path, "fp8 in blocks, Qwen", hidden_act=gate)
+    expected = warploom.load_checkpoint(tmp_path).state_dict()
+
+    def join(tensors: dict[str, torch.Tensor]) -> None:
+        keys = [key for key in tensors if ".experts." in key and key.endswith("_scale_inv")]
+        own = {key: tensors.pop(key) for key in keys}
+        for layers in {key.rpartition(".experts.")[0] for key in keys}:
+            of = [
+                [own[f"{layers}.experts.{i}.{part}_proj.weight_scale_inv"] for i in range(4)]
+                for part in ("gate", "up", "down")
+            ]
+            both = torch.cat((torch.stack(of[0]), torch.stack(of[1])), 1)
+            tensors[f"{layers}.experts.gate_up_proj_scale_inv"] = both
+            tensors[f"{layers}.experts.down_proj_scale_inv"] = torch.stack(of[2])
+
+    change(tmp_path, join)
+    read: list[str] = []
+    get = Shards.__getitem__
+
+    def noting(shards: Shards, key: str) -> torch.Tensor:
+        read.append(key)
+        return get(shards, key)
+
+    monkeypatch.setattr(Shards, "__getitem__", noting)
+    found = warploom.load_checkpoint(tmp_path).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], one) for key, one in expected.items())
+    joined = [key for key in read if key.endswith("_proj_scale_inv")]
+    assert len(joined) == len({*joined}) == 2 * 2  # of layers and parts
 
 
 @torch.no_grad()

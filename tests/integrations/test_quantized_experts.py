@@ -15,7 +15,9 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.integrations import transformers_experts as rules
 from warploom.integrations.checkpoints import experts as module
+from warploom.integrations.checkpoints import records
 from warploom.integrations.checkpoints.experts import PARTS, QuantizedExperts
+from warploom.integrations.expert_layers import layers_of
 from warploom.integrations.patch_report import AS_IT_WAS
 from warploom.integrations.patch_weights import Weights
 from warploom.quantization import PackedExperts
@@ -140,6 +142,25 @@ def test_a_patched_mixture_is_saved_and_loaded(
             if ".experts." in key:
                 assert torch.equal(state[key].view(torch.uint8), one.view(torch.uint8)), key
         made = again
+
+
+@pytest.mark.parametrize("change", ["norm", "forward"])
+def test_a_checkpoint_says_no_more_than_a_patch(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Its quantized experts took the place of a layer whose norm or forward they have not."""
+    made = model("mixtral", monkeypatch)
+    warploom.patch(made, weights="mxfp4", attention=False)
+    kinds = records.records(made)
+    other = model("mixtral", monkeypatch)
+    layer: Any = next(layers_of(other))
+    if change == "norm":
+        layer.has_post_expert_norm, layer.post_expert_norm = True, torch.nn.RMSNorm(64)
+    else:
+        layer.forward = lambda *given: given[0]
+    with pytest.raises(ProblemError, match=r"must be a torch.nn.Linear, or one of its experts"):
+        records.place(other, kinds)
+    assert not layers(other)
 
 
 def test_quantized_experts_are_refused_beside_others() -> None:

@@ -11,6 +11,8 @@ import torch
 
 from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import GATES as GATE_STEPS
+from warploom.generator.epilogue import Gate
 from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.runtime.arguments import Arguments
 from warploom.runtime.elements import NAMES
@@ -31,8 +33,8 @@ _TENSORS = {
 """Items that have tensors, and what calls have for them, in the order of their declarations."""
 
 _NAMED = ("bias", "residual")  # items whose tensors kernels call so
-_GATED = ("gate", "gate_interleaved")
-_WORDS = {"activation": (*FUNCTIONS,), **dict.fromkeys(_GATED, GATES)}
+_GATED = tuple(kind for one in GATE_STEPS for kind in one.arguments)
+_WORDS = {"activation": (*FUNCTIONS,), **dict.fromkeys(Gate.arguments, GATES)}
 
 
 @dataclass(frozen=True, slots=True)

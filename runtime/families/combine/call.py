@@ -191,7 +191,9 @@ class PermuteCall(Arguments[Details, tuple[torch.Tensor, torch.Tensor | None]]):
         """Compute both by plain torch operations, in fp32; rows of no pair are zeros."""
         rows, gradient = results
         if self.offsets is not None and self.device < 0:
-            ends_of("offsets", self.offsets, self.row_count)
+            # Pairs may have rows that are not there.
+            most = max(self.row_count, self.inverse.numel())
+            ends_of("offsets", self.offsets, most)
         with torch.no_grad(), torch.autocast(self.hidden.device.type, enabled=False):
             weights = None if self.weights is None else self.weights.float()
             hidden = self.hidden.float()

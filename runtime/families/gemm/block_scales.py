@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import GATES
 from warploom.generator.families._product import Batches
 from warploom.generator.families.gemm import (
     SCALE_BLOCK,
@@ -36,6 +37,7 @@ TYPES: dict[torch.dtype, BlockScale] = {torch.float32: "fp32", torch.float8_e8m0
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 HALF = SCALE_BLOCK // 2  # columns of the gate, and of up, that a tile has at most
+HALVES = tuple(one.arguments[0] for one in GATES)  # gates of columns that do not take turns
 
 
 def blocks_of(extent: int) -> int:
@@ -125,7 +127,7 @@ def check(pair: Pair, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) 
                 fix="move it there",
             )
     n = b.shape[-1]
-    if n % (2 * HALF) and any(item[0] == "gate" for item in listed):
+    if n % (2 * HALF) and any(item[0] in HALVES for item in listed):
         raise ProblemError(
             f"gate of {n} columns with block scales",
             rule=f"gate and up must have a multiple of {HALF} columns each, so that what a tile "

@@ -264,17 +264,21 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype, listed: Sequence[Item]) -> tor
 
 
 class _Version(NamedTuple):
-    """Which contents of a parameter pieces are of; those that share memory may count alone."""
+    """Which contents of a parameter pieces are of."""
 
-    parameter: int
     writes: int
     address: int
     trained: bool
 
 
 class _Kept(NamedTuple):
-    """Pieces of a parameter, and which contents of it they are of."""
+    """Pieces of a parameter, and which contents of it they are of.
 
+    attributes   its __dict__, which is its own. Parameters that share memory may count versions
+                 alone, and the next one may have the id of one that is gone.
+    """
+
+    attributes: dict[str, Any]
     version: _Version
     pieces: Pieces
 
@@ -327,12 +331,14 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
     stream = identity(driver.current_stream(device)) if device >= 0 else ()
     lies = x.shape, x.stride(), x.storage_offset()
     part = _Part(parameter.storage_offset(), scheme.dtype, scheme.pieces, *lies, stream)
-    version = _Version(id(parameter), parameter._version, x.data_ptr(), parameter.requires_grad)
+    attributes = parameter.__dict__
+    version = _Version(parameter._version, x.data_ptr(), parameter.requires_grad)
     known = _kept.setdefault(parameter.untyped_storage(), {})
     found = known.get(part)
-    if found is None or found.version != version:
+    if found is None or found.attributes is not attributes or found.version != version:
         known.pop(part, None)  # what is kept anew is the newest
-        found = known[part] = _Kept(version, split(x.detach(), scheme.dtype, scheme.pieces))
+        pieces = split(x.detach(), scheme.dtype, scheme.pieces)
+        found = known[part] = _Kept(attributes, version, pieces)
         _drop_older(known, part, version, _TIMES * parameter.numel())
     return found.pieces
 

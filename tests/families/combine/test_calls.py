@@ -132,6 +132,15 @@ def test_more_or_fewer_rows_than_pairs_have_their_gradients(rows: int, weighted:
         torch.testing.assert_close(one, held)
 
 
+def test_fewer_rows_than_were_routed_have_their_gradients() -> None:
+    """Offsets end where those of `route` do: of experts with a capacity, behind the rows."""
+    offsets, inverse = routed(skipping=False)
+    rows = values(TOKENS * K - 4, COLUMNS).requires_grad_()
+    combined = warploom.combine(rows, inverse, offsets=offsets)
+    (found,) = torch.autograd.grad(combined.sum(), rows)
+    assert torch.equal(found, torch.ones_like(rows))
+
+
 def test_a_kernel_knows_how_many_rows_a_gradient_has() -> None:
     """By the number of pairs it would write past fewer rows, and read past what was combined."""
     hidden, (_, inverse), weights = values(TOKENS, COLUMNS), routed(), values(TOKENS, K)

@@ -260,6 +260,10 @@ def test_a_gate_of_odd_halves_is_refused() -> None:
     keywords["out_dtype"] = torch.bfloat16
     with pytest.raises(ProblemError, match=r"gate of 192 columns.*multiple of 64.*pad the weight"):
         warploom.gemm(a, b, gate="silu", **keywords)
+    listed = [(name, keywords.pop(name)) for name in ("scale_a", "scale_b")]
+    with pytest.raises(ProblemError, match=r"gate of 192 columns.*multiple of 64.*pad the weight"):
+        warploom.gemm(a, b, epilogue=[*listed, ("swiglu_gate", 1.0, 5.0)], **keywords)
+    keywords |= dict(listed)
     halves = warploom.gemm(a, b, **keywords).float().chunk(2, -1)
     turns = b.view(256, 2, 96).mT.reshape(256, 192)  # gate and up in turn: blocks are of what lies
     found = warploom.gemm(a, turns, gate="silu", gate_layout="interleaved", **keywords)

@@ -311,6 +311,24 @@ def test_parameters_of_one_storage_keep_their_own_pieces(split: list[int]) -> No
     assert split.count(24) == 2
 
 
+def test_a_parameter_made_anew_of_the_same_memory_is_split_anew() -> None:
+    """It often has the id of the one before it, and counts its versions from 0 again."""
+    x, memory = torch.randn(6, 40), torch.randn(24, 40)
+
+    def of_new_parameter() -> int:
+        weight = torch.nn.Parameter(memory.data)
+        with torch.no_grad():
+            y = warploom.gemm(x, weight.t(), precision="fp32")
+        assert torch.allclose(y, x @ memory.t(), atol=1e-4)
+        return id(weight)
+
+    ids = set()
+    for _ in range(64):
+        ids.add(of_new_parameter())
+        memory.data.neg_()
+    assert len(ids) < 64
+
+
 def test_pieces_of_views_do_not_pile_up() -> None:
     """Rows of a table of positions, as many as a batch is long, would fill the memory."""
     from warploom.runtime.families.gemm import fp32

@@ -139,6 +139,7 @@ def test_the_epilogue_is_that_of_the_group() -> None:
             {"gate": "silu", "residual": residual[:, ::2].to(BF16).contiguous()},
             silu(x[:, :half]) * x[:, half:] + residual[:last, ::2].to(BF16),
         ),
+        ({"residual": residual[:, ::2].contiguous(), **OAI}, oai(x) + residual[:last, ::2]),
     ]
     for keywords, exact in cases:
         d = warploom.grouped_gemm(a, w.mT, offs=offsets(*ENDS), **keywords)
