@@ -306,13 +306,16 @@ _STREAMS = 8  # that have pieces of a parameter; those that are gone are not hea
 
 def _forget_trained(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Keep no pieces of what a step of an optimizer may have changed: fused ones count no version,
-    nor does FSDP, which gathers what they changed.
+    nor does FSDP, which gathers what they changed. Its own parameters may have been frozen before.
     """
-    for weak in _kept.keyrefs():  # a copy: other threads may keep pieces meanwhile
+    refs = _kept.keyrefs()  # a copy: other threads may keep pieces meanwhile
+    groups = optimizer.param_groups if refs else []
+    changed = {one.untyped_storage() for group in groups for one in group["params"]}
+    for weak in refs:
         storage = weak()
         known = {} if storage is None else _kept.get(storage, {})
         for part, one in [*known.items()]:
-            if one.version.trained:
+            if one.version.trained or storage in changed:
                 known.pop(part, None)
 
 
@@ -355,7 +358,8 @@ def _drop_older(known: dict[_Part, _Kept], newest: _Part, version: _Version, mos
         if not is_full:
             values[part.stream] = values.get(part.stream, 0) + part.shape.numel()
             is_full = values[part.stream] > most
-        if part != newest and (is_full or one.version.writes != version.writes):
+        is_older = one.version.writes != version.writes or one.version.trained != version.trained
+        if part != newest and (is_full or is_older):
             known.pop(part, None)
 
 

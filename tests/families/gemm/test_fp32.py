@@ -277,6 +277,19 @@ def test_what_an_optimizer_changes_is_split_anew(keywords: dict[str, Any]) -> No
         assert torch.allclose(y, x @ weight.t(), atol=1e-4)
 
 
+def test_what_was_frozen_and_is_trained_meanwhile_is_split_anew() -> None:
+    """As one of two models that are trained in turns: its pieces were kept while it was frozen."""
+    x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
+    optimizer = torch.optim.Adam([weight], lr=0.1, fused=True)
+    for _ in range(2):
+        weight.requires_grad_(False)
+        y = warploom.gemm(x, weight.t(), precision="fp32")
+        assert torch.allclose(y, x @ weight.t(), atol=1e-4)
+        weight.requires_grad_(True)
+        (x @ weight.t()).sum().backward()
+        optimizer.step()
+
+
 def test_parameters_with_pieces_are_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weak reference to a parameter kept torch from swapping it, as `to` and `to_empty` may."""
     from warploom.runtime.families.gemm import fp32
