@@ -54,7 +54,7 @@ def header(
     lines += [f"  {row.name:{width}}  {row.factors} = {row.bytes}" for row in memory]
     rows = [Barrier("Barriers", "a phase completes after", "waited for by", "guards"), *barriers]
     name, waits, guards = (
-        max(least, *(len(getattr(row, column)) + 1 for row in rows))
+        max(least, *(len(getattr(row, column)) + 2 for row in rows))
         for column, least in (("name", 12), ("waits", 15), ("guards", 29))
     )
     lines += [

@@ -19,25 +19,25 @@
 //   A consumer thread has 80 accumulators of dk and dv;
 //   in a step 32 of scores and dp, then 24 of dq
 // Shared memory: 169984 bytes; the launch asks for 169984 of 232448
-//   k               64 rows = 24576
-//   v               64 rows = 16384
-//   q               2 stages * 24576 = 49152
-//   d_o             2 stages * 16384 = 32768
-//   ds              1 stage * 16384 = 16384
-//   p               2 stages * 8192 = 16384
-//   peer_k          half of the columns = 12288
-//   statistics      2 stages * 512 = 1024
-//   work, barriers  at most = 1024
-// Barriers        waited for by  guards                           a phase completes after
-// k_full, v_full  consumers      k and v until they are loaded    1 arrival and the bytes of TMA
-// q_full, do_full consumers      a stage until it is filled       1 arrival and the bytes of TMA
-// q_empty         the producer   q until dk is there              8 arrivals: consumer warps
-// do_empty        the producer   do until dv is there             8 arrivals: consumer warps
-// peer_full       consumers      ds of the peer CTA               1 arrival and a box of ds
-// peer_empty      consumers      ds in the peer until dq is there 8 arrivals of the peer: consumer warps
-// named 1         the same       ds until it is written           256 threads of consumers
-// named 2, 3      the same       dk until it is staged            128 threads of a consumer
-// cluster         the same       barriers, and what peers read    all threads of 2 CTAs
+//   k            64 rows = 24576
+//   v            64 rows = 16384
+//   q            2 stages * 24576 = 49152
+//   d_o          2 stages * 16384 = 32768
+//   ds           1 stage * 16384 = 16384
+//   p            2 stages * 8192 = 16384
+//   peer_k       half of the columns = 12288
+//   statistics   2 stages * 512 = 1024
+//   barriers     and padding = 1024
+// Barriers         waited for by    guards                            a phase completes after
+// k_full, v_full   consumers        k and v until they are loaded     1 arrival and the bytes of TMA
+// q_full, do_full  consumers        a stage until it is filled        1 arrival and the bytes of TMA
+// q_empty          the producer     q until dk is there               8 arrivals: consumer warps
+// do_empty         the producer     do until dv is there              8 arrivals: consumer warps
+// peer_full        consumers        ds of the peer CTA                1 arrival and a box of ds
+// peer_empty       consumers        ds in the peer until dq is there  8 arrivals of the peer: consumer warps
+// named 1          all that arrive  ds until it is written            256 threads of consumers
+// named 2, 3       all that arrive  dk until it is staged             128 threads of a consumer
+// cluster          all that arrive  barriers, and what peers read     all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -70,11 +70,11 @@ constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
 // Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 32;
-// Parts that the columns of dq, dk and dv are shared out in; columns of one.
+// Parts that the columns of dq, dk and dv are divided into; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 constexpr int kValueColumns = kDimV / kParts, kValueGradients = kValueColumns / 2;  // the same of dv
-// Parts that columns of dq are shared out in; columns of one.
+// Parts that columns of dq are divided into; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
@@ -89,8 +89,8 @@ using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
-  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a CTA
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a CTA
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dq_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
@@ -99,7 +99,7 @@ struct alignas(128) Parameters {
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, kStatistics, row]
-  float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
+  float* dq_sum;  // [head, q tile, ...]: dq, as accumulators are laid out
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
@@ -118,13 +118,13 @@ struct alignas(128) Parameters {
   int32_t seq_k;  // columns
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
-  int32_t section;  // kv heads whose tiles are worked off together
+  int32_t section;  // kv heads whose tiles are processed together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
   int32_t dim_v;  // of v, o and do; at most kDimV
   int32_t right;  // row r sees no column after r + right
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
 };
 static_assert(sizeof(Parameters) == 1280);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
@@ -147,7 +147,7 @@ static_assert(OFFSET(Parameters, sharing) == 1188 && OFFSET(Parameters, dim) == 
 static_assert(OFFSET(Parameters, dim_v) == 1196 && OFFSET(Parameters, right) == 1200);
 static_assert(OFFSET(Parameters, scale) == 1204);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
@@ -367,7 +367,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 169984);
 
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// The tile called `index`, in the order in which tiles are processed: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
 // of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
@@ -388,9 +388,7 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
 // The index of the CTA's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x; }
 
-// Which of two CTAs adds to a q tile's dq first is left to chance.
-
-// The q tile in place n of [begin, end).
+// The q tile in place n of [begin, end). Nothing decides which of two CTAs adds to the dq of one q tile first.
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
@@ -420,7 +418,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before waits, to be there early.
+      // Where do of a fully masked row is not finite, preprocess left a copy of do in dq, with zeros there. Read
+      // before the waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
@@ -483,7 +482,7 @@ template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
   k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-if (!kMore) fence(dq);
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -497,14 +496,14 @@ if (!kMore) fence(dq);
 constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  // An octet has 8 rows and the 8 rows 8 further down.
-  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
-  const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
-  const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
+  // A row pair is a row and the row 8 further down: the same four lanes have both.
+  const int fragment = piece % (kColumns / 8), row_pair = piece / (kColumns / 8);
+  const int warp = (row_pair / 32 * kQuerySplits + fragment / kFragments) * 4 + row_pair / 8 % 4;
+  const int row = row_pair / 32 * kWgmmaM + row_pair / 8 % 4 * 16 + row_pair % 8;
   float values[2][8];
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
+    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + row_pair % 8 * 4 + i];
     values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
     values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
   }
@@ -560,7 +559,8 @@ struct Consumer {
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
-  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  // Of its 64 rows of the KV tile: which 64; from the tile's start to them, in a descriptor; the first's column.
+  int box, own, column;
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -580,7 +580,7 @@ struct Consumer {
   }
 };
 
-// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   const int row = step.row + c.row;
@@ -600,7 +600,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   }
 }
 
-// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+// dp becomes ds = p (dp - delta); `weights` are what weigh() left in the scores.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
                                               const float (&weights)[kScores], Position at) {
   CUTE_UNROLL
@@ -816,7 +816,7 @@ __device__ __forceinline__ void stage_dv(uint8_t* rows, const float (&gradient)[
     const float* x = gradient + i * 8;
     const int offset = row * kValueSpan + i * 32 % kValueSpan + lane / 16 * 16;
     const uint32_t address = cute::cast_smem_ptr_to_uint(rows) +
-        i * 32 / kValueSpan * ValueTile<kKvRows>::kBoxBytes +
+                             i * 32 / kValueSpan * ValueTile<kKvRows>::kBoxBytes +
                              (offset ^ ((offset >> 3) & (kValueSpan - 16)));
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
                  "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
@@ -834,8 +834,7 @@ __device__ __forceinline__ void store_dv(const cute::TmaDescriptor& map, const u
   cute::tma_store_arrive();
 }
 
-// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
-// the same rows as others, through the boxes of its columns.
+// The gradients leave through the memory of v and k, each warpgroup's through the boxes of its columns: all have the same rows.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kValueGradients]) {
   const int own = 16 * c.columns<kKvRows>(c.consumer);
@@ -850,7 +849,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c);
-  // Shared memory must outlive the stores that read it, of dq too.
+  // Shared memory must outlive the stores that read it.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
@@ -919,8 +918,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     shared.peer_empty.init(4 * kConsumers);
     cutlass::arch::fence_barrier_init();
   }
-  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
-  cute::cluster_arrive_relaxed();
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
   // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
@@ -991,7 +989,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     CUTE_UNROLL
     for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
     if (threadIdx.x % kRowLanes == 0) {
-      const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
+      const float infinity = __int_as_float(0x7f800000);  // as lse it makes weights 0
       float lse = infinity;
       if (row < rows) {
         const int64_t lse_index = at.sequence.lse_at(p, at.head, row);

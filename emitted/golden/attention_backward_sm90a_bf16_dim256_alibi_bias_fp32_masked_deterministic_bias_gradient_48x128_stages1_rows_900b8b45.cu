@@ -30,20 +30,20 @@
 //   sums            dq of one step in fp32 = 24576
 //   staging         8 warps * 512 = 4096
 //   statistics      1 stage * 640 = 640
-//   work, barriers  at most = 1408
-// Barriers        waited for by  guards                           a phase completes after
-// k_full, v_full  consumers      k and v until they are loaded    1 arrival and the bytes of TMA
-// q_full, do_full consumers      a stage until it is filled       1 arrival and the bytes of TMA
-// q_empty         the producer   q until dk is there              8 arrivals: consumer warps
-// do_empty        the producer   do until dv is there             8 arrivals: consumer warps
-// peer_full       consumers      ds of the peer CTA               1 arrival and a box of ds
-// peer_empty      consumers      ds in the peer until dq is there 8 arrivals of the peer: consumer warps
-// sums_full       a writer       dq until it is in shared memory  8 arrivals: consumer warps
-// sums_empty      consumers      dq until TMA has read it         1 arrival of a writer
-// ticket_full     one thread     the cluster's ticket             1 arrival and 4 bytes
-// named 1         the same       ds until it is written           256 threads of consumers
-// named 2, 3      the same       dk until it is staged            128 threads of a consumer
-// cluster         the same       barriers, and what peers read    all threads of 2 CTAs
+//   work, barriers  and padding = 1408
+// Barriers         waited for by    guards                            a phase completes after
+// k_full, v_full   consumers        k and v until they are loaded     1 arrival and the bytes of TMA
+// q_full, do_full  consumers        a stage until it is filled        1 arrival and the bytes of TMA
+// q_empty          the producer     q until dk is there               8 arrivals: consumer warps
+// do_empty         the producer     do until dv is there              8 arrivals: consumer warps
+// peer_full        consumers        ds of the peer CTA                1 arrival and a box of ds
+// peer_empty       consumers        ds in the peer until dq is there  8 arrivals of the peer: consumer warps
+// sums_full        a writer         dq until it is in shared memory   8 arrivals: consumer warps
+// sums_empty       consumers        dq until TMA has read it          1 arrival of a writer
+// ticket_full      one thread       the cluster's ticket              1 arrival and 4 bytes
+// named 1          all that arrive  ds until it is written            256 threads of consumers
+// named 2, 3       all that arrive  dk until it is staged             128 threads of a consumer
+// cluster          all that arrive  barriers, and what peers read     all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -77,10 +77,10 @@ constexpr int kWgmmaM = 64, kQTile = 48, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 1, kDoStages = 1, kDsStages = 1;
 // Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 64, kQRows = 24;
-// Parts that the columns of dq, dk and dv are shared out in; columns of one.
+// Parts that the columns of dq, dk and dv are divided into; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-// Parts that columns of dq transposed are shared out in; columns of one.
+// Parts that columns of dq transposed are divided into; columns of one.
 constexpr int kQuerySplits = 1, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
@@ -95,8 +95,8 @@ using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
-  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a CTA
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a CTA
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dq_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
@@ -106,7 +106,7 @@ struct alignas(128) Parameters {
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, kStatistics, row]
-  float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
+  float* dq_sum;  // [head, q tile, ...]: dq, as accumulators are laid out
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
@@ -145,12 +145,12 @@ struct alignas(128) Parameters {
   int32_t seq_k;  // columns
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
-  int32_t section;  // kv heads whose tiles are worked off together
+  int32_t section;  // kv heads whose tiles are processed together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
   int32_t leftward;  // whether kv tiles add to dq from right to left
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
 };
 static_assert(sizeof(Parameters) == 1536);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
@@ -183,7 +183,7 @@ static_assert(OFFSET(Parameters, all_kv_heads) == 1472 && OFFSET(Parameters, sha
 static_assert(OFFSET(Parameters, dim) == 1480 && OFFSET(Parameters, leftward) == 1484);
 static_assert(OFFSET(Parameters, scale) == 1488);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 24] += A[64 x 16] * B[16 x 24]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
@@ -512,7 +512,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 186368);
 
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// The tile called `index`, in the order in which tiles are processed: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
 // of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
@@ -602,7 +602,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before waits, to be there early.
+      // Where do of a fully masked row is not finite, preprocess left a copy of do in dq, with zeros there. Read
+      // before the waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
@@ -655,7 +656,7 @@ template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer % kQuerySplits * kQueryN * 128 / 16;
   k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-if (!kMore) fence(dq);
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -731,7 +732,8 @@ struct Consumer {
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
-  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  // Of its 64 rows of the KV tile: which 64; from the tile's start to them, in a descriptor; the first's column.
+  int box, own, column;
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -780,7 +782,7 @@ __device__ __forceinline__ float below(float lse, float score) {
   return difference;
 }
 
-// p = exp(s - lse) over what these sum to; lse is inf for a fully masked row. s becomes p times its slope.
+// p = exp(s - lse) over what these sum to; lse is inf for a fully masked row. s becomes p.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   if (partial(c.p, c.work.sequence, c.column)) mask(scores, c.p, c.work.sequence, c.column);
@@ -808,7 +810,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   }
 }
 
-// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+// dp becomes ds = p (dp - delta); `weights` are what weigh() left in the scores.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
                                               const float (&weights)[kScores], Position at) {
   CUTE_UNROLL
@@ -1051,8 +1053,7 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
   cute::tma_store_arrive();
 }
 
-// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
-// the same rows as others, through the boxes of its columns.
+// The gradients leave through the memory of v and k, each warpgroup's through the boxes of its columns: all have the same rows.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
   const int own = 16 * c.columns<kKvRows>(c.consumer);
@@ -1066,7 +1067,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c);
-  // Shared memory must outlive the stores that read it, of dq too.
+  // Shared memory must outlive the stores that read it.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
@@ -1142,8 +1143,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     shared.ticket_full.init(1);
     cutlass::arch::fence_barrier_init();
   }
-  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
-  cute::cluster_arrive_relaxed();
+  cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
   // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
@@ -1313,7 +1313,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     CUTE_UNROLL
     for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
     if (threadIdx.x % kRowLanes == 0) {
-      const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
+      const float infinity = __int_as_float(0x7f800000);  // as lse it makes weights 0
       float lse = infinity;
       if (row < rows) {
         const int64_t lse_index = at.sequence.lse_at(p, at.head, row);

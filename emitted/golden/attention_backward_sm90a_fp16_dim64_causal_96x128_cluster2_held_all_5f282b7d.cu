@@ -20,23 +20,23 @@
 //   A consumer thread has 64 accumulators of dk and dv; 16 registers of v;
 //   in a step 96 of scores and dp, then 24 of dq
 // Shared memory: 158720 bytes; the launch asks for 158720 of 232448
-//   k               128 rows = 16384
-//   v               128 rows = 16384
-//   q               2 stages * 12288 = 24576
-//   d_o             2 stages * 12288 = 24576
-//   ds              2 stages * 24576 = 49152
-//   sums            dq of one step in fp32 = 24576
-//   statistics      2 stages * 768 = 1536
-//   work, barriers  at most = 1536
-// Barriers        waited for by  guards                          a phase completes after
-// k_full, v_full  consumers      k and v until they are loaded   1 arrival and the bytes of TMA
-// q_full, do_full consumers      a stage until it is filled      1 arrival and the bytes of TMA
-// q_empty         the producer   q until dk is there             8 arrivals: consumer warps
-// do_empty        the producer   do until dv is there            8 arrivals: consumer warps
-// sums_full       a writer       dq until it is in shared memory 8 arrivals: consumer warps
-// sums_empty      consumers      dq until TMA has read it        1 arrival of a writer
-// named 1         the same       ds until it is written          256 threads of consumers
-// cluster         the same       barriers, and what peers read   all threads of 2 CTAs
+//   k            128 rows = 16384
+//   v            128 rows = 16384
+//   q            2 stages * 12288 = 24576
+//   d_o          2 stages * 12288 = 24576
+//   ds           2 stages * 24576 = 49152
+//   sums         dq of one step in fp32 = 24576
+//   statistics   2 stages * 768 = 1536
+//   barriers     and padding = 1536
+// Barriers         waited for by    guards                           a phase completes after
+// k_full, v_full   consumers        k and v until they are loaded    1 arrival and the bytes of TMA
+// q_full, do_full  consumers        a stage until it is filled       1 arrival and the bytes of TMA
+// q_empty          the producer     q until dk is there              8 arrivals: consumer warps
+// do_empty         the producer     do until dv is there             8 arrivals: consumer warps
+// sums_full        a writer         dq until it is in shared memory  8 arrivals: consumer warps
+// sums_empty       consumers        dq until TMA has read it         1 arrival of a writer
+// named 1          all that arrive  ds until it is written           256 threads of consumers
+// cluster          all that arrive  barriers, and what peers read    all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -72,10 +72,10 @@ constexpr int kCluster = 2;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 // Rows of k and v that a CTA has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 96;
-// Parts that the columns of dq, dk and dv are shared out in; columns of one.
+// Parts that the columns of dq, dk and dv are divided into; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-// Parts that columns of dq transposed are shared out in; columns of one.
+// Parts that columns of dq transposed are divided into; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
@@ -90,15 +90,15 @@ using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
-  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a CTA
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a CTA
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dq_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor statistics_map;  // [row, statistics of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, kStatistics, row]
-  float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
+  float* dq_sum;  // [head, q tile, ...]: dq, as accumulators are laid out
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
@@ -125,12 +125,12 @@ struct alignas(128) Parameters {
   int32_t seq_k;  // columns
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
-  int32_t section;  // kv heads whose tiles are worked off together
+  int32_t section;  // kv heads whose tiles are processed together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
   int32_t right;  // row r sees no column after r + right
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
 };
 static_assert(sizeof(Parameters) == 1024);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
@@ -155,7 +155,7 @@ static_assert(OFFSET(Parameters, section) == 988 && OFFSET(Parameters, all_kv_he
 static_assert(OFFSET(Parameters, sharing) == 996 && OFFSET(Parameters, dim) == 1000);
 static_assert(OFFSET(Parameters, right) == 1004 && OFFSET(Parameters, scale) == 1008);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
@@ -358,7 +358,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 158720);
 
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
+// The tile called `index`, in the order in which tiles are processed: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
 // of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
@@ -379,9 +379,7 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
 // The index of the CTA's work.
 __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
 
-// Which of two CTAs adds to a q tile's dq first is left to chance.
-
-// The q tile in place n of [begin, end).
+// The q tile in place n of [begin, end). Nothing decides which of two CTAs adds to the dq of one q tile first.
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
@@ -406,7 +404,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       const BoxCoord rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      // Read before waits, to be there early.
+      // Where do of a fully masked row is not finite, preprocess left a copy of do in dq, with zeros there. Read
+      // before the waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
       shared.q_empty[position.stage].wait(position.phase);
@@ -458,7 +457,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer % kQuerySplits * kQueryN * 128 / 16;
   k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
-fence(dq);
+  fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
@@ -534,7 +533,8 @@ struct Consumer {
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
-  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  // Of its 64 rows of the KV tile: which 64; from the tile's start to them, in a descriptor; the first's column.
+  int box, own, column;
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -551,7 +551,7 @@ struct Consumer {
   }
 };
 
-// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   const int row = step.row + c.row;
@@ -571,7 +571,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   }
 }
 
-// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+// dp becomes ds = p (dp - delta); `weights` are what weigh() left in the scores.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores],
                                               const float (&weights)[kScores], Position at) {
   CUTE_UNROLL
@@ -672,7 +672,7 @@ struct Held {
     for (int step = 0; step < kSteps; ++step) {
       const int offset = row * kSpan + step * 32 % kSpan + lane / 16 * 16;
       const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.v) +
-          step * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
+                               step * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
                                (offset ^ ((offset >> 3) & (kSpan - 16)));  // TMA's swizzle
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
                    : "=r"(rows[step][0]), "=r"(rows[step][1]), "=r"(rows[step][2]), "=r"(rows[step][3])
@@ -887,7 +887,6 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     shared.sums_empty.init(1);
     cutlass::arch::fence_barrier_init();
   }
-  // Nobody arrives at a barrier, of a peer CTA neither, before it is initialized.
   __syncthreads();
   // Programmatic dependent launch: all above overlaps the previous grid, and touches no global memory.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
@@ -958,7 +957,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     CUTE_UNROLL
     for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
     if (threadIdx.x % kRowLanes == 0) {
-      const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
+      const float infinity = __int_as_float(0x7f800000);  // as lse it makes weights 0
       float lse = infinity;
       if (row < rows) {
         const int64_t lse_index = at.sequence.lse_at(p, at.head, row);

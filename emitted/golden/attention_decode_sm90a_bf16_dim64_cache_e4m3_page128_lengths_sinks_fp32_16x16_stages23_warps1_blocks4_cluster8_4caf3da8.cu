@@ -3,7 +3,7 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q bf16 fixed, k and v e4m3 in pages of 128, head dimension 64
 //   mask none, lengths, sinks
-//   16 rows of q by 16 keys, 1 warps of 16 rows, 23 stages, 4 to a SM
+//   16 rows of q by 16 keys, 1 warps of 16 rows, 23 stages
 // Digest 4caf3da8578db43b4312ca91d6332050470edb2bcf937e9f71d63065416129a2; `warploom show` prints this file.
 //
 // Launch: 64 threads, 4 CTAs per SM; grid: as many CTAs as all SMs hold
@@ -18,13 +18,13 @@
 //   sums         1 warp * 16 rows * 8 = 128
 //   parts        what the cluster's CTAs send = 6160
 //   full, empty  23 stages * 4 * 8 = 736
-// Barriers       waited for by  guards                        a phase completes after
-// k_full, v_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
-// k_empty        the producer   k until the scores are there  1 arrival: consumer warps
-// v_empty        the producer   v until the output is there   1 arrival: consumer warps
-// named 1        the same       outputs until they are summed 32 threads of consumers
-// parts_full     consumers      parts of an item              1 arrival and the bytes of all CTAs
-// cluster        the same       parts until they are read     all threads of 8 CTAs
+// Barriers        waited for by    guards                         a phase completes after
+// k_full, v_full  consumers        a stage until it is filled     1 arrival and the bytes of TMA
+// k_empty         the producer     k until the scores are there   1 arrival: consumer warps
+// v_empty         the producer     v until the output is there    1 arrival: consumer warps
+// named 1         all that arrive  outputs until they are summed  32 threads of consumers
+// parts_full      consumers        parts of an item               1 arrival and the bytes of all CTAs
+// cluster         all that arrive  parts until they are read      all threads of 8 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -49,14 +49,14 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 64, kKvBytes = 1, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 16, kKeys = 16;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 1, kThreads = 64;  // that multiply; the last warp loads
+constexpr int kWarps = 1, kThreads = 64;  // consumer warps; threads, with those of the producer warp
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 23;
 constexpr int kCluster = 8;  // CTAs that share each item's keys
 constexpr int kGroup = 8;  // fours of columns side by side that one of them adds up
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
+constexpr float kSlack = 8;  // how far exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -86,7 +86,7 @@ struct alignas(128) Parameters {
   int32_t row_tiles;  // of one kv head and sequence, at most
   int32_t seq_k;  // keys of a sequence, at most
   int32_t pages;  // of the cache
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, k_map) == 0 && OFFSET(Parameters, v_map) == 128);
@@ -106,8 +106,7 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
 // ---- Which keys and rows ------------------------------------------------------------------------
-// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the
-// nearest that there can be.
+// A sequence's rows of q and its keys.
 struct Sequence {
   int rows, keys;
 
@@ -115,7 +114,7 @@ struct Sequence {
     Sequence found;
     found.rows = p.seq_q;
     found.keys = p.seq_k;
-    found.keys = max(0, min(found.keys, p.lengths[b]));
+    found.keys = max(0, min(found.keys, p.lengths[b]));  // unchecked, in GPU memory
     return found;
   }
 
@@ -152,7 +151,7 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The items are divided in equal ranges among the clusters; the first `more` of these have one more.
+// Items are divided among clusters in ranges of `each`, in order; the first `more` ranges have one more.
 struct Division {
   int each, more;
 
@@ -251,7 +250,7 @@ struct TileScheduler : SequenceScan {
   }
 };
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
 template <int kCount> struct Ring {
   int stage;
@@ -291,7 +290,7 @@ struct Tile {
   }
 };
 constexpr int kMerged = 32;  // columns of o that warps leave for each other at a time
-// Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
+// A swizzle against bank conflicts: groups of 8 columns change places from row to row.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
 struct SharedStorage {
@@ -322,7 +321,7 @@ struct Pages {
     here = load(p, base);
     next = load(p, base + 32);
   }
-  // Nobody has looked at what a table holds: a page counts as the nearest of those that there are.
+  // Page tables are unchecked, in GPU memory: a page is clamped to those of the cache.
   __device__ __forceinline__ int load(const Parameters& p, int column) const {
     return max(0, min(p.pages - 1, table[min(column + lane(), last)]));
   }
@@ -337,11 +336,11 @@ struct Pages {
   }
 };
 
-// Where the lane's box of a tile lies in the cache.
+// Where the lane's box of a tile is in the cache.
 struct Corner { int row, entry; };
 
-// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or
-// stays what it was: whoever reads it, hides it.
+// Starts the loads of the boxes of a tile that have keys. Rows past the last key hold other keys or
+// what was there before: consumers mask them.
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, int boxes, Corner corner, int head) {
   empty.wait(phase);
@@ -415,15 +414,15 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
 }
 
-// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of
-// row l / 4.
+// Loads four matrices of 8 rows of 16 bytes; lanes 8 i to 8 i + 7 have the addresses of the rows of matrix i. Of
+// each matrix lane l gets the four bytes of row l / 4 that begin with byte 4 (l % 4).
 __device__ __forceinline__ void read(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
                : "r"(from)
                : "memory");
 }
-// Transposed, in pairs of bytes: lane l has those numbered l / 4, of rows 2 (l % 4) and the next.
+// The same, transposed by pairs of bytes: lane l gets pair l / 4 of row 2 (l % 4) and of the row below.
 __device__ __forceinline__ void read_transposed(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
@@ -560,7 +559,7 @@ struct Scaling {
 // What a lane knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
   int begin[2], end[2];  // the keys that they see
-  float maximum[2];      // of the scores so far, or kSlack below it
+  float maximum[2];      // of the scores so far, or up to kSlack less, as an exponent of 2
   float sum[2];
 };
 
@@ -590,7 +589,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
     const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent - kLift;
-    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // exactly 1 where the maximum stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
     float sum = 0;
@@ -803,7 +802,7 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// What a warp goes by in one item's tiles.
+// Which slices of 16 keys a warp has of each tile.
 struct KeySlices {
   uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
@@ -818,10 +817,8 @@ struct KeySlices {
 // One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
 __device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& own,
-                                     const Queries& queries,
-                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile,
-                                         int begin_key,
-                                     int end_key) {
+                                     const Queries& queries, const Scaling& scaling, Rows& rows, Outputs& outputs,
+                                     int tile, int begin_key, int end_key) {
   Scores scores;
   const int key = tile * kKeys + own.first_key;
   shared.k_full[position.stage].wait(position.phase);
@@ -921,7 +918,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(1);  // who loads
+      shared.k_full[stage].init(1);  // the producer's arrival
       shared.v_full[stage].init(1);
       shared.k_empty[stage].init(kWarps);
       shared.v_empty[stage].init(kWarps);

@@ -3,7 +3,7 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap), of few rows of q by long k and v
 //   q fp16 fixed, k and v int8 in pages of 32, scales of each token, head dimension 64
 //   mask window, lengths
-//   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages, 3 to a SM
+//   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages
 // Digest 515ea04c9ba096a9435d37063e37e2f1fe22d0160831b8d8696f3d5e5227fe77; `warploom show` prints this file.
 //
 // Launch: 96 threads, 3 CTAs per SM; grid: as many CTAs as all SMs hold
@@ -19,11 +19,11 @@
 //   merged       2 warps * 16 rows * 32 columns * 4 = 4096
 //   sums         2 warps * 16 rows * 8 = 256
 //   full, empty  16 stages * 4 * 8 = 512
-// Barriers       waited for by  guards                        a phase completes after
-// k_full, v_full consumers      a stage until it is filled    33 arrivals (32 of scales) and the bytes of TMA
-// k_empty        the producer   k until the scores are there  2 arrivals: consumer warps
-// v_empty        the producer   v until the output is there   2 arrivals: consumer warps
-// named 1        the same       outputs until they are summed 64 threads of consumers
+// Barriers        waited for by    guards                         a phase completes after
+// k_full, v_full  consumers        a stage until it is filled     33 arrivals (32 of scales) and the bytes of TMA
+// k_empty         the producer     k until the scores are there   2 arrivals: consumer warps
+// v_empty         the producer     v until the output is there    2 arrivals: consumer warps
+// named 1         all that arrive  outputs until they are summed  64 threads of consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -48,12 +48,12 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 constexpr int kDim = 64, kKvBytes = 1, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 16, kKeys = 32;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 2, kThreads = 96;  // that multiply; the last warp loads
+constexpr int kWarps = 2, kThreads = 96;  // consumer warps; threads, with those of the producer warp
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 16;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
+constexpr float kSlack = 8;  // how far exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -96,7 +96,7 @@ struct alignas(128) Parameters {
   int32_t pages;  // of the cache
   int32_t right;  // nor one after its own + right
   int32_t left;  // a row sees no key before its own - left
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
   float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 512);
@@ -124,8 +124,7 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
 // ---- Which keys and rows ------------------------------------------------------------------------
-// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the
-// nearest that there can be.
+// A sequence's rows of q and its keys.
 struct Sequence {
   int rows, keys;
 
@@ -133,7 +132,7 @@ struct Sequence {
     Sequence found;
     found.rows = p.seq_q;
     found.keys = p.seq_k;
-    found.keys = max(0, min(found.keys, p.lengths[b]));
+    found.keys = max(0, min(found.keys, p.lengths[b]));  // unchecked, in GPU memory
     return found;
   }
 
@@ -171,7 +170,7 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The tiles of all items, one item after the other, are divided in equal ranges among the CTAs; the first `more` of these have one more.
+// The tiles of all items are divided among CTAs in ranges of `each`, in order; the first `more` ranges have one more.
 struct Division {
   int each, more;
 
@@ -301,7 +300,7 @@ struct TileScheduler : SequenceScan {
   }
 };
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
 template <int kCount> struct Ring {
   int stage;
@@ -341,7 +340,7 @@ struct Tile {
   }
 };
 constexpr int kMerged = 32;  // columns of o that warps leave for each other at a time
-// Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
+// A swizzle against bank conflicts: groups of 8 columns change places from row to row.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
 struct SharedStorage {
@@ -370,7 +369,7 @@ struct Pages {
     here = load(p, base);
     next = load(p, base + 32);
   }
-  // Nobody has looked at what a table holds: a page counts as the nearest of those that there are.
+  // Page tables are unchecked, in GPU memory: a page is clamped to those of the cache.
   __device__ __forceinline__ int load(const Parameters& p, int column) const {
     return max(0, min(p.pages - 1, table[min(column + lane(), last)]));
   }
@@ -395,11 +394,11 @@ __device__ __forceinline__ void arrive_with_copies(FullBarrier& full) {
                : "memory");
 }
 
-// Where the lane's box of a tile lies in the cache.
+// Where the lane's box of a tile is in the cache.
 struct Corner { int row, entry; };
 
-// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or
-// stays what it was: whoever reads it, hides it.
+// Starts the loads of the boxes of a tile that have keys. Rows past the last key hold other keys or
+// what was there before: consumers mask them.
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, int boxes, Corner corner, int head) {
   empty.wait(phase);
@@ -480,15 +479,15 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
 }
 
-// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of
-// row l / 4.
+// Loads four matrices of 8 rows of 16 bytes; lanes 8 i to 8 i + 7 have the addresses of the rows of matrix i. Of
+// each matrix lane l gets the four bytes of row l / 4 that begin with byte 4 (l % 4).
 __device__ __forceinline__ void read(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
                : "r"(from)
                : "memory");
 }
-// Transposed, in pairs of bytes: lane l has those numbered l / 4, of rows 2 (l % 4) and the next.
+// The same, transposed by pairs of bytes: lane l gets pair l / 4 of row 2 (l % 4) and of the row below.
 __device__ __forceinline__ void read_transposed(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
@@ -630,7 +629,7 @@ struct Scaling {
 // What a lane knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
   int begin[2], end[2];  // the keys that they see
-  float maximum[2];      // of the scores so far, or kSlack below it
+  float maximum[2];      // of the scores so far, or up to kSlack less, as an exponent of 2
   float sum[2];
 };
 
@@ -660,7 +659,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
     const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
-    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // exactly 1 where the maximum stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
     float sum = 0;
@@ -890,7 +889,7 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// What a warp goes by in one item's tiles.
+// Which slices of 16 keys a warp has of each tile.
 struct KeySlices {
   uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
@@ -905,10 +904,8 @@ struct KeySlices {
 // One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
 __device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& own,
-                                     const Queries& queries,
-                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile,
-                                         int begin_key,
-                                     int end_key) {
+                                     const Queries& queries, const Scaling& scaling, Rows& rows, Outputs& outputs,
+                                     int tile, int begin_key, int end_key) {
   Scores scores;
   const int key = tile * kKeys + own.first_key;
   shared.k_full[position.stage].wait(position.phase);
@@ -1011,7 +1008,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(33);  // who loads, and lanes that copy scales
+      shared.k_full[stage].init(33);  // the producer's arrival, and lanes that copy scales
       shared.v_full[stage].init(33);
       shared.k_empty[stage].init(kWarps);
       shared.v_empty[stage].init(kWarps);

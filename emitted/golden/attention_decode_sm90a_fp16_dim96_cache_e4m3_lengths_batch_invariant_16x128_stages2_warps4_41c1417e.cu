@@ -3,7 +3,7 @@
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q fp16 fixed, k and v e4m3 fixed, head dimension 96
 //   mask none, lengths, batch invariant
-//   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a SM
+//   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages
 // Digest 41c1417e1943d2a427a12869da1e8382683e9e7b84435aee01f2936ada9ef89e; `warploom show` prints this file.
 //
 // Launch: 160 threads, 1 CTA per SM; grid: as many CTAs as all SMs hold
@@ -18,11 +18,11 @@
 //   merged       4 warps * 16 rows * 32 columns * 4 = 8192
 //   sums         4 warps * 16 rows * 8 = 512
 //   full, empty  2 stages * 4 * 8 = 64
-// Barriers       waited for by  guards                        a phase completes after
-// k_full, v_full consumers      a stage until it is filled    1 arrival and the bytes of TMA
-// k_empty        the producer   k until the scores are there  4 arrivals: consumer warps
-// v_empty        the producer   v until the output is there   4 arrivals: consumer warps
-// named 1        the same       outputs until they are summed 128 threads of consumers
+// Barriers        waited for by    guards                         a phase completes after
+// k_full, v_full  consumers        a stage until it is filled     1 arrival and the bytes of TMA
+// k_empty         the producer     k until the scores are there   4 arrivals: consumer warps
+// v_empty         the producer     v until the output is there    4 arrivals: consumer warps
+// named 1         all that arrive  outputs until they are summed  128 threads of consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -47,12 +47,12 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 constexpr int kDim = 96, kKvBytes = 1, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 16, kKeys = 128;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 4, kThreads = 160;  // that multiply; the last warp loads
+constexpr int kWarps = 4, kThreads = 160;  // consumer warps; threads, with those of the producer warp
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 2;
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
+constexpr float kSlack = 8;  // how far exponents of 2 may grow before o is rescaled
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);  // each key is read once
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -83,7 +83,7 @@ struct alignas(128) Parameters {
   int32_t row_tiles;  // of one kv head and sequence, at most
   int32_t seq_k;  // keys of a sequence, at most
   int32_t chunks;  // places of an item
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, k_map) == 0 && OFFSET(Parameters, v_map) == 128);
@@ -103,8 +103,7 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
 // ---- Which keys and rows ------------------------------------------------------------------------
-// A sequence's rows of q and its keys. Nobody has looked at what lengths and offsets hold: each counts as the
-// nearest that there can be.
+// A sequence's rows of q and its keys.
 struct Sequence {
   int rows, keys;
 
@@ -112,7 +111,7 @@ struct Sequence {
     Sequence found;
     found.rows = p.seq_q;
     found.keys = p.seq_k;
-    found.keys = max(0, min(found.keys, p.lengths[b]));
+    found.keys = max(0, min(found.keys, p.lengths[b]));  // unchecked, in GPU memory
     return found;
   }
 
@@ -150,7 +149,7 @@ struct Sequence {
 // Of numbers that are not negative: fewer instructions than with a sign.
 __device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
-// The tiles of all items, one item after the other, are divided in equal ranges among the CTAs; the first `more` of these have one more.
+// The tiles of all items are divided among CTAs in ranges of `each`, in order; the first `more` ranges have one more.
 struct Division {
   int each, more;
 
@@ -309,7 +308,7 @@ struct TileScheduler : SequenceScan {
   }
 };
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
 template <int kCount> struct Ring {
   int stage;
@@ -349,7 +348,7 @@ struct Tile {
   }
 };
 constexpr int kMerged = 32;  // columns of o that warps leave for each other at a time
-// Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
+// A swizzle against bank conflicts: groups of 8 columns change places from row to row.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
 struct SharedStorage {
@@ -363,11 +362,11 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 58944);
 
 // ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
-// Where the lane's box of a tile lies in the cache.
+// Where the lane's box of a tile is in the cache.
 struct Corner { int row, entry; };
 
-// Starts the loads of the boxes of a tile that have keys. What lies past the last key is the sequence's, or
-// stays what it was: whoever reads it, hides it.
+// Starts the loads of the boxes of a tile that have keys. Rows past the last key hold other keys or
+// what was there before: consumers mask them.
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, int boxes, Corner corner, int head) {
   empty.wait(phase);
@@ -437,15 +436,15 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
 }
 
-// Four matrices of 8 rows of 16 bytes, each as 8 lanes say: lane l has bytes 4 (l % 4) to the third after of
-// row l / 4.
+// Loads four matrices of 8 rows of 16 bytes; lanes 8 i to 8 i + 7 have the addresses of the rows of matrix i. Of
+// each matrix lane l gets the four bytes of row l / 4 that begin with byte 4 (l % 4).
 __device__ __forceinline__ void read(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
                : "r"(from)
                : "memory");
 }
-// Transposed, in pairs of bytes: lane l has those numbered l / 4, of rows 2 (l % 4) and the next.
+// The same, transposed by pairs of bytes: lane l gets pair l / 4 of row 2 (l % 4) and of the row below.
 __device__ __forceinline__ void read_transposed(uint32_t (&found)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
@@ -577,7 +576,7 @@ struct Scaling {
 // What a lane knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
   int begin[2], end[2];  // the keys that they see
-  float maximum[2];      // of the scores so far, or kSlack below it
+  float maximum[2];      // of the scores so far, or up to kSlack less, as an exponent of 2
   float sum[2];
 };
 
@@ -607,7 +606,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
     const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
-    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // exactly 1 where the maximum stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
     float sum = 0;
@@ -942,7 +941,7 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// What a warp goes by in one item's tiles.
+// Which slices of 16 keys a warp has of each tile.
 struct KeySlices {
   uint32_t slices[kSlices];  // where its slices begin in a tile
   int first_key;             // the lane's first key in a tile
@@ -957,10 +956,8 @@ struct KeySlices {
 // One tile of keys. kMasked: there are some that not all rows see, and values that may be anything.
 template <bool kMasked>
 __device__ __forceinline__ void step(SharedStorage& shared, Position position, const KeySlices& own,
-                                     const Queries& queries,
-                                     const Scaling& scaling, Rows& rows, Outputs& outputs, int tile,
-                                         int begin_key,
-                                     int end_key) {
+                                     const Queries& queries, const Scaling& scaling, Rows& rows, Outputs& outputs,
+                                     int tile, int begin_key, int end_key) {
   Scores scores;
   const int key = tile * kKeys + own.first_key;
   shared.k_full[position.stage].wait(position.phase);
@@ -1058,7 +1055,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == kWarps * 32) {
     for (const auto* map : {&p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(1);  // who loads
+      shared.k_full[stage].init(1);  // the producer's arrival
       shared.v_full[stage].init(1);
       shared.k_empty[stage].init(kWarps);
       shared.v_empty[stage].init(kWarps);

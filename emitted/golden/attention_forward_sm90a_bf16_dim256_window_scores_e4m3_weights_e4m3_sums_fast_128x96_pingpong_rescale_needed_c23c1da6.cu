@@ -15,14 +15,14 @@
 //   q               2 stages * 2 consumers * 16384 = 65536
 //   k               2 stages * 24576 = 49152
 //   v               2 stages * 24576 = 49152
-//   work, barriers  at most = 1024
-// Barriers       waited for by  guards                              a phase completes after
-// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
-// q_empty        the producer   q until the last scores are there   4 arrivals: warps
-// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
-// k_empty        the producer   k until the scores are there        8 arrivals: consumer warps
-// v_empty        the producer   v until the output is there         8 arrivals: consumer warps
-// named 4 to 5   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
+//   work, barriers  and padding = 1024
+// Barriers        waited for by  guards                               a phase completes after
+// q_full          its consumer   q and work of a consumer             1 arrival and the bytes of TMA
+// q_empty         the producer   q until the last scores are there    4 arrivals: warps
+// k_full, v_full  consumers      a stage until it is filled           1 arrival and the bytes of TMA
+// k_empty         the producer   k until the scores are there         8 arrivals: consumer warps
+// v_empty         the producer   v until the output is there          8 arrivals: consumer warps
+// named 4, 5      one consumer   MMAs: one consumer issues at a time  256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -53,7 +53,7 @@ constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 96;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
 // Weights of e4m3 are up to 2^8, of its 448: what is small beside a row's largest is then rounded less coarsely.
 constexpr float kOffset = 4;
-constexpr float kSlack = 4;  // by so much exponents of 2 may grow before the output is rescaled
+constexpr float kSlack = 4;  // how far exponents of 2 may grow before the output is rescaled
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -87,12 +87,12 @@ struct alignas(128) Parameters {
   int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
-  int32_t section;  // heads whose tiles are worked off together
+  int32_t section;  // heads whose tiles are processed together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t left;  // row r sees no column before r - left
   int32_t right;  // row r sees no column after r + right
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
@@ -111,7 +111,7 @@ static_assert(OFFSET(Parameters, all_heads) == 524 && OFFSET(Parameters, sharing
 static_assert(OFFSET(Parameters, left) == 532 && OFFSET(Parameters, right) == 536);
 static_assert(OFFSET(Parameters, scale) == 540);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 32;
@@ -287,7 +287,7 @@ struct OrderedBarrier {
   int consumer;
 
   __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 begins
+    if (consumer == kConsumers - 1) arrive();  // consumer 0 begins
   }
   __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void arrive() const {
@@ -344,7 +344,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far, times their factor in the exponent, or kSlack below it
+  float maximum[2];  // of the scores so far, times their factor in the exponent, or up to kSlack less, as an exponent of 2
   float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
@@ -383,7 +383,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
     if (!(maximum - rows.maximum[r] > kSlack)) maximum = rows.maximum[r];
     const float reference = maximum == minus_infinity() ? 0 : maximum;
     const float shift = reference - kOffset;
-    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // just 1 where it stays
+    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // exactly 1 where the maximum stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -423,7 +423,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 164864);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit
+// The tile called `index`, in the order in which tiles are processed: by sections of heads whose k and v fit
 // L2 together; within one the longest tiles of all its heads, then the next.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
@@ -589,9 +589,9 @@ struct Consumer {
   OrderedBarrier order;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last KV tile: they are walked from the right to the left
+  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
-  int row;           // the thread's first, counted from where bounds are relative to
+  int row;           // the thread's first, as bounds are relative to it
   int column;        // the thread's first in a tile
 
   // Waits for the next q, and with it for what is to be done.
@@ -720,7 +720,7 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   if (any) c.order.arrive();
 }
 
-// Passes over all such tiles at the beginning of a piece of work.
+// Passes over the tiles that the CTA loads only for rows further down; they come first.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();

@@ -19,15 +19,15 @@
 //   v               2 stages * 14336 = 28672
 //   staging         8 warps * 5632 = 45056
 //   words           a bit for each weight of the tiles = 4096
-//   work, barriers  at most = 1024
-// Barriers       waited for by  guards                            a phase completes after
-// q_full         its consumer   q and work of a consumer          1 arrival and the bytes of TMA
-// q_empty        the producer   q until the last scores are there 4 arrivals: warps (consumer 0: 3 makers too)
-// k_full, v_full consumers      a stage until it is filled        1 arrival and the bytes of TMA
-// k_empty        the producer   k until the scores are there      8 arrivals: consumer warps
-// v_empty        the producer   v until the output is there       8 arrivals: consumer warps
-// words_full     consumers      bits of a tile                    3 arrivals: warps that make bits
-// words_empty    makers         bits until they are read          8 arrivals: consumer warps
+//   work, barriers  and padding = 1024
+// Barriers        waited for by  guards                             a phase completes after
+// q_full          its consumer   q and work of a consumer           1 arrival and the bytes of TMA
+// q_empty         the producer   q until the last scores are there  4 arrivals: warps (consumer 0: 3 makers too)
+// k_full, v_full  consumers      a stage until it is filled         1 arrival and the bytes of TMA
+// k_empty         the producer   k until the scores are there       8 arrivals: consumer warps
+// v_empty         the producer   v until the output is there        8 arrivals: consumer warps
+// words_full      consumers      bits of a tile                     3 arrivals: warps that make bits
+// words_empty     makers         bits until they are read           8 arrivals: consumer warps
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -56,7 +56,7 @@ constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 112;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before the output is rescaled
+constexpr float kSlack = 8;  // how far exponents of 2 may grow before the output is rescaled
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -91,14 +91,14 @@ struct alignas(128) Parameters {
   int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
-  int32_t section;  // heads whose tiles are worked off together
+  int32_t section;  // heads whose tiles are processed together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t keys_rows;  // of the mask; 0: it is of pairs
   int32_t keys_columns;  // of the mask
   int32_t keys_batch;  // rows of a batch; 0: all have the same
   int32_t keys_head;  // rows of a head; 0: all have the same
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
   float keep;  // probability that a weight is kept, a multiple of 1 / 65536
 };
 static_assert(sizeof(Parameters) == 640);
@@ -120,7 +120,7 @@ static_assert(OFFSET(Parameters, keys_columns) == 544 && OFFSET(Parameters, keys
 static_assert(OFFSET(Parameters, keys_head) == 552 && OFFSET(Parameters, scale) == 556);
 static_assert(OFFSET(Parameters, keep) == 560);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 112] += A[64 x 16] * B[16 x 112]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
@@ -298,7 +298,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far, or kSlack below it
+  float maximum[2];  // of the scores so far, or up to kSlack less, as an exponent of 2
   float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
@@ -331,7 +331,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
     const float reference = maximum == minus_infinity() ? 0 : maximum;
-    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // exactly 1 where the maximum stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -653,7 +653,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 140288);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: head by head.
+// The tile called `index`, in the order in which tiles are processed: head by head.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
@@ -823,7 +823,7 @@ struct Consumer {
   Scaling scaling;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last KV tile: they are walked from the right to the left
+  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int column;        // the thread's first in a tile
   Sequence sequence;

@@ -17,14 +17,14 @@
 //   q               2 stages * 2 consumers * 8192 = 32768
 //   k               2 stages * 16384 = 32768
 //   v               2 stages * 32768 = 65536
-//   work, barriers  at most = 1024
-// Barriers       waited for by  guards                              a phase completes after
-// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
-// q_empty        the producer   q until the last scores are there   4 arrivals: warps
-// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
-// k_empty        the producer   k until the scores are there        8 arrivals: consumer warps
-// v_empty        the producer   v until the output is there         8 arrivals: consumer warps
-// named 4 to 5   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
+//   work, barriers  and padding = 1024
+// Barriers        waited for by  guards                               a phase completes after
+// q_full          its consumer   q and work of a consumer             1 arrival and the bytes of TMA
+// q_empty         the producer   q until the last scores are there    4 arrivals: warps
+// k_full, v_full  consumers      a stage until it is filled           1 arrival and the bytes of TMA
+// k_empty         the producer   k until the scores are there         8 arrivals: consumer warps
+// v_empty         the producer   v until the output is there          8 arrivals: consumer warps
+// named 4, 5      one consumer   MMAs: one consumer issues at a time  256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -53,7 +53,7 @@ constexpr int kDimV = 128, kValueSpan = 128;  // of a row of v's boxes
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
-constexpr float kSlack = 8;  // by so much exponents of 2 may grow before the output is rescaled
+constexpr float kSlack = 8;  // how far exponents of 2 may grow before the output is rescaled
 constexpr int kScores = kKvTile / 2, kOutputs = kDimV / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -82,13 +82,13 @@ struct alignas(128) Parameters {
   int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
-  int32_t section;  // heads whose tiles are worked off together
+  int32_t section;  // heads whose tiles are processed together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t list_tiles;  // that a list has room for
   int32_t list_batch;  // lists of a batch; 0: all have the same
   int32_t list_head;  // lists of a head; 0: all have the same
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
@@ -105,7 +105,7 @@ static_assert(OFFSET(Parameters, sharing) == 488 && OFFSET(Parameters, list_tile
 static_assert(OFFSET(Parameters, list_batch) == 496 && OFFSET(Parameters, list_head) == 500);
 static_assert(OFFSET(Parameters, scale) == 504);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
@@ -234,9 +234,9 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// A CTA takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
-// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
-// 0 for the next launch.
+// The tile scheduler: each CTA takes its next tile from a counter in global memory, one tile ahead, which hides
+// the latency of the atomic. A launch increments the counter once for each tile, so that it wraps to 0 for the
+// next launch.
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 
@@ -254,7 +254,7 @@ struct OrderedBarrier {
   int consumer;
 
   __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 begins
+    if (consumer == kConsumers - 1) arrive();  // consumer 0 begins
   }
   __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void arrive() const {
@@ -298,7 +298,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2];  // of the scores so far, or kSlack below it
+  float maximum[2];  // of the scores so far, or up to kSlack less, as an exponent of 2
   float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
@@ -317,7 +317,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
     const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
-    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // exactly 1 where the maximum stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -361,7 +361,7 @@ struct Listed {
   int4 header;  // how many tiles, how many whole, the first mask, which tile of rows
   int list, all_head, first;  // the list's number; the head's, of all batches; the tile that is walked first
 
-  // Takes the next piece if there is one, in the order in which they are worked off: by sections of heads whose
+  // Takes the next piece if there is one, in the order in which they are processed: by sections of heads whose
   // k and v fit L2 together; within one the longest lists of all its heads, then the next: lists lie in this
   // order.
   __device__ __forceinline__ bool take(const Parameters& p, Tiles& tiles) {
@@ -510,7 +510,7 @@ struct Consumer {
   OrderedBarrier order;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last KV tile: they are walked from the right to the left
+  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int row, column;   // the thread's first, in a tile
   int masks;         // the number of the mask of the tile in offset 0 of its list, if it had one

@@ -15,14 +15,14 @@
 //   q               2 stages * 3 consumers * 4096 = 24576
 //   k               2 stages * 4096 = 8192
 //   v               2 stages * 4096 = 8192
-//   work, barriers  at most = 1024
-// Barriers       waited for by  guards                              a phase completes after
-// q_full         its consumer   q and work of a consumer            1 arrival and the bytes of TMA
-// q_empty        the producer   q until the last scores are there   4 arrivals: warps
-// k_full, v_full consumers      a stage until it is filled          1 arrival and the bytes of TMA
-// k_empty        the producer   k until the scores are there        12 arrivals: consumer warps
-// v_empty        the producer   v until the output is there         12 arrivals: consumer warps
-// named 4 to 6   one consumer   MMAs: one consumer issues at a time 256 threads of two consumers
+//   work, barriers  and padding = 1024
+// Barriers        waited for by  guards                               a phase completes after
+// q_full          its consumer   q and work of a consumer             1 arrival and the bytes of TMA
+// q_empty         the producer   q until the last scores are there    4 arrivals: warps
+// k_full, v_full  consumers      a stage until it is filled           1 arrival and the bytes of TMA
+// k_empty         the producer   k until the scores are there         12 arrivals: consumer warps
+// v_empty         the producer   v until the output is there          12 arrivals: consumer warps
+// named 4 to 6    one consumer   MMAs: one consumer issues at a time  256 threads of two consumers
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -89,12 +89,12 @@ struct alignas(128) Parameters {
   int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
-  int32_t section;  // heads whose tiles are worked off together
+  int32_t section;  // heads whose tiles are processed together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t right;  // row r sees no column after r + right
   int32_t bottom_right;  // r counts so that the last is seq_k - 1
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
   float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 640);
@@ -116,7 +116,7 @@ static_assert(OFFSET(Parameters, sharing) == 552 && OFFSET(Parameters, right) ==
 static_assert(OFFSET(Parameters, bottom_right) == 560 && OFFSET(Parameters, scale) == 564);
 static_assert(OFFSET(Parameters, softcap) == 568);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 32;
@@ -328,7 +328,7 @@ struct OrderedBarrier {
   int consumer;
 
   __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) arrive();  // warpgroup 0 begins
+    if (consumer == kConsumers - 1) arrive();  // consumer 0 begins
   }
   __device__ __forceinline__ void wait() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
   __device__ __forceinline__ void arrive() const {
@@ -427,7 +427,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
     maximum = quad_maximum(maximum);
     const float reference = maximum == minus_infinity() ? 0 : maximum;
     const float shift = reference - kOffset;
-    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // just 1 where it stays
+    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // exactly 1 where the maximum stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -466,7 +466,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 41984);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit
+// The tile called `index`, in the order in which tiles are processed: by sections of heads whose k and v fit
 // L2 together; within one the longest tiles of all its heads, then the next.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
@@ -633,9 +633,9 @@ struct Consumer {
   OrderedBarrier order;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last KV tile: they are walked from the right to the left
+  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
-  int row;           // the thread's first, counted from where bounds are relative to
+  int row;           // the thread's first, as bounds are relative to it
   int column;        // the thread's first in a tile
 
   // Waits for the next q, and with it for what is to be done.
@@ -773,7 +773,7 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   if (any) c.order.arrive();
 }
 
-// Passes over all such tiles at the beginning of a piece of work.
+// Passes over the tiles that the CTA loads only for rows further down; they come first.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
   for (int i = 0; i < work.skipped; ++i) c.skip();

@@ -14,13 +14,13 @@
 //   q               2 stages * 2 consumers * 6144 = 24576
 //   k               3 stages * 6144 = 18432
 //   v               3 stages * 6144 = 18432
-//   work, barriers  at most = 1024
-// Barriers       waited for by  guards                            a phase completes after
-// q_full         its consumer   q and work of a consumer          1 arrival and the bytes of TMA
-// q_empty        the producer   q until the last scores are there 4 arrivals: warps
-// k_full, v_full consumers      a stage until it is filled        1 arrival and the bytes of TMA
-// k_empty        the producer   k until the scores are there      8 arrivals: consumer warps
-// v_empty        the producer   v until the output is there       8 arrivals: consumer warps
+//   work, barriers  and padding = 1024
+// Barriers        waited for by  guards                             a phase completes after
+// q_full          its consumer   q and work of a consumer           1 arrival and the bytes of TMA
+// q_empty         the producer   q until the last scores are there  4 arrivals: warps
+// k_full, v_full  consumers      a stage until it is filled         1 arrival and the bytes of TMA
+// k_empty         the producer   k until the scores are there       8 arrivals: consumer warps
+// v_empty         the producer   v until the output is there        8 arrivals: consumer warps
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -86,11 +86,11 @@ struct alignas(128) Parameters {
   int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
-  int32_t section;  // heads whose tiles are worked off together
+  int32_t section;  // heads whose tiles are processed together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t q_descale_sharing;  // query heads of one scale
-  float scale;  // of the products
+  float scale;  // of dot products of q and k
   float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 640);
@@ -111,7 +111,7 @@ static_assert(OFFSET(Parameters, all_heads) == 540 && OFFSET(Parameters, sharing
 static_assert(OFFSET(Parameters, q_descale_sharing) == 548 && OFFSET(Parameters, scale) == 552);
 static_assert(OFFSET(Parameters, softcap) == 556);
 
-// ---- Parts ----------------------------------------------------------------------------------
+// ---- Device functions -----------------------------------------------------------------------
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 32;
@@ -364,7 +364,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
     maximum = quad_maximum(maximum);
     const float reference = maximum == minus_infinity() ? 0 : maximum;
     const float shift = reference - kOffset;
-    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // just 1 where it stays
+    rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // exactly 1 where the maximum stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -402,7 +402,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 62464);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: head by head.
+// The tile called `index`, in the order in which tiles are processed: head by head.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int tile = offset % p.q_tiles, all_head = section * p.section + offset / p.q_tiles;
@@ -563,7 +563,7 @@ struct Consumer {
   Scaling scaling;
   Ring<kQStages> at_q;
   Position position;
-  int begin;         // the last KV tile: they are walked from the right to the left
+  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int column;        // the thread's first in a tile
 

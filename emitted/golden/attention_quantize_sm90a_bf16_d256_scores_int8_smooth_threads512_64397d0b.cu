@@ -188,7 +188,7 @@ struct Int8 {
 };
 using Scores = Int8;
 
-// What values are multiplied by, of their largest magnitude. Where that is 0, infinite or NaN it is 1.
+// The factor that values are multiplied by, from their largest magnitude; 1 where this is 0, infinite or NaN.
 template <class Type> __device__ __forceinline__ float factor_of(float peak) {
   const float factor = fminf(__fdiv_rn(Type::kLargest, peak), 3.402823466e38f);
   return peak > 0.f && peak < infinity() ? factor : 1.f;

@@ -160,7 +160,7 @@ __device__ __forceinline__ void store(uint8_t* to, const Bytes& bytes, int count
 }
 
 // ---- Scales -------------------------------------------------------------------------------------------
-// What values are multiplied by, of the largest magnitude of a block. Where that is 0, infinite or NaN it is 1.
+// The factor that values are multiplied by, from a block's largest magnitude; 1 where this is 0, infinite or NaN.
 __device__ __forceinline__ float factor_of(float peak) {
   float factor = fminf(__fdiv_rn(kLargest, peak), 3.402823466e38f);
   factor = __uint_as_float(__float_as_uint(factor) & 0x7f800000);

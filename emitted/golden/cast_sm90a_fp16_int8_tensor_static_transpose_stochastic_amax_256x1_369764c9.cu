@@ -135,7 +135,7 @@ __device__ __forceinline__ void store(uint8_t* to, const Bytes& bytes, int count
 }
 
 // ---- Scales -------------------------------------------------------------------------------------------
-// What values are multiplied by: 0 of a scale of 0.
+// The factor that values are multiplied by, from a scale: 0 from a scale of 0.
 __device__ __forceinline__ float factor_of(float scale) {
   const float factor = __frcp_rn(scale);
   return fabsf(factor) == infinity() ? copysignf(scale == 0.f ? 0.f : 3.402823466e38f, scale) : factor;

@@ -16,10 +16,10 @@
 // Shared memory: 221280 bytes; the launch asks for 222208 of 232448
 //   a, b         6 stages * 3 pieces * (4096 + 8192) = 221184
 //   full, empty  6 stages * 2 * 8 = 96
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while wgmma reads it 1 arrivals: 1 consumer
-// cluster     the same       barriers before use          all threads of 1 CTA
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes
+// empty       the producer     a stage while wgmma reads it  1 arrivals: 1 consumer
+// cluster     all that arrive  barriers before use           all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -75,7 +75,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t k_parts;  // parts of k
   int32_t batches;  // of D
   int32_t a_batches;  // of A

@@ -15,10 +15,10 @@
 // Shared memory: 225456 bytes; the launch asks for 226304 of 232448
 //   a, b         11 stages * (4096 + 16384) = 225280
 //   full, empty  11 stages * 2 * 8 = 176
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while wgmma reads it 2 arrivals: 2 consumers
-// cluster     the same       barriers before use          all threads of 1 CTA
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes
+// empty       the producer     a stage while wgmma reads it  2 arrivals: 2 consumers
+// cluster     all that arrive  barriers before use           all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -74,7 +74,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t k_parts;  // parts of k
   float rms_scale_0_eps;  // added to a mean of squares
   float residual_1_beta;  // C is not read when this is 0

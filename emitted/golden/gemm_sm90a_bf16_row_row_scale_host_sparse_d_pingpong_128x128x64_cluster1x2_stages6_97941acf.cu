@@ -10,17 +10,17 @@
 // Warpgroups 1 and 2, the consumers: wgmma on 128 rows of a tile each (ping-pong), then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 128 accumulators.
-//   Its epilogue takes 64 columns at a time, to need few more.
+//   Its epilogue takes 64 columns at a time, to save registers.
 // Shared memory: 229472 bytes; the launch asks for 230400 of 232448
 //   a, b         6 stages * (16384 + 16384) = 196608
 //   staging      2 consumers * 2 buffers * 8192 = 32768
 //   full, empty  6 stages * 2 * 8 = 96
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while wgmma reads it 2 arrivals: 1 consumer of 2 CTAs
-// named 1, 2  the same       its staging buffers          128 threads of a consumer
-// named 3, 4  one consumer   one main loop at a time      128 threads of each consumer
-// cluster     the same       barriers, at start and exit  all threads of 2 CTAs
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes
+// empty       the producer     a stage while wgmma reads it  2 arrivals: 1 consumer of 2 CTAs
+// named 1, 2  all that arrive  its staging buffers           128 threads of a consumer
+// named 3, 4  one consumer     one main loop at a time       128 threads of each consumer
+// cluster     all that arrive  barriers, at start and exit   all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -73,7 +73,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   float scale_0;  // scale
 };
 static_assert(sizeof(Parameters) == 640);

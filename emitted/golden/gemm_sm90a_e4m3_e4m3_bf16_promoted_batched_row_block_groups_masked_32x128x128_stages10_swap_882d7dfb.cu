@@ -11,18 +11,18 @@
 // Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 16 accumulators and 16 for one k tile.
-//   Its epilogue takes 32 columns at a time, to need few more.
+//   Its epilogue takes 32 columns at a time, to save registers.
 // Shared memory: 230984 bytes; the launch asks for 231424 of 232448
 //   a, b         10 stages * (4096 + 16384) = 204800
 //   staging      2 consumers * 2 buffers * 4096 = 16384
 //   scales       10 stages * 144 = 1440
 //   groups       2050 integers * 4 = 8200
 //   full, empty  10 stages * 2 * 8 = 160
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes, and scale copies
-// empty       the producer   a stage while wgmma reads it 8 arrivals: 8 consumer warps
-// named 1, 2  the same       its staging buffers          128 threads of a consumer
-// cluster     the same       barriers before use          all threads of 1 CTA
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes, and scale copies
+// empty       the producer     a stage while wgmma reads it  8 arrivals: 8 consumer warps
+// named 1, 2  all that arrive  its staging buffers           128 threads of a consumer
+// cluster     all that arrive  barriers before use           all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -77,7 +77,7 @@ struct alignas(128) Parameters {
   int64_t b_scales_batch_pitch;  // elements between groups
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t batches;  // groups
 };
 static_assert(sizeof(Parameters) == 512);

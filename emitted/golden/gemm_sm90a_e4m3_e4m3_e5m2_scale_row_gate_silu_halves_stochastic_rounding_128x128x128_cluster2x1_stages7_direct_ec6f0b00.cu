@@ -9,14 +9,14 @@
 // Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 64 accumulators.
-//   Its epilogue takes 64 columns at a time, to need few more.
+//   Its epilogue takes 64 columns at a time, to save registers.
 // Shared memory: 229488 bytes; the launch asks for 230400 of 232448
 //   a, b         7 stages * (16384 + 16384) = 229376
 //   full, empty  7 stages * 2 * 8 = 112
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while wgmma reads it 4 arrivals: 2 consumers of 2 CTAs
-// cluster     the same       barriers, at start and exit  all threads of 2 CTAs
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes
+// empty       the producer     a stage while wgmma reads it  4 arrivals: 2 consumers of 2 CTAs
+// cluster     all that arrive  barriers, at start and exit   all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -68,7 +68,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of gate and up, twice those of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);

@@ -10,16 +10,16 @@
 // Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 16 accumulators.
-//   Its epilogue takes 32 columns at a time, to need few more.
+//   Its epilogue takes 32 columns at a time, to save registers.
 // Shared memory: 221344 bytes; the launch asks for 222208 of 232448
 //   a, b         10 stages * (4096 + 16384) = 204800
 //   staging      2 consumers * 2 buffers * 4096 = 16384
 //   full, empty  10 stages * 2 * 8 = 160
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while wgmma reads it 2 arrivals: 2 consumers
-// named 1, 2  the same       its staging buffers          128 threads of a consumer
-// cluster     the same       barriers before use          all threads of 1 CTA
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes
+// empty       the producer     a stage while wgmma reads it  2 arrivals: 2 consumers
+// named 1, 2  all that arrive  its staging buffers           128 threads of a consumer
+// cluster     all that arrive  barriers before use           all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -79,7 +79,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t batches;  // of D
   int32_t a_batches;  // of A
   int32_t a_repeat;  // batches of D in a row that one of A serves

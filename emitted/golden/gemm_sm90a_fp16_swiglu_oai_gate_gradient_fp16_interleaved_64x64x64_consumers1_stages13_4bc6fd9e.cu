@@ -9,16 +9,16 @@
 // Warpgroup 1, the consumer: wgmma on 64 rows of the CTA's tile, then the epilogue.
 // Registers per thread: at most 255, without setmaxnreg.
 //   A consumer thread has 32 accumulators.
-//   Its epilogue takes 64 columns at a time, to need few more.
+//   Its epilogue takes 64 columns at a time, to save registers.
 // Shared memory: 229584 bytes; the launch asks for 230400 of 232448
 //   a, b         13 stages * (8192 + 8192) = 212992
 //   staging      1 consumer * 2 buffers * 8192 = 16384
 //   full, empty  13 stages * 2 * 8 = 208
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while wgmma reads it 1 arrivals: 1 consumer
-// named 1     the same       its staging buffers          128 threads of a consumer
-// cluster     the same       barriers before use          all threads of 1 CTA
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes
+// empty       the producer     a stage while wgmma reads it  1 arrivals: 1 consumer
+// named 1     all that arrive  its staging buffers           128 threads of a consumer
+// cluster     all that arrive  barriers before use           all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -70,7 +70,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);

@@ -10,17 +10,17 @@
 // Warpgroup 1, the consumer: wgmma on 64 rows of the CTA's tile, then the epilogue.
 // Registers per thread: at most 255, without setmaxnreg.
 //   A consumer thread has 128 accumulators.
-//   Its epilogue takes 32 columns at a time, to need few more.
+//   Its epilogue takes 32 columns at a time, to save registers.
 // Shared memory: 213072 bytes; the launch asks for 214016 of 232448
 //   a, b         5 stages * (8192 + 32768) = 204800
 //   staging      1 consumer * 2 buffers * 4096 = 8192
 //   full, empty  5 stages * 2 * 8 = 80
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while wgmma reads it 1 arrivals: 1 consumer
-// named 1     the same       its staging buffers          128 threads of a consumer
-// named 5     the same       stages, reused below         128 threads of consumers
-// cluster     the same       accumulators kept in stages  all threads of 8 CTAs
+// Barriers    waited for by    guards                        a phase completes after
+// full        consumers        a stage until it is filled    1 arrival and the stage's bytes
+// empty       the producer     a stage while wgmma reads it  1 arrivals: 1 consumer
+// named 1     all that arrive  its staging buffers           128 threads of a consumer
+// named 5     all that arrive  stages, reused below          128 threads of consumers
+// cluster     all that arrive  accumulators kept in stages   all threads of 8 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -75,7 +75,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t cut;  // tiles that are cut: the first
 };
 static_assert(sizeof(Parameters) == 640);

@@ -17,10 +17,10 @@
 //   shared_sums  2 consumers * 1 other * 1024 = 2048
 //   groups       2050 integers * 4 = 8200
 //   full, empty  8 stages * 2 * 8 = 128
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
-// empty       the producer   a stage while it is read     8 arrivals: every consumer warp
-// named 1 on  the same       the reduction                256 threads with the same rows
+// Barriers    waited for by    guards                       a phase completes after
+// full        consumers        a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer     a stage while it is read     8 arrivals: every consumer warp
+// named 1 on  all that arrive  the reduction                256 threads with the same rows
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -74,7 +74,7 @@ struct alignas(128) Parameters {
   int64_t d_pitch;  // elements between rows of D
   int32_t m;  // rows of D
   int32_t n;  // columns of gate and up, twice those of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t batches;  // groups
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them

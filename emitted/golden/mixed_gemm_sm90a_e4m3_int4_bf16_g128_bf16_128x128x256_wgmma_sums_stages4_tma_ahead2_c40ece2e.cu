@@ -15,10 +15,10 @@
 //   b            4 stages * 4 slabs * 4224 = 67584
 //   staging      2 consumers * 2 buffers * 4096 = 16384
 //   full, empty  4 stages * 2 * 8 = 64
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
-// empty       the producer   a stage while it is read     8 arrivals: every consumer warp
-// named 1, 2  the same       its staging buffers          128 threads of a consumer
+// Barriers    waited for by    guards                       a phase completes after
+// full        consumers        a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer     a stage while it is read     8 arrivals: every consumer warp
+// named 1, 2  all that arrive  its staging buffers          128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -73,7 +73,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
 };

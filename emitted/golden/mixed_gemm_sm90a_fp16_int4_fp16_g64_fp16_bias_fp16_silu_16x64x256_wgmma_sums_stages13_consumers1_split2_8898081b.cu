@@ -15,11 +15,11 @@
 //   b            13 stages * 2 slabs * 4352 = 113152
 //   shared_sums  1 consumer * 1 other * 2048 = 2048
 //   full, empty  13 stages * 2 * 8 = 208
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   2 arrivals and the stage's bytes
-// empty       the producer   a stage while it is read     4 arrivals: every consumer warp
-// exchanged   consumers      the reduction                the bytes of other CTAs' partial sums
-// cluster     the same       peers' shared memory         all threads of 2 CTAs
+// Barriers    waited for by    guards                       a phase completes after
+// full        consumers        a stage until it is filled   2 arrivals and the stage's bytes
+// empty       the producer     a stage while it is read     4 arrivals: every consumer warp
+// exchanged   consumers        the reduction                the bytes of other CTAs' partial sums
+// cluster     all that arrive  peers' shared memory         all threads of 2 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -76,7 +76,7 @@ struct alignas(128) Parameters {
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
-  int32_t k;  // products summed
+  int32_t k;  // columns of A, rows of B
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
 };

@@ -14,10 +14,10 @@
 //   metadata     8 stages * 1024 = 8192
 //   staging      2 consumers * 32 tokens * 144 = 9216
 //   full, empty  8 stages * 2 * 8 = 128
-// Barriers     waited for by  guards                       a phase completes after
-// full         consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty        the producer   a stage while it is read     8 arrivals: every consumer warp
-// named 1 to 2 the same       its staging buffer           128 threads of a consumer
+// Barriers      waited for by    guards                       a phase completes after
+// full          consumers        a stage until it is filled   1 arrival and the stage's bytes
+// empty         the producer     a stage while it is read     8 arrivals: every consumer warp
+// named 1 to 2  all that arrive  its staging buffer           128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -14,10 +14,10 @@
 //   metadata     12 stages * 1024 = 12288
 //   staging      1 consumer * 16 tokens * 144 = 2304
 //   full, empty  12 stages * 2 * 8 = 192
-// Barriers    waited for by  guards                       a phase completes after
-// full        consumers      a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer   a stage while it is read     4 arrivals: every consumer warp
-// named 1     the same       its staging buffer           128 threads of a consumer
+// Barriers    waited for by    guards                       a phase completes after
+// full        consumers        a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer     a stage while it is read     4 arrivals: every consumer warp
+// named 1     all that arrive  its staging buffer           128 threads of a consumer
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {

@@ -1,4 +1,2 @@
-// Which of two CTAs adds to a q tile's dq first is left to chance.
-
-// The q tile in place n of [begin, end).
+// The q tile in place n of [begin, end). Nothing decides which of two CTAs adds to the dq of one q tile first.
 __device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }

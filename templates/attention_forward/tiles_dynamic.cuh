@@ -1,6 +1,6 @@
-// A CTA takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
-// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
-// 0 for the next launch.
+// The tile scheduler: each CTA takes its next tile from a counter in global memory, one tile ahead, which hides
+// the latency of the atomic. A launch increments the counter once for each tile, so that it wraps to 0 for the
+// next launch.
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ FILES = {
     for path in sorted(FOLDER.rglob("*"))
     if path.suffix in (".cuh", ".jinja")
 }
+PAGE = FOLDER.resolve().parent / "docs" / "adding-a-family.md"
+PLACE = re.compile(r"^\{# (\w+) #\}$", re.M)
 MOST = 12
 # Templates with more conditionals, and how many: these numbers only fall.
 MORE = {
@@ -85,7 +88,18 @@ def test_every_place_is_one_that_a_template_includes() -> None:
     used = set(re.findall(r'hook(?: |\()"(\w+)"', texts))
     # What bends scores is included by its file, which Python names.
     used |= set(re.findall(r'"#(\w+)"', texts)) | {"scaling", "slope"}
-    places = {name: set(re.findall(r"^\{# (\w+) #\}$", text, re.M)) for name, text in FILES.items()}
+    places = {name: set(PLACE.findall(text)) for name, text in FILES.items()}
     unknown = {name: own - used for name, own in places.items() if own - used}
     assert unknown == {}
     assert used <= set().union(*places.values())
+
+
+def test_the_page_has_the_places_that_options_of_attention_share() -> None:
+    """Whoever adds an option would have to find them by reading every template."""
+    options = [text for name, text in FILES.items() if name.startswith("_attention/modifiers/")]
+    counts = Counter(place for text in options for place in set(PLACE.findall(text)))
+    _, _, section = PAGE.read_text().partition("## An option of attention")
+    table = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", section.partition("\n## ")[0], re.M)
+    listed = {place for row in table for place in re.findall(r"\w+", row)}
+    assert listed <= set(counts)
+    assert {place for place, count in counts.items() if count > 1} <= listed

@@ -44,11 +44,11 @@ def modifiers(warps: int, staging_bytes: int, words_bytes: int) -> Iterator[Memo
         yield Memory("words", "a bit for each weight of the tiles", words_bytes)
 
 
-def completed(rows: Iterable[Memory], shared_bytes: int) -> list[Memory]:
-    """Add what the launch asks for beside these rows."""
+def completed(rows: Iterable[Memory], shared_bytes: int, others: str) -> list[Memory]:
+    """Add what the launch asks for beside these rows: the `others` of the members."""
     found = [*rows]
     rest = shared_bytes - sum(row.bytes for row in found)
-    return [*found, Memory("work, barriers", "at most", rest)]
+    return [*found, Memory(others, "and padding", rest)]
 
 
 def words(makers: int, count: int) -> Iterator[Barrier]:

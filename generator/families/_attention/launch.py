@@ -102,7 +102,7 @@ _PACKED: tuple[Attention, ...] = (
 SHARING: Attention = int32(
     "sharing", "query heads of one kv head", lambda at: at.problem.heads // at.problem.kv_heads
 )
-SCALE = scalar("scale", "of the products")
+SCALE = scalar("scale", "of dot products of q and k")
 
 
 def lengths(*, packed: bool) -> tuple[Attention, ...]:

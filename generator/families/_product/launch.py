@@ -434,7 +434,7 @@ def extents(
             else "columns of D",
             lambda at: at.problem.n,
         ),
-        int32("k", "products summed", lambda at: at.problem.k),
+        int32("k", "columns of A, rows of B", lambda at: at.problem.k),
     ]
     if schedule.split_k > 1:
         return fields + _split_k(operation)

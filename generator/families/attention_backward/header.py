@@ -17,14 +17,21 @@ LOADED = "1 arrival and the bytes of TMA"
 
 
 def described(
-    spec: AttentionBackwardSpec, layout: AttentionBackwardLayout, makers: int, ticket: str
+    spec: AttentionBackwardSpec,
+    layout: AttentionBackwardLayout,
+    makers: int,
+    ticket: str,
+    *,
+    shares_work: bool,
 ) -> TemplateText:
     """Return the comment lines of a kernel of which `makers` warps make dropout's bits.
 
     `ticket` names the part that takes a number for the CTA's work, see `number_part`.
+    `shares_work`: whether that work is in shared memory.
     """
     sentences = [*_kernels(spec, layout), *_roles(spec, layout, makers), *_registers(spec, layout)]
-    memory = shared.completed(_memory(layout, spec.schedule.warpgroups), layout.shared_bytes)
+    rows = _memory(layout, spec.schedule.warpgroups)
+    memory = shared.completed(rows, layout.shared_bytes, "work, " * shares_work + "barriers")
     barriers = [*_barriers(spec, layout, makers), *_exchanges(spec, layout, ticket)]
     return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
 
@@ -125,11 +132,16 @@ def _exchanges(
     if ticket == "ticket_cluster":
         yield Barrier("ticket_full", "1 arrival and 4 bytes", "one thread", "the cluster's ticket")
     yield Barrier(
-        "named 1", f"{128 * count} threads of consumers", "the same", "ds until it is written"
+        "named 1",
+        f"{128 * count} threads of consumers",
+        "all that arrive",
+        "ds until it is written",
     )
     if schedule.cluster == 1:
         names = "named 2" + ", 3" * (count > 1)
-        yield Barrier(names, "128 threads of a consumer", "the same", "dk until it is staged")
+        yield Barrier(
+            names, "128 threads of a consumer", "all that arrive", "dk until it is staged"
+        )
     if schedule.cluster_size > 1:
         what = f"all threads of {schedule.cluster_size} CTAs"
-        yield Barrier("cluster", what, "the same", "barriers, and what peers read")
+        yield Barrier("cluster", what, "all that arrive", "barriers, and what peers read")

@@ -104,10 +104,10 @@ class AtLaunch(
 _EVERY: tuple[Field[AtLaunch], ...] = (
     pointer("dlse", "float", "the gradient of lse, laid out as it is; may be null"),
     pointer("statistics", "float", "[head, q tile, kStatistics, row]"),
-    pointer("dq_sum", "float", "[head, q tile, ...]: dq, as accumulators lie"),
+    pointer("dq_sum", "float", "[head, q tile, ...]: dq, as accumulators are laid out"),
     int32("kv_tiles", "of one head", lambda at: at.tiles.kv_tiles),
     int32("q_tiles", "of one head", lambda at: at.tiles.q_tiles),
-    int32("section", "kv heads whose tiles are worked off together", lambda at: at.order.section),
+    int32("section", "kv heads whose tiles are processed together", lambda at: at.order.section),
     int32("all_kv_heads", "of all batches", lambda at: at.tiles.all_kv_heads),
     SHARING,
     int32("dim", "of the tensors, at most kDim", lambda at: at.problem.dim),
@@ -133,8 +133,8 @@ def _maps(
 
     return [
         mapped("q", "a q tile", lambda at: at.schedule.q_tile),
-        mapped("k", "rows of a block", lambda at: at.layout.kv_rows),
-        mapped("v", "rows of a block", lambda at: at.layout.kv_rows),
+        mapped("k", "rows of a CTA", lambda at: at.layout.kv_rows),
+        mapped("v", "rows of a CTA", lambda at: at.layout.kv_rows),
         *(mapped(name, "a q tile", lambda at: at.schedule.q_tile) for name in read),
         *(mapped(name, "64 rows", lambda at: WGMMA_M) for name in gradients),
         tensor_map(

@@ -55,6 +55,15 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and schedule.overlap
         and shares_rows
     )
+    # Where a consumer has no registers for the CTA's work, it is in shared memory.
+    shares_work = (
+        operation.deterministic
+        or operation.lengths == "packed"
+        or operation.blocks
+        or operation.scored
+        or operation.dropout
+        or crowded
+    )
     shared = modifiers.context(operation.modifiers)
     return {
         **shared,
@@ -115,7 +124,7 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "coarse_lse": COARSE_LSE,
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "makers": makers,
-        "header": described(spec, layout, makers, number),
+        "header": described(spec, layout, makers, number, shares_work=shares_work),
         "shares_rows": shares_rows,
         "held": layout.held_steps > 0,
         # Whether there is something to wait for behind the last step.
@@ -123,12 +132,7 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         # Whether dk and dv of a cluster fit in shared memory at the same time.
         "together": 2 * WGMMA_M * schedule.warpgroups * layout.columns * 4
         <= 2 * layout.kv_bytes + (layout.stages + layout.do_stages) * layout.q_bytes,
-        "shares_work": operation.deterministic
-        or operation.lengths == "packed"
-        or operation.blocks
-        or operation.scored
-        or operation.dropout
-        or crowded,
+        "shares_work": shares_work,
         "order_part": "listed"
         if operation.blocks
         else "fixed"

@@ -77,10 +77,10 @@ def _barriers(spec: DecodeSpec) -> Iterator[Barrier]:
     yield Barrier("k_empty", warps, "the producer", "k until the scores are there")
     yield Barrier("v_empty", warps, "the producer", "v until the output is there")
     whole = f"{32 * schedule.warps} threads of consumers"
-    yield Barrier("named 1", whole, "the same", "outputs until they are summed")
+    yield Barrier("named 1", whole, "all that arrive", "outputs until they are summed")
     if schedule.cluster > 1:
         yield Barrier(
             "parts_full", "1 arrival and the bytes of all CTAs", "consumers", "parts of an item"
         )
         all_threads = f"all threads of {schedule.cluster} CTAs"
-        yield Barrier("cluster", all_threads, "the same", "parts until they are read")
+        yield Barrier("cluster", all_threads, "all that arrive", "parts until they are read")

@@ -78,7 +78,7 @@ _WORK: tuple[Decode, ...] = (
         lambda at: work.row_tiles(at.schedule, at.problem.rows),
     ),
     int32("seq_k", "keys of a sequence, at most", lambda at: at.problem.seq_k),
-    scalar("scale", "of the products"),
+    scalar("scale", "of dot products of q and k"),
 )
 _PAGES: tuple[Decode, ...] = (
     pointer("page_table", "const int32_t", "pages of each sequence"),

@@ -20,7 +20,7 @@ GRIDS = {
 def described(spec: AttentionSpec, layout: AttentionLayout, makers: int) -> TemplateText:
     """Return the comment lines of a kernel of which `makers` warps make dropout's bits."""
     sentences = [*_roles(spec, makers), *_registers(spec, layout)]
-    memory = shared.completed(_memory(layout), layout.shared_bytes)
+    memory = shared.completed(_memory(layout), layout.shared_bytes, "work, barriers")
     barriers = [*_barriers(spec, layout, makers)]
     return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
 
@@ -77,7 +77,7 @@ def _barriers(spec: AttentionSpec, layout: AttentionLayout, makers: int) -> Iter
         yield from shared.words(makers, count)
     if spec.schedule.pingpong:
         yield Barrier(
-            f"named 4 to {3 + count}",
+            "named 4, 5" if count == 2 else f"named 4 to {3 + count}",
             "256 threads of two consumers",
             "one consumer",
             "MMAs: one consumer issues at a time",

@@ -146,7 +146,7 @@ _EVERY: tuple[Field[AtLaunch], ...] = (
     int32("dim", "of a head; at most kDim", lambda at: at.problem.dim_v or at.problem.dim),
     int32("tiles", "of all heads and batches", lambda at: at.tiles),
     int32("q_tiles", "of one head", lambda at: at.q_tiles),
-    int32("section", "heads whose tiles are worked off together", lambda at: at.section),
+    int32("section", "heads whose tiles are processed together", lambda at: at.section),
     int32("all_heads", "of all batches", lambda at: at.all_heads),
     SHARING,
     SCALE,

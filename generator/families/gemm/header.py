@@ -116,7 +116,7 @@ def _registers(
     banks = f" and {banked} for one k tile" * bool(banked)
     yield f"  A consumer thread has {count} accumulators{banks}."
     if schedule.split_k == 1:
-        yield f"  Its epilogue takes {layout.chunk_columns} columns at a time, to need few more."
+        yield f"  Its epilogue takes {layout.chunk_columns} columns at a time, to save registers."
 
 
 def _memory(operation: GemmOperation, layout: GemmLayout) -> Iterator[Memory]:
@@ -164,7 +164,7 @@ def _barriers(
     )
     if layout.store_bytes:
         names = "named 1" + ", 2" * (schedule.consumers > 1)
-        yield Barrier(names, "128 threads of a consumer", "the same", "its staging buffers")
+        yield Barrier(names, "128 threads of a consumer", "all that arrive", "its staging buffers")
     if order == "pingpong":
         yield Barrier(
             "named 3, 4", "128 threads of each consumer", "one consumer", "one main loop at a time"
@@ -180,17 +180,19 @@ def _barriers(
         yield Barrier(
             "named 5",
             f"{128 * schedule.consumers} threads of consumers",
-            "the same",
+            "all that arrive",
             "stages, reused below",
         )
     if layout.kept_factor_bytes:
-        yield Barrier("named 6 on", "threads that share factors", "the same", "factors of rows")
+        yield Barrier(
+            "named 6 on", "threads that share factors", "all that arrive", "factors of rows"
+        )
     size = schedule.cluster_size
     whole = f"all threads of {counted(size, 'CTA')}"
     guards = "barriers, at start and exit" if size > 1 else "barriers before use"
     if split:
         guards = "accumulators kept in stages"
-    yield Barrier("cluster", whole, "the same", guards)
+    yield Barrier("cluster", whole, "all that arrive", guards)
 
 
 # ---- What the template is rendered with ----------------------------------------------------------

@@ -122,17 +122,22 @@ def _barriers(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> Iterator[
             "exchanged", "the bytes of other CTAs' partial sums", "consumers", "the reduction"
         )
         size = counted(schedule.cluster_size, "CTA")
-        yield Barrier("cluster", f"all threads of {size}", "the same", "peers' shared memory")
+        yield Barrier(
+            "cluster", f"all threads of {size}", "all that arrive", "peers' shared memory"
+        )
     elif schedule.warp_split_k > 1:
         threads = 128 * schedule.warp_split_k
         yield Barrier(
-            "named 1 on", f"{threads} threads with the same rows", "the same", "the reduction"
+            "named 1 on",
+            f"{threads} threads with the same rows",
+            "all that arrive",
+            "the reduction",
         )
     if layout.store_bytes:
         names = "named 1" + ", 2" * (schedule.consumers > 1)
-        yield Barrier(names, "128 threads of a consumer", "the same", "its staging buffers")
+        yield Barrier(names, "128 threads of a consumer", "all that arrive", "its staging buffers")
     if layout.kept_factor_bytes:
-        yield Barrier("named 6", "all consumer threads", "the same", "factors of rows")
+        yield Barrier("named 6", "all consumer threads", "all that arrive", "factors of rows")
 
 
 # ---- What the template is rendered with ----------------------------------------------------------

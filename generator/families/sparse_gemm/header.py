@@ -54,6 +54,6 @@ def described(spec: SparseGemmSpec, layout: SparseGemmLayout) -> TemplateText:
             "a stage until it is filled",
         ),
         Barrier("empty", arrivals, "the producer", "a stage while it is read"),
-        Barrier(named, "128 threads of a consumer", "the same", "its staging buffer"),
+        Barrier(named, "128 threads of a consumer", "all that arrive", "its staging buffer"),
     ]
     return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
