@@ -8,7 +8,7 @@ knows no family.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic
 
@@ -38,7 +38,7 @@ class Argument:
 Value = TensorMap | Address | Argument | int | float | bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceLimits:
     """What a launch, and the choice of its kernel, depend on of a GPU: at hand, or named.
 
@@ -52,12 +52,13 @@ class DeviceLimits:
     gpu: str = ""
     nvrtc: str | None = None
     arch: str = ""
-    _at_a_time: Mapping[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known = kind(self.gpu)
-        object.__setattr__(self, "arch", self.arch or known.arch)
-        object.__setattr__(self, "_at_a_time", known.at_a_time or DEFAULT.at_a_time)
+        object.__setattr__(self, "arch", self.arch or kind(self.gpu).arch)
+
+    @cached_property
+    def _at_a_time(self) -> Mapping[int, int]:
+        return kind(self.gpu).at_a_time or DEFAULT.at_a_time
 
     def clusters(self, size: int) -> int:
         """How many clusters of `size` blocks, each filling a multiprocessor, run at a time.

@@ -131,7 +131,7 @@ def test_what_is_compiled_serves_all_sets_of_buffers(
     from torch._dynamo import config
 
     monkeypatch.setattr(trial, "sets_for", lambda size, device: 3)
-    for name in ("gemm.samples", "activation_backward.trial", "attention_merge.trial"):
+    for name in ("gemm.samples", "attention_forward.trial", "attention_backward.trial"):
         module = f"warploom.runtime.families.{name}.sets_for"
         monkeypatch.setattr(module, lambda size, device: 3)
     monkeypatch.setattr("warploom.runtime.sampled.sets_for", lambda size, device: 3)
