@@ -5,6 +5,7 @@ The error of each scheme is held beside that of products rounded to fp32 and sum
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -327,6 +328,11 @@ def test_pieces_go_with_the_memory_they_are_of() -> None:
         warploom.gemm(x, weight.t(), precision="fp32")
         assert len(fp32._kept) == before + 1
         weight.data = torch.randn(24, 40)
+        assert len(fp32._kept) == before
+        weight.alias = weight.detach()  # type: ignore[attr-defined]
+        warploom.gemm(x, weight.t(), precision="fp32")
+        del weight
+        gc.collect()
         assert len(fp32._kept) == before
 
 
