@@ -15,6 +15,7 @@ precision. Pieces of parameters are kept until they change.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -264,21 +265,21 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype, listed: Sequence[Item]) -> tor
 
 
 class _Version(NamedTuple):
-    """Which contents of a parameter pieces are of."""
+    """Which contents of a parameter pieces are of; those that share memory may count alone.
 
+    parameter   its serial number: the next one of the same memory may have the id of one that is
+                gone, and a weak reference would keep torch from swapping it
+    """
+
+    parameter: int
     writes: int
     address: int
     trained: bool
 
 
 class _Kept(NamedTuple):
-    """Pieces of a parameter, and which contents of it they are of.
+    """Pieces of a parameter, and which contents of it they are of."""
 
-    attributes   its __dict__, which is its own. Parameters that share memory may count versions
-                 alone, and the next one may have the id of one that is gone.
-    """
-
-    attributes: dict[str, Any]
     version: _Version
     pieces: Pieces
 
@@ -300,6 +301,8 @@ class _Part(NamedTuple):
 # By storage, which torch keeps one object of: torch.utils.swap_tensors, and so `to` and `to_empty`
 # where torch.__future__ has them swap, takes no parameter with a weak reference.
 _kept: WeakKeyDictionary[torch.UntypedStorage, dict[_Part, _Kept]] = WeakKeyDictionary()
+_SERIAL = "_warploom_serial"  # an attribute of parameters with pieces: a number, which pickles
+_serials = itertools.count()
 _TIMES = 4  # as many values as a parameter has are kept in pieces: of its transpose, and of views
 _STREAMS = 8  # that have pieces of a parameter; those that are gone are not heard of
 
@@ -334,14 +337,13 @@ def _pieces(x: torch.Tensor, scheme: Scheme) -> Pieces:
     stream = identity(driver.current_stream(device)) if device >= 0 else ()
     lies = x.shape, x.stride(), x.storage_offset()
     part = _Part(parameter.storage_offset(), scheme.dtype, scheme.pieces, *lies, stream)
-    attributes = parameter.__dict__
-    version = _Version(parameter._version, x.data_ptr(), parameter.requires_grad)
+    serial: int = vars(parameter).setdefault(_SERIAL, next(_serials))
+    version = _Version(serial, parameter._version, x.data_ptr(), parameter.requires_grad)
     known = _kept.setdefault(parameter.untyped_storage(), {})
     found = known.get(part)
-    if found is None or found.attributes is not attributes or found.version != version:
+    if found is None or found.version != version:
         known.pop(part, None)  # what is kept anew is the newest
-        pieces = split(x.detach(), scheme.dtype, scheme.pieces)
-        found = known[part] = _Kept(attributes, version, pieces)
+        found = known[part] = _Kept(version, split(x.detach(), scheme.dtype, scheme.pieces))
         _drop_older(known, part, version, _TIMES * parameter.numel())
     return found.pieces
 

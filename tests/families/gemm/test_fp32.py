@@ -5,6 +5,7 @@ The error of each scheme is held beside that of products rounded to fp32 and sum
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -309,6 +310,23 @@ def test_parameters_with_pieces_are_swapped(monkeypatch: pytest.MonkeyPatch) -> 
             assert torch.allclose(y, x @ layer.weight.t(), atol=1e-4)
             assert len(fp32._kept) <= before + 2  # what is kept goes with its memory
             change()
+
+
+def test_pieces_go_with_the_memory_they_are_of() -> None:
+    from warploom.runtime.families.gemm import fp32
+
+    x, weight = torch.randn(6, 40), torch.nn.Parameter(torch.randn(24, 40))
+    before = len(fp32._kept)
+    with torch.no_grad():
+        warploom.gemm(x, weight.t(), precision="fp32")
+        assert len(fp32._kept) == before + 1
+        weight.data = torch.randn(24, 40)
+        assert len(fp32._kept) == before
+        weight.alias = weight.detach()  # type: ignore[attr-defined]
+        warploom.gemm(x, weight.t(), precision="fp32")
+        del weight
+        gc.collect()
+        assert len(fp32._kept) == before
 
 
 def test_parameters_of_one_storage_keep_their_own_pieces(split: list[int]) -> None:
