@@ -356,6 +356,7 @@ def tabled(
     """Return the table's choice for a legal operation: what there is where no model decides."""
     table = family(operation.family).table
     best: tuple[tuple[float, ...], KernelSpec] | None = None
+    row = None
     for row in table.rows(operation, shape):
         candidate = table.kernel(row, operation, shape, device.arch, requires)
         if candidate is None:
@@ -364,7 +365,9 @@ def tabled(
         if best is None or order < best[0]:
             best = order, candidate
     if best is None:
-        raise SpecificationError(f"no schedule of the table is legal for {operation}")
+        if row is not None:
+            table.refuse(row, operation, shape, device.arch, requires)
+        raise SpecificationError(f"no schedule of the table is for {operation}")
     return Choice(best[1], table.reason(operation, shape, best[0]))
 
 

@@ -101,7 +101,7 @@ class Plan(Generic[DetailsT, ResultsT]):
             addresses, scalars = read.arguments(details, results)
             launch.run(addresses, scalars, call.check, details, results)
         if self.writes:
-            increment_versions([one for _, one in call.written()])
+            increment_versions([one for _, one in call.written() if one is not None])
         return results
 
     def run_at(

@@ -21,7 +21,7 @@ from warploom.runtime.counters import counters
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 Named = Iterable[tuple[str, object]]  # what a call is given; None is left out
-Written = Sequence[tuple[str, torch.Tensor]]  # what it is given for a kernel to write
+Written = Sequence[tuple[str, torch.Tensor | None]]  # what it is given for a kernel to write
 
 
 _IN_MEMORY = {torch.Tensor, torch.nn.Parameter}

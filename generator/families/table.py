@@ -102,6 +102,13 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
                 return spec
         return None
 
+    def refuse(
+        self, row: Row, operation: OperationT, shape: ShapeT, arch: str, requires: object = None
+    ) -> None:
+        """Raise SpecificationError with the rule that a row's kernel breaks, in its last way."""
+        *_, way = self.fields(row, operation, shape, requires)
+        KernelSpec(arch, operation, family(self.family).complete(arch, operation, way))
+
     def fields(
         self, row: Row, operation: OperationT, shape: ShapeT, requires: object
     ) -> Iterable[dict[str, Any]]:
