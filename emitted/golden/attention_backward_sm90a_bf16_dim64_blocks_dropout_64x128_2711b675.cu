@@ -290,17 +290,17 @@ template <int kRows> struct Tile {
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
@@ -533,7 +533,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
   const int column = work.column / 16;
   int turn = threadIdx.x / 32 - kFirstMaker;
-  Ring<kWordStages> at{0, 1};
+  PipelineState<kWordStages> at{0, 1};
   CUTE_NO_UNROLL
   for (int i = 0; i < p.sharing; ++i) {
     const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;

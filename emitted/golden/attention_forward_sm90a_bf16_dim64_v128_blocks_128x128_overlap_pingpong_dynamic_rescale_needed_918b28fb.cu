@@ -216,17 +216,17 @@ struct Values {
   __device__ __forceinline__ static constexpr int keys(int step) { return step * kValueSpan; }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
@@ -399,7 +399,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
-  Ring<kQStages> q{0, 1};
+  PipelineState<kQStages> q{0, 1};
   Listed next;
   bool more = next.take(p, tiles), ahead = false;  // whether the first k is on its way already
   while (more) {
@@ -508,7 +508,7 @@ struct Consumer {
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
   OrderedBarrier order;
-  Ring<kQStages> at_q;
+  PipelineState<kQStages> at_q;
   Position position;
   int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence

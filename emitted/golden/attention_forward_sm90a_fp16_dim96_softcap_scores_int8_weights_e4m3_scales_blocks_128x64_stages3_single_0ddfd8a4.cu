@@ -237,17 +237,17 @@ struct Values {
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
@@ -438,7 +438,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
-  Ring<kQStages> q{0, 1};
+  PipelineState<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
@@ -561,7 +561,7 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
-  Ring<kQStages> at_q;
+  PipelineState<kQStages> at_q;
   Position position;
   int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence

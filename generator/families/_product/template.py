@@ -71,6 +71,7 @@ def context(
         "gate": gate_of(operation.epilogue),
         "factors": halved(operation, schedule)[1],
         "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
+        "chunk": _chunk(operation, schedule),
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
@@ -84,6 +85,18 @@ def context(
         **_fragment(operation),
         "parts_at_once": launch.parts_at_once(layout),
     }
+
+
+def _chunk(operation: ProductOperation, schedule: ProductSchedule) -> dict[str, str]:
+    """The first row (m) and column (n) of D of a chunk; a consumer's part of a tile is at `at`."""
+    across, down = ("m", "n") if schedule.swap_ab else ("n", "m")
+    first = {
+        down: f"at.{down} + chunk / kChunks * kWgmmaM",
+        across: f"at.{across} + chunk % kChunks * kChunkColumns",
+    }
+    if gate_of(operation.epilogue):  # two columns of the product make one of D
+        first["n"] = f"({first['n']}) / 2"
+    return first
 
 
 def _fragment(operation: ProductOperation) -> dict[str, str]:
