@@ -987,12 +987,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   multiply_scores(scores, c.q, c.staged_k());
 }
 
-// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
-__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
-  fence(output);
-  release(c.shared.v_empty[stage]);
-}
-
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
@@ -1028,7 +1022,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       // The next tile's first scores are multiplied while this tile's output is stored.
       begin(c, scores, next);
       cute::warpgroup_wait<1>();
-      release_last_v(c, output, stage);
+      fence(output);
+      release(c.shared.v_empty[stage]);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();

@@ -510,7 +510,6 @@ struct Consumer {
   OrderedBarrier order;
   PipelineState<kQStages> at_q;
   Position position;
-  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int row, column;   // the thread's first, in a tile
   int masks;         // the number of the mask of the tile in offset 0 of its list, if it had one
@@ -669,12 +668,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   if (any) c.order.arrive();
 }
 
-// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
-__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
-  fence(output);
-  release(c.shared.v_empty[stage]);
-}
-
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
@@ -685,7 +678,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Work work = c.await_work();
   begin(c, scores, work);
   while (work.more) {
-    c.begin = work.begin;
     c.columns = work.sequence.columns(p);
     c.row = consumer * kWgmmaM + thread_row();
     c.masks = work.masks - work.full_end;
@@ -709,7 +701,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       // The next tile's first scores are multiplied while this tile's output is stored.
       begin(c, scores, next);
       cute::warpgroup_wait<1>();
-      release_last_v(c, output, stage);
+      fence(output);
+      release(c.shared.v_empty[stage]);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();

@@ -633,7 +633,6 @@ struct Consumer {
   OrderedBarrier order;
   PipelineState<kQStages> at_q;
   Position position;
-  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int row;           // the thread's first, as bounds are relative to it
   int column;        // the thread's first in a tile
@@ -779,12 +778,6 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
-// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
-__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
-  fence(output);
-  release(c.shared.v_empty[stage]);
-}
-
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 2);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 2);
@@ -796,7 +789,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   skip(c, work);
   begin(c, scores, work);
   while (work.more) {
-    c.begin = work.begin;
     c.columns = work.sequence.columns(p);
     c.row = work.row + work.sequence.diagonal(p) + thread_row();
     c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
@@ -823,10 +815,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
-        release_last_v(c, product, stage);
+        fence(product);
+        release(c.shared.v_empty[stage]);
       } else {  // what is skipped may be loaded to the stage of this tile's v, which must be released first
         cute::warpgroup_wait<0>();
-        release_last_v(c, product, stage);
+        fence(product);
+        release(c.shared.v_empty[stage]);
         skip(c, next);
         begin(c, scores, next);
       }

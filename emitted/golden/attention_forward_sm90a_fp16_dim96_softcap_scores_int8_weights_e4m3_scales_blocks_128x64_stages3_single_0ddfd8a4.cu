@@ -563,7 +563,6 @@ struct Consumer {
   Scaling scaling;
   PipelineState<kQStages> at_q;
   Position position;
-  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int column;        // the thread's first in a tile
 
@@ -681,12 +680,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   multiply_scores(scores, c.q, c.staged_k());
 }
 
-// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
-__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
-  fence(output);
-  release(c.shared.v_empty[stage]);
-}
-
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 3);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 3);
@@ -697,7 +690,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Work work = c.await_work();
   begin(c, scores, work);
   while (work.more) {
-    c.begin = work.begin;
     c.columns = work.sequence.columns(p);
     c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
@@ -722,7 +714,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       // The next tile's first scores are multiplied while this tile's output is stored.
       begin(c, scores, next);
       cute::warpgroup_wait<1>();
-      release_last_v(c, product, stage);
+      fence(product);
+      release(c.shared.v_empty[stage]);
       add(output, product, rows);
     } else {
       cute::warpgroup_wait<0>();

@@ -175,12 +175,12 @@ struct TileScheduler {
       : rows((p.n + kRows - 1) / kRows), columns((p.m + kTokens - 1) / kTokens), tiles(rows * columns) {}
 
   // The first row of W and the first token of a tile.
-  __device__ __forceinline__ void at(int tile, int& first_row, int& first_token) const {
+  __device__ __forceinline__ void at(int index, int& first_row, int& first_token) const {
     // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
     // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-    const int band = tile / (kSwizzle * columns);
+    const int band = index / (kSwizzle * columns);
     const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-    const int offset = tile - band * kSwizzle * columns;
+    const int offset = index - band * kSwizzle * columns;
     const int row = band * kSwizzle + offset % width, column = offset / width;
     first_row = row * kRows;
     first_token = column * kTokens;

@@ -43,7 +43,7 @@ def context(
     applied = steps[:-1] if any(last(operation.epilogue) for last in whole) else steps
     # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
     loads = {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"}
-    auxiliary = any(step["auxiliary"] for step in applied)
+    auxiliary, final = any(step["auxiliary"] for step in applied), len(operation.epilogue) - 1
     return {
         "accumulator": operation.accumulator,
         "paired": False,  # whether clusters take tiles of a list, that share A where it lets them
@@ -58,11 +58,9 @@ def context(
         "finishing": [i for i, step in enumerate(operation.epilogue) if isinstance(step, Amax)],
         "auxiliary": auxiliary,
         "placed": bool(loads) or auxiliary,  # whether steps are told where in D they are
-        "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
-        "rounding": len(operation.epilogue) - 1
-        if rounds_stochastically(operation.epilogue)
-        else None,
-        "squared": len(operation.epilogue) - 1 if sums_squares(operation.epilogue) else None,
+        "quantized": final if quantizes(operation.epilogue) else None,
+        "rounding": final if rounds_stochastically(operation.epilogue) else None,
+        "squared": final if sums_squares(operation.epilogue) else None,
         "prepared": next(
             (index for index, step in enumerate(operation.epilogue) if step.prepared), None
         ),
@@ -71,7 +69,6 @@ def context(
         "gate": gate_of(operation.epilogue),
         "factors": halved(operation, schedule)[1],
         "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
-        "chunk": _chunk(operation, schedule),
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
@@ -85,18 +82,6 @@ def context(
         **_fragment(operation),
         "parts_at_once": launch.parts_at_once(layout),
     }
-
-
-def _chunk(operation: ProductOperation, schedule: ProductSchedule) -> dict[str, str]:
-    """The first row (m) and column (n) of D of a chunk; a consumer's part of a tile is at `at`."""
-    across, down = ("m", "n") if schedule.swap_ab else ("n", "m")
-    first = {
-        down: f"at.{down} + chunk / kChunks * kWgmmaM",
-        across: f"at.{across} + chunk % kChunks * kChunkColumns",
-    }
-    if gate_of(operation.epilogue):  # two columns of the product make one of D
-        first["n"] = f"({first['n']}) / 2"
-    return first
 
 
 def _fragment(operation: ProductOperation) -> dict[str, str]:

@@ -94,7 +94,10 @@ PREPARED = "    }\n    cutlass::arch::NamedBarrier::sync(kThreads, barrier);\n  
 LOAD_OPERANDS = (
     "    CUTE_UNROLL\n    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load("
 )
-LEAVE = "  __device__ __forceinline__ void leave(const Accumulators& accumulators, int cluster) const {\n"
+LEAVE = (
+    "  __device__ __forceinline__ void leave("
+    "const Accumulators& accumulators, int cluster) const {\n"
+)
 RAISED = (
     '      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) '
     ': "memory");\n      while (up == 0);\n'
