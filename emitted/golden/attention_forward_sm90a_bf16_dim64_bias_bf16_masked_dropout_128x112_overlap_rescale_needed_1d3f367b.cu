@@ -226,17 +226,17 @@ template <int kRows> struct Tile {
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
@@ -686,7 +686,7 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
-  Ring<kQStages> q{0, 1};
+  PipelineState<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
@@ -729,9 +729,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared) {
   constexpr int kPatches = kKvTile / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
-  Ring<kWordStages> at{0, 1};
+  PipelineState<kWordStages> at{0, 1};
   int turn = threadIdx.x / 32 - kFirstMaker;
-  for (Ring<kQStages> q{0, 0};; q.advance()) {
+  for (PipelineState<kQStages> q{0, 0};; q.advance()) {
     shared.q_full[q.stage][0].wait(q.phase);
     const Work& work = shared.work[q.stage][0];
     const int more = work.more, begin = work.begin, end = work.end;
@@ -821,14 +821,14 @@ struct Consumer {
   int index;         // among the consumers
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
-  Ring<kQStages> at_q;
+  PipelineState<kQStages> at_q;
   Position position;
   int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int column;        // the thread's first in a tile
   Sequence sequence;
   int head, own_row;  // the thread's first row as it is
-  Ring<kWordStages> at_words;
+  PipelineState<kWordStages> at_words;
 
   // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
@@ -987,12 +987,6 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   multiply_scores(scores, c.q, c.staged_k());
 }
 
-// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
-__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
-  fence(output);
-  release(c.shared.v_empty[stage]);
-}
-
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
@@ -1028,7 +1022,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       // The next tile's first scores are multiplied while this tile's output is stored.
       begin(c, scores, next);
       cute::warpgroup_wait<1>();
-      release_last_v(c, output, stage);
+      fence(output);
+      release(c.shared.v_empty[stage]);
     } else {
       cute::warpgroup_wait<0>();
       c.release_q();

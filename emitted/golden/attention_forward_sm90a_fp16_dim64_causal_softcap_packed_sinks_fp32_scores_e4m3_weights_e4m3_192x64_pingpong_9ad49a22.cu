@@ -284,17 +284,17 @@ struct Values {
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // Releases a stage: each warp arrives for itself, and the barrier counts the warps.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
@@ -511,7 +511,7 @@ __device__ __forceinline__ void load_values(const Parameters& p, FullBarrier& fu
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles;
   Position position{0, 1};  // a new barrier has completed the phase of parity 1: the first waits return
-  Ring<kQStages> q{0, 1};
+  PipelineState<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
@@ -631,9 +631,8 @@ struct Consumer {
   uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
   OrderedBarrier order;
-  Ring<kQStages> at_q;
+  PipelineState<kQStages> at_q;
   Position position;
-  int begin;         // the leftmost KV tile, which comes last
   int columns;       // of the sequence
   int row;           // the thread's first, as bounds are relative to it
   int column;        // the thread's first in a tile
@@ -779,12 +778,6 @@ __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
-// Releases the last stage of v of a piece of work, once the output's MMAs with it have completed.
-__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
-  fence(output);
-  release(c.shared.v_empty[stage]);
-}
-
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
   const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 2);
   const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 2);
@@ -796,7 +789,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   skip(c, work);
   begin(c, scores, work);
   while (work.more) {
-    c.begin = work.begin;
     c.columns = work.sequence.columns(p);
     c.row = work.row + work.sequence.diagonal(p) + thread_row();
     c.scaling.begin(p, work.sequence, work.head, work.row + thread_row());
@@ -823,10 +815,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
-        release_last_v(c, product, stage);
+        fence(product);
+        release(c.shared.v_empty[stage]);
       } else {  // what is skipped may be loaded to the stage of this tile's v, which must be released first
         cute::warpgroup_wait<0>();
-        release_last_v(c, product, stage);
+        fence(product);
+        release(c.shared.v_empty[stage]);
         skip(c, next);
         begin(c, scores, next);
       }

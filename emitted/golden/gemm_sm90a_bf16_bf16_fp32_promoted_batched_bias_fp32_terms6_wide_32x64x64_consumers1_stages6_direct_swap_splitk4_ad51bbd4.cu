@@ -144,59 +144,47 @@ __device__ __forceinline__ bool computes_d(const Parameters& p) { return !pieces
 
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 4096;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k, int batch) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
+    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+        tile, k, m, batch);
   }
 };
 
 // B is K-major: a row of 128 bytes has the k tile of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int batch) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
+    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+        tile, k, n, batch);
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
   int batch;
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
-// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * columns);
-  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * columns;
-  row = band * kSwizzle + offset % width;
-  column = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -214,8 +202,12 @@ struct Tiles {
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int batch = index / (rows * columns);
     index -= batch * rows * columns;
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+    const int band = index / (kSwizzle * columns);
+    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * columns;
+    const int row = band * kSwizzle + offset % width, column = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN, batch};
   }
@@ -257,19 +249,13 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
-}
-
-// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
-// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+// Coordinates of fragment f of a chunk of the consumer's part of the tile, which starts at `at`: the MMA gives
+// lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+// Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int row = at.n + chunk / kChunks * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = at.m + chunk % kChunks * kChunkColumns + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
 }
 
@@ -385,12 +371,12 @@ struct PartialTile {
   }
 
   // Writes the accumulators of 64 rows: those of `block` of the consumer whose part of the tile starts at `at`.
-  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount],
+  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&accumulators)[kCount],
                                         const TileCoord& at, int row_block, int block) const {
     CUTE_UNROLL
     for (int i = 0; i < kOfRows; ++i) {
       const Coordinates there = coordinates(at, block * kChunks + i / kFragments, i % kFragments);
-      const Accumulator* const sum = sums + i * 4;
+      const Accumulator* const sum = accumulators + i * 4;
       if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
     }
   }
@@ -448,22 +434,22 @@ constexpr int kStageRows = 3 * kPieceRows, kStageColumns = 3 * kPieceColumns;
 constexpr int kBlockRows = kPieceRows * kWgmmaM / kRows;
 
 // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
-__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
 // Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  const uint32_t block = threadIdx.x % 128;
-  empty.arrive(block, block < kClusterSize);
+  const uint32_t cta = threadIdx.x % 128;
+  empty.arrive(cta, cta < kClusterSize);
 }
 
 // The main loop's MMAs of one tile, with two-level accumulation: the tensor core truncates at each step along
 // k, so it accumulates one k tile, which FADDs add to fp32 registers, rounding to nearest.
-struct Products {
+struct Mainloop {
   static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
-  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
+  Accumulator accumulators[kBlocks][kCount], partial[kBanks][kCount];
 
   // Issues the products of a piece of A and one of B; the first overwrites what the bank has.
   __device__ __forceinline__ static void multiply(float (&bank)[kCount], uint64_t rows, uint64_t columns,
@@ -507,14 +493,14 @@ struct Products {
       else cute::warpgroup_wait<0>();
       fence(partial[block % kBanks]);
       CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) sums[block][i] += partial[block % kBanks][i];
+      for (int i = 0; i < kCount; ++i) accumulators[block][i] += partial[block % kBanks][i];
       if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
   }
 
   __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) {
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] = 0;
     issue(rows, columns);
     promote(rows, columns);
   }
@@ -541,23 +527,23 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     TileCoord at = tiles.at(unit.tile, rank);
     at.n += part * kBlocks * kWgmmaM;
-    Products products;
+    Mainloop mainloop;
     int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
-    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    mainloop.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+      mainloop.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
       previous = position.stage;
       position.advance();
     }
-    products.finish(shared.empty[previous]);
+    mainloop.finish(shared.empty[previous]);
     const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+    for (int i = 0; i < kBlocks; ++i) partial.leave(p, mainloop.accumulators[i], at, part * kBlocks + i, i);
   }
 }
 
@@ -600,13 +586,14 @@ extern "C" __global__ void __launch_bounds__(128)
   const int row_block = piece / kChunks, chunk = piece % kChunks;
   TileCoord at = tiles.at(tile / kClusterSize, tile % kClusterSize);
   at.n += row_block * kWgmmaM;
-  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // the chunk is outside of D
+  if (at.m + chunk % kChunks * kChunkColumns >= p.m ||
+      at.n + chunk / kChunks * kWgmmaM >= p.n) return;  // outside of D
   wait_for_previous_grid();  // whose partial sums are visible from here on
   if (!computes_d(p)) return;
   Store store;
   Epilogue epilogue(p, at.batch);
   const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
-  Accumulator sums[kFragments][4] = {};
+  Accumulator accumulators[kFragments][4] = {};
   bool inside[kFragments];
   CUTE_UNROLL
   for (int f = 0; f < kFragments; ++f) {
@@ -629,7 +616,7 @@ extern "C" __global__ void __launch_bounds__(128)
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
+        for (int j = 0; j < 4; ++j) accumulators[f][j] += found[i][f].value[j];
       }
     }
   }
@@ -637,7 +624,7 @@ extern "C" __global__ void __launch_bounds__(128)
   CUTE_UNROLL
   for (int f = 0; f < kFragments; ++f) {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(sums[f][i]);
+    for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(accumulators[f][i]);
     epilogue.apply(x[f], block);
   }
   store(p, x, at, chunk);

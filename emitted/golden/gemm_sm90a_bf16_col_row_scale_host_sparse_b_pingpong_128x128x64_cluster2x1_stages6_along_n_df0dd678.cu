@@ -120,7 +120,6 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is m-major: boxes of 64 m side by side, a row of 128 bytes per k.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 2048 / 16;  // in a descriptor, from one wgmma's k to the next
   static constexpr int kBoxes = 2, kBoxColumns = 64;
@@ -129,16 +128,15 @@ struct OperandA {
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      Load::copy(&map, barrier, kEvictNormally, tile + box * kBoxBytes, m + box * kBoxColumns, k);
+      cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+          tile + box * kBoxBytes, m + box * kBoxColumns, k);
   }
 };
 
 // B is n-major: boxes of 64 n side by side, a row of 128 bytes per k.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kRows = 64, kRowBytes = 128;  // of a box
   static constexpr int kStep = 2048 / 16;  // in a descriptor, from one wgmma's k to the next
@@ -149,43 +147,44 @@ struct OperandB {
   // Multicasts the tile's rows from `first` on, as many as the map's box has, to the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int first) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + box * kBoxBytes + first * kRowBytes,
-                 n + box * kBoxColumns, k + first);
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+          kReceivers, kEvictNormally, tile + box * kBoxBytes + first * kRowBytes,
+          n + box * kBoxColumns, k + first);
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // Ping-pong: one consumer runs its main loop while the other runs its epilogue (CUTLASS:
 // OrderedSequenceBarrier). A phase parity tells one lap of the stages from the next but not from the one after,
 // so a consumer waits for its own stages only once the other has waited for all of its. Consumer 0 starts its
 // main loop after named barrier 3, consumer 1 after 4.
-struct Order {
-  int turn;
+struct OrderedBarrier {
+  int consumer;
 
   // `k_tiles` are those of the first tile, which consumer 0 has.
-  __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn) {
-    if (turn == 1) pass(position, k_tiles);  // consumer 0 starts
+  __device__ __forceinline__ OrderedBarrier(int consumer, int k_tiles, Position& position)
+      : consumer(consumer) {
+    if (consumer == 1) pass(position, k_tiles);  // consumer 0 starts
   }
 
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + consumer); }
 
   // Lets the other consumer start its main loop, and skips the stages of its tile.
   __device__ __forceinline__ void pass(Position& position, int k_tiles) const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
+    cutlass::arch::NamedBarrier::arrive(256, 4 - consumer);
     position.stage += k_tiles;
     position.phase ^= position.stage / kStages % 2;
     position.stage %= kStages;
@@ -193,7 +192,7 @@ struct Order {
 
   // The last pass let a consumer start that has no tile: its arrival must not stay pending.
   __device__ __forceinline__ void finish(int tiles) const {
-    if (tiles % 2 == turn) begin();
+    if (tiles % 2 == consumer) begin();
   }
 };
 
@@ -203,16 +202,6 @@ struct TileCoord {
   int first_entry;  // of its list of blocks along k; -1: the list is empty
   int k_tiles;
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
-// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * rows);
-  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * rows;
-  column = band * kSwizzle + offset % width;
-  row = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -226,8 +215,12 @@ struct Tiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle columns, each row by row, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+    const int band = index / (kSwizzle * rows);
+    const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * rows;
+    const int column = band * kSwizzle + offset % width, row = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN};
   }
@@ -289,14 +282,6 @@ struct KTiles {
     return block * kOfBlock + k_tile % kOfBlock;
   }
 };
-
-// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
-}
 
 // Multiplies by a scalar that the host passed.
 struct ScaleHost {
@@ -360,7 +345,8 @@ struct Store {
     cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      const int column = at.n + chunk % kChunks * kChunkColumns, row = at.m + chunk / kChunks * kWgmmaM;
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, column, row);
       cute::tma_store_arrive();
     }
   }
@@ -423,38 +409,36 @@ constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperan
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
 // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
-__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
 // Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
 // CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  const uint32_t block = threadIdx.x % 128;
-  empty.arrive(block, block < kClusterSize);
+  const uint32_t cta = threadIdx.x % 128;
+  empty.arrive(cta, cta < kClusterSize);
 }
 
 // The main loop's MMAs of one tile; the tensor core accumulates over all of k.
-struct Products {
-  Accumulator sums[kBlocks][kCount];
+struct Mainloop {
+  Accumulator accumulators[kBlocks][kCount];
 
   // Issues the MMAs of one stage, and does not wait for them.
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
     cute::warpgroup_arrive();
     CUTE_UNROLL
     for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
         Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   sums[block], add || step > 0);
+                   accumulators[block], add || step > 0);
     }
     cute::warpgroup_commit_batch();
   }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
   // Issues the MMAs of the next stage, and releases the stage before once its own are done.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
@@ -466,7 +450,7 @@ struct Products {
   __device__ __forceinline__ void finish(EmptyBarrier& previous) {
     cute::warpgroup_wait<0>();
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
     release(previous);
   }
 };
@@ -475,33 +459,34 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const ListedTiles tiles(p);
   const int k_tiles = tiles.k_tiles(cluster, rank);  // of the first tile
-  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
+  const int part = consumer % kSharing;  // which rows of a tile it has
   const uint64_t rows = matrix(shared.a[0], 8192, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 8192, 1024, 1);
   Position position{0, 0};
-  const Order order(consumer, k_tiles, position);
+  const OrderedBarrier order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
   Epilogue epilogue(p);
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+  for (int tile = cluster + consumer / kSharing * clusters; tile < tiles.count();
+       tile += kConsumers / kSharing * clusters) {
     TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
     const int skipped = tiles.k_tiles(tile + clusters, rank);  // of the other consumer's tile
-    Products products;
+    Mainloop mainloop;
     order.begin();
     int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
-    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    mainloop.issue(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, false);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < at.k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+      mainloop.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
       previous = position.stage;
       position.advance();
     }
     order.pass(position, skipped);
-    products.finish(shared.empty[previous]);
+    mainloop.finish(shared.empty[previous]);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       Value x[kFragments][2][2];
@@ -510,7 +495,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i / 2][i % 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
         }
         epilogue.apply(x[f]);
       }

@@ -129,59 +129,46 @@ constexpr int kRowsEnd = 1 << 30;
 
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 4096;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
   }
 };
 
 // B is K-major: a row of 128 bytes has the k tile of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int batch) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
+    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+        tile, k, n, batch);
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
   int batch, m_end;  // its group, and the row that this ends before
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
-// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * columns);
-  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * columns;
-  row = band * kSwizzle + offset % width;
-  column = offset / width;
-}
 
 // Where each group of rows ends, and how many tiles come before that: filled once a launch, in shared memory.
 struct GroupTable {
@@ -232,28 +219,25 @@ struct GroupedTiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int row = index / columns;
+    const int tiles_row = index / columns;
     int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
     while (past - group > 1) {
       const int middle = (group + past) / 2;
-      if (table.tiles[middle] <= row) group = middle;
+      if (table.tiles[middle] <= tiles_row) group = middle;
       else past = middle;
     }
     const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
-    int tile_row, column;
-    place_in_bands(index - before * columns, rows, columns, tile_row, column);
-    return {group * rows_of_group + (tile_row * kClusterM + rank % kClusterM) * kTileM,
+    index -= before * columns;
+    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+    const int band = index / (kSwizzle * columns);
+    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * columns;
+    const int row = band * kSwizzle + offset % width, column = offset / width;
+    return {group * rows_of_group + (row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
 };
-
-// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
-}
 
 // Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
@@ -296,9 +280,9 @@ struct Store {
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
       // The group may end in the midst of the buffer: TMA stores its rows up to that.
-      const int row = chunk_m(at, chunk), rows = max(0, min(32, at.m_end - row));
-      cute::SM90_TMA_STORE_4D::copy(&p.d_map, buffer, chunk_n(at, chunk), kRowsEnd - rows,
-                                    row + rows, int(kRowsEnd));
+      const int row = at.m + chunk % kChunks * kChunkColumns, column = at.n + chunk / kChunks * kWgmmaM;
+      const int rows = max(0, min(32, at.m_end - row));
+      cute::SM90_TMA_STORE_4D::copy(&p.d_map, buffer, column, kRowsEnd - rows, row + rows, int(kRowsEnd));
       cute::tma_store_arrive();
     }
   }
@@ -447,16 +431,16 @@ __device__ __forceinline__ uint64_t moved(uint64_t descriptor, int offset) {
 }
 
 // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
-__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
 // Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();  // all lanes have read their scales
-  const uint32_t block = threadIdx.x % 32;
-  empty.arrive(block, block < kClusterSize);
+  const uint32_t cta = threadIdx.x % 32;
+  empty.arrive(cta, cta < kClusterSize);
 }
 
 // A block scale as fp32.
@@ -464,7 +448,7 @@ __device__ __forceinline__ float as_float(float scale) { return scale; }
 
 // The main loop with two-level accumulation: the tensor core accumulates one k tile, in which every element has
 // one scale of A and one of B; FFMAs multiply by these and add to fp32 registers.
-struct Products {
+struct Mainloop {
   static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
   const int column;  // the first of a thread's columns of the tile, behind those before the group
   // Of blocks of 128 rows there are few: a thread reads those of the next k tile one k tile ahead.
@@ -474,7 +458,7 @@ struct Products {
   int left;  // k tiles, with the next
 
   // For the tile at `at`, the consumer's first row, and `left` k tiles from `begin` on.
-  __device__ __forceinline__ Products(const Parameters& p, const TileCoord& at, int begin, int left, int first)
+  __device__ __forceinline__ Mainloop(const Parameters& p, const TileCoord& at, int begin, int left, int first)
       : column(column_of(at.m % 4)), left(left) {
     const float* start = p.b_scales + min(begin, (p.k + kTileK - 1) / kTileK - 1) * p.b_scales_k;
     start += at.batch * p.b_scales_batch_pitch;
@@ -502,11 +486,11 @@ struct Products {
 
   __device__ __forceinline__ void zero() {
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] = 0;
   }
 
   static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
-  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
+  Accumulator accumulators[kBlocks][kCount], partial[kBanks][kCount];
 
   // Issues the MMAs of one stage and 64 rows.
   __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
@@ -542,7 +526,8 @@ struct Products {
       CUTE_UNROLL
       for (int i = 0; i < kCount; ++i) {
         const float of_column = as_float(scales.columns[column + i / 4 * 8 + i % 2]);
-        sums[block][i] += partial[block % kBanks][i] * of_column * of_rows[block][i / 2 % 2 % kRowScales];
+        accumulators[block][i] +=
+            partial[block % kBanks][i] * of_column * of_rows[block][i / 2 % 2 % kRowScales];
       }
       if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
@@ -556,15 +541,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const GroupedTiles tiles(p, shared.groups);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
+  const int part = consumer % kSharing;  // which rows of a tile it has
   const uint64_t rows = moved(matrix(shared.b[0], 0, 1024, 1), part * kBlocks * kBlockRows);
   const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
   Store store(shared.staging, consumer);
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+  for (int tile = cluster + consumer / kSharing * clusters; tile < tiles.count();
+       tile += kConsumers / kSharing * clusters) {
     TileCoord at = tiles.at(tile, rank);
     at.n += part * kBlocks * kWgmmaM;
-    Products products(p, at, 0,
+    Mainloop mainloop(p, at, 0,
                       k_tiles, part * kBlocks);
     bool filled = false;  // whether the next stage was seen to be filled before the sums of the last
     CUTE_NO_UNROLL
@@ -572,7 +558,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       if (!filled) shared.full[position.stage].wait(position.phase);
       Position following = position;
       following.advance();
-      filled = products.next(p, at, moved(rows, position.stage * kStageRows),
+      filled = mainloop.next(p, at, moved(rows, position.stage * kStageRows),
                              moved(columns, position.stage * kStageColumns), shared.scales[position.stage],
                              shared.empty[position.stage], shared.full[following.stage], following.phase);
       position = following;
@@ -585,7 +571,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i % 2][i / 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
         }
       }
       store(p, x, at, chunk);

@@ -115,22 +115,19 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
   }
 };
 
 // B is K-major: a row of 128 bytes has the k tile of one n. 8 rows of the gate, then the 8 of up
 // that they are multiplied with: dimensions of the map, between which no row of memory moves.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_MULTICAST_4D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
@@ -139,38 +136,28 @@ struct OperandB {
   // Multicasts the tile's rows from `first` on, as many as the map's box has, to the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int first) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
-               k, 0, 0, (n + first) / 16);
+    cute::SM90_TMA_LOAD_MULTICAST_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+        kReceivers, kEvictNormally, tile + first * kRowBytes,
+        k, 0, 0, (n + first) / 16);
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
-// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * columns);
-  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * columns;
-  row = band * kSwizzle + offset % width;
-  column = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -184,8 +171,12 @@ struct Tiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+    const int band = index / (kSwizzle * columns);
+    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * columns;
+    const int row = band * kSwizzle + offset % width, column = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN};
   }
@@ -199,19 +190,13 @@ struct Coordinates {
 
 // 8 columns of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
 // what it multiplies. Places in a tile count both; coordinates in D do not.
-// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return (at.n + chunk % kChunks * kChunkColumns) / 2;
-}
 
-// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
-// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+// Coordinates of fragment f of a chunk of the consumer's part of the tile, which starts at `at`: the MMA gives
+// lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int row = at.m + chunk / kChunks * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = (at.n + chunk % kChunks * kChunkColumns) / 2 + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
 }
 
@@ -464,38 +449,36 @@ constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperan
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
 // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
-__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
 // Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
 // CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  const uint32_t block = threadIdx.x % 128;
-  empty.arrive(block, block < kClusterSize);
+  const uint32_t cta = threadIdx.x % 128;
+  empty.arrive(cta, cta < kClusterSize);
 }
 
 // The main loop's MMAs of one tile; the tensor core accumulates over all of k.
-struct Products {
-  Accumulator sums[kBlocks][kCount];
+struct Mainloop {
+  Accumulator accumulators[kBlocks][kCount];
 
   // Issues the MMAs of one stage, and does not wait for them.
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
     cute::warpgroup_arrive();
     CUTE_UNROLL
     for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
         Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   sums[block], add || step > 0);
+                   accumulators[block], add || step > 0);
     }
     cute::warpgroup_commit_batch();
   }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
   // Issues the MMAs of the next stage, and releases the stage before once its own are done.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
@@ -507,7 +490,7 @@ struct Products {
   __device__ __forceinline__ void finish(EmptyBarrier& previous) {
     cute::warpgroup_wait<0>();
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
     release(previous);
   }
 };
@@ -516,32 +499,33 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
+  const int part = consumer % kSharing;  // which rows of a tile it has
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   Store store;
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+  for (int tile = cluster + consumer / kSharing * clusters; tile < tiles.count();
+       tile += kConsumers / kSharing * clusters) {
     TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
-    Products products;
+    Mainloop mainloop;
     int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
-    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    mainloop.issue(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, false);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+      mainloop.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
       previous = position.stage;
       position.advance();
     }
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
-    products.finish(shared.empty[previous]);
+    mainloop.finish(shared.empty[previous]);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       Value x[kFragments][2][2];
@@ -551,7 +535,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 8; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 8 + i;
-          of_product[i / 4][i / 2 % 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+          of_product[i / 4][i / 2 % 2][i % 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
         }
         epilogue.apply(of_product, x[f], block[chunk / kChunks]);
       }

@@ -139,59 +139,47 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k, int batch) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
+    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+        tile, k, m, batch);
   }
 };
 
 // B is K-major: a row of 128 bytes has the k tile of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 12288;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int batch) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
+    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+        tile, k, n, batch);
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
   int batch;
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
-// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * columns);
-  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * columns;
-  row = band * kSwizzle + offset % width;
-  column = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -209,20 +197,16 @@ struct Tiles {
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
     const int batch = index / (rows * columns);
     index -= batch * rows * columns;
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+    const int band = index / (kSwizzle * columns);
+    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * columns;
+    const int row = band * kSwizzle + offset % width, column = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
-
-// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
-}
 
 // Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
@@ -260,7 +244,8 @@ struct Store {
     cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk), at.batch);
+      const int column = at.n + chunk % kChunks * kChunkColumns, row = at.m + chunk / kChunks * kWgmmaM;
+      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, column, row, at.batch);
       cute::tma_store_arrive();
     }
   }
@@ -427,16 +412,16 @@ __device__ __forceinline__ uint64_t moved(uint64_t descriptor, int offset) {
 }
 
 // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
-__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
 // Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   __syncwarp();  // all lanes have read their scales
-  const uint32_t block = threadIdx.x % 32;
-  empty.arrive(block, block < kClusterSize);
+  const uint32_t cta = threadIdx.x % 32;
+  empty.arrive(cta, cta < kClusterSize);
 }
 
 // A block scale as fp32. One of e8m0 is an exponent: 0 is 2^-127, which is denormal, and 255 is NaN.
@@ -446,11 +431,11 @@ __device__ __forceinline__ float as_float(uint8_t scale) {
 
 // The main loop with two-level accumulation: the tensor core accumulates one k tile, in which every element has
 // one scale of A and one of B; FFMAs multiply by these and add to fp32 registers.
-struct Products {
+struct Mainloop {
   static constexpr int kRowScales = 2;  // of 64 rows: those of a thread
   const int row;  // the first of a thread's rows of the tile
 
-  __device__ __forceinline__ explicit Products(int first) : row(row_of(first)) { zero(); }
+  __device__ __forceinline__ explicit Mainloop(int first) : row(row_of(first)) { zero(); }
 
   // The first row of a thread where its consumer's blocks of 64 rows begin at `first`.
   __device__ __forceinline__ static int row_of(int first) {
@@ -461,11 +446,11 @@ struct Products {
 
   __device__ __forceinline__ void zero() {
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] = 0;
   }
 
   static constexpr int kBanks = 1;  // accumulators of 64 rows that MMAs in flight may have
-  Accumulator sums[kBlocks][kCount], partial[kBanks][kCount];
+  Accumulator accumulators[kBlocks][kCount], partial[kBanks][kCount];
 
   // Issues the MMAs of one stage and 64 rows.
   __device__ __forceinline__ void issue(int block, uint64_t rows, uint64_t columns) {
@@ -505,7 +490,8 @@ struct Products {
       CUTE_UNROLL
       for (int i = 0; i < kCount; ++i) {
         const float of_column = as_float(scales.columns[i / 4 * 8 + lane % 4 * 2 + i % 2]);
-        sums[block][i] += partial[block % kBanks][i] * of_column * of_rows[block][i / 2 % 2 % kRowScales];
+        accumulators[block][i] +=
+            partial[block % kBanks][i] * of_column * of_rows[block][i / 2 % 2 % kRowScales];
       }
       if (block + kBanks < kBlocks) issue(block + kBanks, rows, columns);
     }
@@ -519,22 +505,23 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
+  const int part = consumer % kSharing;  // which rows of a tile it has
   const uint64_t rows = moved(matrix(shared.a[0], 0, 1024, 1), part * kBlocks * kBlockRows);
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   Store store(shared.staging, consumer);
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+  for (int tile = cluster + consumer / kSharing * clusters; tile < tiles.count();
+       tile += kConsumers / kSharing * clusters) {
     TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
-    Products products(part * kBlocks);
+    Mainloop mainloop(part * kBlocks);
     bool filled = false;  // whether the next stage was seen to be filled before the sums of the last
     CUTE_NO_UNROLL
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       if (!filled) shared.full[position.stage].wait(position.phase);
       Position following = position;
       following.advance();
-      filled = products.next(p, at, moved(rows, position.stage * kStageRows),
+      filled = mainloop.next(p, at, moved(rows, position.stage * kStageRows),
                              moved(columns, position.stage * kStageColumns), shared.scales[position.stage],
                              shared.empty[position.stage], shared.full[following.stage], following.phase);
       position = following;
@@ -547,7 +534,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i / 2][i % 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
         }
       }
       store(p, x, at, chunk);

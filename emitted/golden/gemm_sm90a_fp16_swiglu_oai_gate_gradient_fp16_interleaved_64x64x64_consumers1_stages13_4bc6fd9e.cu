@@ -115,58 +115,44 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
   }
 };
 
 // B is K-major: a row of 128 bytes has the k tile of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, n);
   }
 };
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
-// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * columns);
-  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * columns;
-  row = band * kSwizzle + offset % width;
-  column = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -180,8 +166,12 @@ struct Tiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+    const int band = index / (kSwizzle * columns);
+    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * columns;
+    const int row = band * kSwizzle + offset % width, column = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN};
   }
@@ -193,19 +183,12 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first m and n of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
-}
-
-// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
-// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+// Coordinates of fragment f of a chunk of the consumer's part of the tile, which starts at `at`: the MMA gives
+// lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int row = at.m + chunk / kChunks * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = at.n + chunk % kChunks * kChunkColumns + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
 }
 
@@ -372,7 +355,8 @@ struct Store {
     cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      const int column = at.n + chunk % kChunks * kChunkColumns, row = at.m + chunk / kChunks * kWgmmaM;
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, column, row);
       cute::tma_store_arrive();
     }
   }
@@ -436,37 +420,35 @@ constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperan
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
 // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
-__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
 // Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
-  const uint32_t block = threadIdx.x % 128;
-  empty.arrive(block, block < kClusterSize);
+  const uint32_t cta = threadIdx.x % 128;
+  empty.arrive(cta, cta < kClusterSize);
 }
 
 // The main loop's MMAs of one tile; the tensor core accumulates over all of k.
-struct Products {
-  Accumulator sums[kBlocks][kCount];
+struct Mainloop {
+  Accumulator accumulators[kBlocks][kCount];
 
   // Issues the MMAs of one stage, and does not wait for them.
   __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
     cute::warpgroup_arrive();
     CUTE_UNROLL
     for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
         Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   sums[block], add || step > 0);
+                   accumulators[block], add || step > 0);
     }
     cute::warpgroup_commit_batch();
   }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
   // Issues the MMAs of the next stage, and releases the stage before once its own are done.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
@@ -478,7 +460,7 @@ struct Products {
   __device__ __forceinline__ void finish(EmptyBarrier& previous) {
     cute::warpgroup_wait<0>();
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
     release(previous);
   }
 };
@@ -487,32 +469,33 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer % kSharing, turn = consumer / kSharing;  // its rows of a tile; its tiles
+  const int part = consumer % kSharing;  // which rows of a tile it has
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   Store store(shared.staging, consumer);
   Epilogue epilogue(p);
   Epilogue::Operands operands[kFragments];
-  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kConsumers / kSharing * clusters) {
+  for (int tile = cluster + consumer / kSharing * clusters; tile < tiles.count();
+       tile += kConsumers / kSharing * clusters) {
     TileCoord at = tiles.at(tile, rank);
     at.m += part * kBlocks * kWgmmaM;
-    Products products;
+    Mainloop mainloop;
     int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
-    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    mainloop.issue(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, false);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+      mainloop.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
       previous = position.stage;
       position.advance();
     }
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
-    products.finish(shared.empty[previous]);
+    mainloop.finish(shared.empty[previous]);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       const int next = chunk + 1;
@@ -522,7 +505,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i / 2][i % 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
         }
         epilogue.apply(x[f], operands[f], coordinates(at, chunk, f));
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));

@@ -63,7 +63,7 @@ constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Sums = Accumulator[kBlocks][kCount];
+using Accumulators = Accumulator[kBlocks][kCount];
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
@@ -96,14 +96,12 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 1024;  // of one stage
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
   }
 };
 
@@ -133,33 +131,23 @@ struct Slab {
 constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
   int batch, m_end;  // its group, and the row that this ends before
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
-// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * rows);
-  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * rows;
-  column = band * kSwizzle + offset % width;
-  row = offset / width;
-}
 
 __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
 
@@ -245,17 +233,22 @@ struct GroupedTiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    const int row = index / columns;
+    const int tiles_row = index / columns;
     int group = 0, past = groups;  // the last group that begins at this row of tiles or before it
     while (past - group > 1) {
       const int middle = (group + past) / 2;
-      if (table.tiles[middle] <= row) group = middle;
+      if (table.tiles[middle] <= tiles_row) group = middle;
       else past = middle;
     }
     const int before = table.tiles[group], rows = table.tiles[group + 1] - before;
-    int tile_row, column;
-    place_in_bands(index - before * columns, rows, columns, tile_row, column);
-    return {table.ends[group] + (tile_row * kClusterM + rank % kClusterM) * kTileM,
+    index -= before * columns;
+    // Tiles are taken in bands of kSwizzle columns, each row by row, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+    const int band = index / (kSwizzle * rows);
+    const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * rows;
+    const int column = band * kSwizzle + offset % width, row = offset / width;
+    return {table.ends[group] + (row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN, group, table.ends[group + 1]};
   }
 };
@@ -268,19 +261,14 @@ struct Coordinates {
 
 // Rows of gate and up take turns in wgmma's 16 rows of a warp, rows r and r + 8 of a thread being of the same kind.
 // `pair_gate_with_up` gives it both for one column of D. Places in a tile count both; coordinates in D do not.
-// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return (at.n + chunk / kChunks * kWgmmaM) / 2;
-}
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
-}
 
-// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
-// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+// Coordinates of fragment f of a chunk of the consumer's part of the tile, which starts at `at`: the MMA gives
+// lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+// Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 8 + lane / 4 % 2 * 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int row = (at.n + chunk / kChunks * kWgmmaM) / 2 + threadIdx.x / 32 % 4 * 8 + lane / 8 + lane / 4 % 2 * 4;
+  const int column = at.m + chunk % kChunks * kChunkColumns + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
 }
 
@@ -418,20 +406,20 @@ struct SharedSums {
   }
 
   // Adds the others' partial sums to the fragments that this consumer owns.
-  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+  __device__ __forceinline__ void add(SharedStorage& shared, Accumulators& accumulators) {
     Fragment* const buffer = reinterpret_cast<Fragment*>(shared.shared_sums);
     cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read the partial sums of the tile before
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
-      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      const Accumulator* const sum = accumulators[i / kAcross] + i % kAcross * 4;
       *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
     }
     cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!finishes(i)) continue;
-      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator* const sum = accumulators[i / kAcross] + i % kAcross * 4;
       Accumulator total[4] = {0, 0, 0, 0};
       CUTE_UNROLL
       for (int source = 0; source < kSources; ++source) {
@@ -581,25 +569,25 @@ __device__ __forceinline__ void release_read(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-__device__ __forceinline__ void clear(Sums& sums) {
+__device__ __forceinline__ void clear(Accumulators& accumulators) {
   CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+  for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] = 0;
 }
 
 // Multiplies the accumulators by the unit in which weights were dequantized, a power of two.
-__device__ __forceinline__ void to_units(Sums& sums) {
+__device__ __forceinline__ void to_units(Accumulators& accumulators) {
   CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] *= Decode::kUnit;
+  for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] *= Decode::kUnit;
 }
 
 // The main loop by mma.sync: a warp has 16 of every 64 rows of W, and loads A for itself by ldmatrix, which pays off
 // where A has few rows.
-struct Products {
+struct Mainloop {
   static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
-  Sums sums;
+  Accumulators accumulators;
   uint32_t columns[2];  // offsets of a lane's ldmatrix row in a panel: of the first and the second 32 bytes of 64
 
-  __device__ __forceinline__ explicit Products(const uint8_t*) {
+  __device__ __forceinline__ explicit Mainloop(const uint8_t*) {
     const int lane = threadIdx.x % 32;
     columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: the 16-byte chunk XOR the row
     columns[1] = columns[0] ^ 64;
@@ -639,7 +627,7 @@ struct Products {
           group[block].decode().step(codes[block].words[step], registers);
           CUTE_UNROLL
           for (int f = 0; f < kOfRows; ++f)
-            multiply(sums[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
+            multiply(accumulators[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
         }
       }
     }
@@ -647,7 +635,7 @@ struct Products {
 
   // Runs the main loop over `count` stages, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
-    clear(sums);
+    clear(accumulators);
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       shared.full[position.stage].wait(position.phase);
@@ -663,7 +651,7 @@ struct Products {
       release_read(shared.empty[position.stage]);
       position.advance();
     }
-    to_units(sums);
+    to_units(accumulators);
   }
 };
 
@@ -673,7 +661,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const GroupedTiles tiles(p, shared.groups);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
-  Products products(shared.a[0]);
+  Mainloop mainloop(shared.a[0]);
   Store store;
   SharedSums total(rank, rows, share);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
@@ -681,14 +669,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     Epilogue epilogue(p, at.batch);
-    products.run(shared, position, unit.end - unit.begin, rows, share);
-    total.add(shared, products.sums);
+    mainloop.run(shared, position, unit.end - unit.begin, rows, share);
+    total.add(shared, mainloop.accumulators);
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!total.finishes(i)) continue;
       Value x[1][2][2];
       CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(mainloop.accumulators[i / kAcross][i % kAcross * 4 + j]);
       pair_gate_with_up(x[0]);
       epilogue.apply(x[0]);
       store(p, x, at, i);

@@ -61,7 +61,7 @@ constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Sums = Accumulator[kBlocks][kCount];
+using Accumulators = Accumulator[kBlocks][kCount];
 using Bank = Accumulator[kBlocks][kCount];  // accumulators of one group of k
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
@@ -93,15 +93,13 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
   }
 };
 
@@ -142,32 +140,22 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
-// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * rows);
-  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * rows;
-  column = band * kSwizzle + offset % width;
-  row = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -181,8 +169,12 @@ struct Tiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle columns, each row by row, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+    const int band = index / (kSwizzle * rows);
+    const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * rows;
+    const int column = band * kSwizzle + offset % width, row = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN};
   }
@@ -208,14 +200,6 @@ struct Walk {
     return unit.tile < tiles;
   }
 };
-
-// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
-}
 
 // Two adjacent elements of a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
@@ -257,7 +241,8 @@ struct Store {
     cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      const int column = at.n + chunk / kChunks * kWgmmaM, row = at.m + chunk % kChunks * kChunkColumns;
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, column, row);
       cute::tma_store_arrive();
     }
   }
@@ -425,18 +410,18 @@ __device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) 
                : "memory");
 }
 
-__device__ __forceinline__ void clear(Sums& sums) {
+__device__ __forceinline__ void clear(Accumulators& accumulators) {
   CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+  for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] = 0;
 }
 
 // Adds the accumulators of a group to those of the tile, times the scales.
-__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
+__device__ __forceinline__ void promote(Accumulators& accumulators, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
     const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
     CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
+    for (int i = 0; i < kCount; ++i) accumulators[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
   }
 }
 
@@ -454,21 +439,21 @@ struct Wgmma {
 
 // The main loop by wgmma. The MMAs of a group of k are issued in parts of the tile's columns, each with its own bank
 // of accumulators: while one part is in flight, another is promoted and the next group's weights are dequantized.
-struct Products {
+struct Mainloop {
   static constexpr int kIssued = 4;  // steps that are issued together: all of a group
   static constexpr int kOfSlab = Slab::kSteps / kIssued, kOfStage = Slab::kOfStage / kShares * kOfSlab;
   static constexpr int kParts = 2, kOfPart = kCount / kParts;
   static constexpr int kPart = OperandA::kBytes / kParts / 16;  // from one part's rows of A to the next's
   static_assert(kOfStage % 2 == 0);  // so that weights stay in their registers
   using Weights = uint32_t[kBlocks][kIssued][4];
-  Sums sums;
+  Accumulators accumulators;
   Accumulator bank[kParts][kBlocks][kOfPart];
   Codes codes[kBlocks];  // of a slab
   Weights weights[2];    // of the group in flight, and of the next
   Group groups[2][kBlocks];
   uint64_t panels;       // the descriptor of the first stage
 
-  __device__ __forceinline__ explicit Products(const uint8_t* a)
+  __device__ __forceinline__ explicit Mainloop(const uint8_t* a)
       : panels(matrix(a, 0, 1024, 1)) {}
 
   // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
@@ -521,7 +506,7 @@ struct Products {
       const Group& of = groups[i % 2][block];
       const float low = of.low() * Decode::kUnit, high = of.high() * Decode::kUnit;
       CUTE_UNROLL
-      for (int j = 0; j < kOfPart; ++j) sums[block][part * kOfPart + j] += (j % 4 < 2 ? low : high) * bank[part][block][j];
+      for (int j = 0; j < kOfPart; ++j) accumulators[block][part * kOfPart + j] += (j % 4 < 2 ? low : high) * bank[part][block][j];
     }
   }
 
@@ -530,7 +515,7 @@ struct Products {
     const uint64_t panels = this->panels + share * kSlabPanels * (OperandA::kBytes / 16);
     const uint32_t first =
         cute::cast_smem_ptr_to_uint(shared.b[0]) + (rows * kBlocks * Slab::kOfStage + share) * Slab::kBytes;
-    clear(sums);
+    clear(accumulators);
     shared.full[position.stage].wait(position.phase);
     int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
     decode(first + stage * Slab::kStageBytes, 0);
@@ -576,13 +561,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
-  Products products(shared.a[0]);
+  Mainloop mainloop(shared.a[0]);
   Store store(shared.staging, consumer);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
     TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
-    products.run(shared, position, unit.end - unit.begin, rows, share);
+    mainloop.run(shared, position, unit.end - unit.begin, rows, share);
     CUTE_UNROLL
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       Value x[kFragments][2][2];
@@ -591,7 +576,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
+          x[f][i % 2][i / 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
         }
       }
       store(p, x, at, chunk);

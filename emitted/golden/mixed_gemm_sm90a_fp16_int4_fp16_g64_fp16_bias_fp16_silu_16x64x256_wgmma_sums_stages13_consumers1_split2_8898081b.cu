@@ -62,7 +62,7 @@ constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Sums = Accumulator[kBlocks][kCount];
+using Accumulators = Accumulator[kBlocks][kCount];
 using Bank = Accumulator[kBlocks][kCount];  // accumulators of one group of k
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
@@ -97,15 +97,13 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
   }
 };
 
@@ -147,32 +145,22 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
-// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * rows);
-  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * rows;
-  column = band * kSwizzle + offset % width;
-  row = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -186,8 +174,12 @@ struct Tiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle columns, each row by row, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+    const int band = index / (kSwizzle * rows);
+    const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * rows;
+    const int column = band * kSwizzle + offset % width, row = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN};
   }
@@ -222,19 +214,13 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
-}
-
-// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
-// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+// Coordinates of fragment f of a chunk of the consumer's part of the tile, which starts at `at`: the MMA gives
+// lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+// Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int row = at.n + chunk / kChunks * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = at.m + chunk % kChunks * kChunkColumns + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
 }
 
@@ -384,13 +370,13 @@ struct SharedSums {
   }
 
   // Adds the others' partial sums to the fragments that this consumer owns.
-  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+  __device__ __forceinline__ void add(SharedStorage& shared, Accumulators& accumulators) {
     Fragment* const buffer = reinterpret_cast<Fragment*>(shared.shared_sums);
     cute::cluster_wait();  // all CTAs of the cluster have started
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
-      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      const Accumulator* const sum = accumulators[i / kAcross] + i % kAcross * 4;
       asm volatile(
           "{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\n"
           "mapa.shared::cluster.u32 barrier, %1, %2;\n"
@@ -404,7 +390,7 @@ struct SharedSums {
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!finishes(i)) continue;
-      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator* const sum = accumulators[i / kAcross] + i % kAcross * 4;
       Accumulator total[4] = {0, 0, 0, 0};
       CUTE_UNROLL
       for (int source = 0; source < kSources; ++source) {
@@ -564,18 +550,18 @@ __device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) 
                : "memory");
 }
 
-__device__ __forceinline__ void clear(Sums& sums) {
+__device__ __forceinline__ void clear(Accumulators& accumulators) {
   CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+  for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] = 0;
 }
 
 // Adds the accumulators of a group to those of the tile, times the scales.
-__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
+__device__ __forceinline__ void promote(Accumulators& accumulators, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
     const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
     CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
+    for (int i = 0; i < kCount; ++i) accumulators[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
   }
 }
 
@@ -593,17 +579,17 @@ struct Wgmma {
 
 // The main loop by wgmma: threads dequantize weights into the registers of its A operand while the tensor core
 // multiplies those dequantized before.
-struct Products {
+struct Mainloop {
   static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
   static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
   static constexpr int kOfGroup = kIssues / Slab::kGroups;
   static constexpr int kBanks = Slab::kOfStage / kShares * Slab::kGroups;  // groups of a stage take banks in turn
-  Sums sums;
+  Accumulators accumulators;
   Bank banks[2];
   Group pending[kBlocks];  // the group before
   uint64_t panels;  // the descriptor of the first stage
 
-  __device__ __forceinline__ explicit Products(const uint8_t* a)
+  __device__ __forceinline__ explicit Mainloop(const uint8_t* a)
       : panels(matrix(a, 0, 1024, 1)) {}
 
   // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
@@ -657,7 +643,7 @@ struct Products {
       if (issue % kOfGroup == 0) {
         if (bank > 0) {
           fence(banks[1 - bank % 2]);
-          promote(sums, banks[1 - bank % 2], pending);
+          promote(accumulators, banks[1 - bank % 2], pending);
         }
         CUTE_UNROLL
         for (int block = 0; block < kBlocks; ++block) pending[block] = group[block];
@@ -667,7 +653,7 @@ struct Products {
 
   // Runs the main loop over `count` stages, one at least, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
-    clear(sums);
+    clear(accumulators);
     int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
     do {  // with a loop of zero trips ptxas would serialize wgmma (C7514)
@@ -686,7 +672,7 @@ struct Products {
       cute::warpgroup_wait<0>();
       fence(banks[1 - kBanks % 2]);
       release(shared.empty[position.stage]);
-      promote(sums, banks[1 - kBanks % 2], pending);
+      promote(accumulators, banks[1 - kBanks % 2], pending);
       previous = position.stage;
       position.advance();
     } while (++i < count);
@@ -700,7 +686,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
-  Products products(shared.a[0]);
+  Mainloop mainloop(shared.a[0]);
   Store store;
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
@@ -709,8 +695,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (Unit unit; walk.next(unit);) {
     TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
-    products.run(shared, position, unit.end - unit.begin, rows, share);
-    total.add(shared, products.sums);
+    mainloop.run(shared, position, unit.end - unit.begin, rows, share);
+    total.add(shared, mainloop.accumulators);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
@@ -718,7 +704,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       if (!total.finishes(i)) continue;
       Value x[1][2][2];
       CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(mainloop.accumulators[i / kAcross][i % kAcross * 4 + j]);
       epilogue.apply(x[0], block[i / kAcross]);
       store(p, x, at, i);
     }

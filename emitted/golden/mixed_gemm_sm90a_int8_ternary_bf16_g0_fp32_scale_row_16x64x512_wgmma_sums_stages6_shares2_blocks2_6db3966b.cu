@@ -61,7 +61,7 @@ constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Sums = Accumulator[kBlocks][kCount];
+using Accumulators = Accumulator[kBlocks][kCount];
 using Bank = int32_t[kBlocks][kCount];  // accumulators of all of k
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
@@ -98,15 +98,13 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
-    auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
   }
 };
 
@@ -146,32 +144,22 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
 };
-
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle columns, each row by row, so
-// that the operands of tiles in flight stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * rows);
-  const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * rows;
-  column = band * kSwizzle + offset % width;
-  row = offset / width;
-}
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
@@ -185,8 +173,12 @@ struct Tiles {
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
-    int row, column;
-    place_in_bands(index, rows, columns, row, column);
+    // Tiles are taken in bands of kSwizzle columns, each row by row, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+    const int band = index / (kSwizzle * rows);
+    const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * rows;
+    const int column = band * kSwizzle + offset % width, row = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
             (column * kClusterN + rank / kClusterM) * kTileN};
   }
@@ -219,19 +211,13 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first n and m of a chunk; the consumer's part of the tile starts at `at`.
-__device__ __forceinline__ int chunk_n(const TileCoord& at, int chunk) {
-  return at.n + chunk / kChunks * kWgmmaM;
-}
-__device__ __forceinline__ int chunk_m(const TileCoord& at, int chunk) {
-  return at.m + chunk % kChunks * kChunkColumns;
-}
-
-// Coordinates of fragment f of a chunk: the MMA gives lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and
-// the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Its rows are columns of D here.
+// Coordinates of fragment f of a chunk of the consumer's part of the tile, which starts at `at`: the MMA gives
+// lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+// Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int row = at.n + chunk / kChunks * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = at.m + chunk % kChunks * kChunkColumns + f * 8 + lane % 4 * 2;
   return { {column, column + 1}, {row, row + 8} };
 }
 
@@ -351,20 +337,20 @@ struct SharedSums {
   }
 
   // Adds the others' partial sums to the fragments that this consumer owns.
-  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+  __device__ __forceinline__ void add(SharedStorage& shared, Accumulators& accumulators) {
     Fragment* const buffer = reinterpret_cast<Fragment*>(shared.shared_sums);
     cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read the partial sums of the tile before
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
-      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      const Accumulator* const sum = accumulators[i / kAcross] + i % kAcross * 4;
       *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
     }
     cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!finishes(i)) continue;
-      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator* const sum = accumulators[i / kAcross] + i % kAcross * 4;
       Accumulator total[4] = {0, 0, 0, 0};
       CUTE_UNROLL
       for (int source = 0; source < kSources; ++source) {
@@ -503,18 +489,18 @@ __device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) 
                : "memory");
 }
 
-__device__ __forceinline__ void clear(Bank& sums) {
+__device__ __forceinline__ void clear(Bank& accumulators) {
   CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+  for (int i = 0; i < kBlocks * kCount; ++i) accumulators[i / kCount][i % kCount] = 0;
 }
 
 // Converts the accumulators of all of k, times the scales.
-__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
+__device__ __forceinline__ void promote(Accumulators& accumulators, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
     const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
     CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[block][i] = (i % 4 < 2 ? low : high) * part[block][i];
+    for (int i = 0; i < kCount; ++i) accumulators[block][i] = (i % 4 < 2 ? low : high) * part[block][i];
   }
 }
 
@@ -532,15 +518,15 @@ struct Wgmma {
 
 // The main loop by wgmma: threads dequantize weights into the registers of its A operand while the tensor core
 // multiplies those dequantized before.
-struct Products {
+struct Mainloop {
   static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
   static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
-  Sums sums;
+  Accumulators accumulators;
   Bank bank;  // int32 is exact, so that scales are applied once, after the last k tile
   Group group[kBlocks];  // of all k
   uint64_t panels;  // the descriptor of the first stage
 
-  __device__ __forceinline__ explicit Products(const uint8_t* a)
+  __device__ __forceinline__ explicit Mainloop(const uint8_t* a)
       : panels(matrix(a, 0, 1024, 1)) {}
 
   // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
@@ -610,7 +596,7 @@ struct Products {
     cute::warpgroup_wait<0>();
     fence(bank);
     release(shared.empty[previous]);
-    promote(sums, bank, group);
+    promote(accumulators, bank, group);
   }
 };
 
@@ -621,7 +607,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int rows = consumer / kShares, share = consumer % kShares;
   Position position{0, 0};
-  Products products(shared.a[0]);
+  Mainloop mainloop(shared.a[0]);
   Store store;
   Epilogue epilogue(p);
   SharedSums total(rank, rows, share);
@@ -630,16 +616,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     TileCoord at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) products.group[i].read(p, at.n / kWgmmaM + i);
-    products.run(shared, position, unit.end - unit.begin, rows, share);
-    total.add(shared, products.sums);
+    for (int i = 0; i < kBlocks; ++i) mainloop.group[i].read(p, at.n / kWgmmaM + i);
+    mainloop.run(shared, position, unit.end - unit.begin, rows, share);
+    total.add(shared, mainloop.accumulators);
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!total.finishes(i)) continue;
       const Epilogue::Operands operands = epilogue.load(coordinates(at, i, 0));
       Value x[1][2][2];
       CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(mainloop.accumulators[i / kAcross][i % kAcross * 4 + j]);
       epilogue.apply(x[0], operands);
       store(p, x, at, i);
     }

@@ -89,17 +89,17 @@ __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// A stage of the pipeline and the phase parity to wait for (CUTLASS: PipelineState).
-template <int kCount> struct Ring {
+// A stage of the pipeline and the phase parity to wait for.
+template <int kDepth> struct PipelineState {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kCount ? 0 : stage + 1;
+    stage = stage + 1 == kDepth ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
-using Position = Ring<kStages>;
+using Position = PipelineState<kStages>;
 
 // The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
 // between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
@@ -167,16 +167,6 @@ __device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], i
                  : "memory");
 }
 
-// The place of a tile in a grid of tiles, which are taken in bands of kSwizzle rows, each column by column, so
-// that the operands of tiles in flight stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-__device__ __forceinline__ void place_in_bands(int index, int rows, int columns, int& row, int& column) {
-  const int band = index / (kSwizzle * columns);
-  const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-  const int offset = index - band * kSwizzle * columns;
-  row = band * kSwizzle + offset % width;
-  column = offset / width;
-}
-
 // The tile scheduler: rows of the grid of tiles are rows of W, and its columns are tokens.
 struct TileScheduler {
   int rows, columns, tiles;
@@ -185,10 +175,15 @@ struct TileScheduler {
       : rows((p.n + kRows - 1) / kRows), columns((p.m + kTokens - 1) / kTokens), tiles(rows * columns) {}
 
   // The first row of W and the first token of a tile.
-  __device__ __forceinline__ void at(int tile, int& row, int& token) const {
-    place_in_bands(tile, rows, columns, row, token);
-    row *= kRows;
-    token *= kTokens;
+  __device__ __forceinline__ void at(int index, int& first_row, int& first_token) const {
+    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
+    const int band = index / (kSwizzle * columns);
+    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * columns;
+    const int row = band * kSwizzle + offset % width, column = offset / width;
+    first_row = row * kRows;
+    first_token = column * kTokens;
   }
 };
 

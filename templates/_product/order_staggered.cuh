@@ -1,11 +1,11 @@
 // The second consumer runs two k tiles behind the first: otherwise both would promote accumulators, and later
 // run their epilogue, at the same time, and the tensor core would idle. Named barrier 3 lets the second start;
 // barrier 4 tells the first that it has.
-struct Order {
+struct OrderedBarrier {
   static constexpr int kSteps = 2;  // 1 hides less, 3 leaves too few stages to the producer
   int consumer;
 
-  __device__ __forceinline__ explicit Order(int consumer) : consumer(consumer) {
+  __device__ __forceinline__ explicit OrderedBarrier(int consumer) : consumer(consumer) {
     if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
   }
 

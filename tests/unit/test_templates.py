@@ -22,10 +22,10 @@ MOST = 12
 # Templates with more conditionals, and how many: these numbers only fall.
 MORE = {
     "_product/epilogue.cuh.jinja": 35,
-    "_product/fragment.cuh.jinja": 21,
+    "_product/fragment.cuh.jinja": 18,
     "_product/operand.cuh.jinja": 33,
     "_product/reduction.cuh.jinja": 25,
-    "_product/tiles.cuh.jinja": 19,
+    "_product/tiles.cuh.jinja": 18,
     "_product/unit_stored.cuh.jinja": 24,
     "attention_append/kernel.cu.jinja": 26,
     "attention_decode/consumer.cuh.jinja": 16,

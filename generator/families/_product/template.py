@@ -43,7 +43,7 @@ def context(
     applied = steps[:-1] if any(last(operation.epilogue) for last in whole) else steps
     # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
     loads = {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"}
-    auxiliary = any(step["auxiliary"] for step in applied)
+    auxiliary, final = any(step["auxiliary"] for step in applied), len(operation.epilogue) - 1
     return {
         "accumulator": operation.accumulator,
         "paired": False,  # whether clusters take tiles of a list, that share A where it lets them
@@ -58,11 +58,9 @@ def context(
         "finishing": [i for i, step in enumerate(operation.epilogue) if isinstance(step, Amax)],
         "auxiliary": auxiliary,
         "placed": bool(loads) or auxiliary,  # whether steps are told where in D they are
-        "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
-        "rounding": len(operation.epilogue) - 1
-        if rounds_stochastically(operation.epilogue)
-        else None,
-        "squared": len(operation.epilogue) - 1 if sums_squares(operation.epilogue) else None,
+        "quantized": final if quantizes(operation.epilogue) else None,
+        "rounding": final if rounds_stochastically(operation.epilogue) else None,
+        "squared": final if sums_squares(operation.epilogue) else None,
         "prepared": next(
             (index for index, step in enumerate(operation.epilogue) if step.prepared), None
         ),

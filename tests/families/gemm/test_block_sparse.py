@@ -257,9 +257,9 @@ def test_tiles_take_the_blocks_that_count_each_once(
     operation = GemmOperation("bf16", "bf16", "bf16", epilogue=(Scale("host"),), sparse=sparse)  # type: ignore[arg-type]
     spec = KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
     source = render(spec)
-    parts = definitions(source, "TileCoord", "place_in_bands", "Tiles", "ListedTiles", "KTiles")
+    parts = definitions(source, "TileCoord", "Tiles", "ListedTiles", "KTiles")
     (making,) = re.findall(r'^extern "C"[^\n]*\n    \w+_lists\(.*?^\}', source, re.M | re.S)
-    assert len(parts) == (3 if sparse == "d" else 5)
+    assert len(parts) == (3 if sparse == "d" else 4)
     making = re.sub(r"  wait_for_previous_grid[^\n]*\n", "", making)
     making = making.replace(f"{spec.name}_lists", "make_lists")
     m, n, k = fields["tile"]

@@ -51,7 +51,7 @@ def gemm_text(spec: KernelSpec) -> str:
                 text,
                 re.M,
             ),
-            *definitions(text, "TileCoord", "Tiles", "place_in_bands"),
+            *definitions(text, "TileCoord", "Tiles"),
             f"static int k_tiles(const Parameters& p) {{ return {k_tiles}; }}",
             f'#line 1 "{HARNESS}"',
             HARNESS.read_text(),

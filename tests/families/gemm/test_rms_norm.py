@@ -186,7 +186,7 @@ def test_rules_say_which_tiles_have_whole_groups() -> None:
 )
 def test_factors_are_there_before_what_loads_them(fields: dict[str, Any]) -> None:
     text = render(spec(RmsScale(), **fields))
-    consumer = text[text.index("struct Products") :]
+    consumer = text[text.index("struct Mainloop") :]
     prepared = consumer.index("epilogue.step_0.prepare<")
     (loads, *_) = re.finditer(r"epilogue\.load(?:_block)?\(", consumer)
     assert prepared < loads.start()

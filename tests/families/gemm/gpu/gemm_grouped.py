@@ -365,7 +365,7 @@ MUTANTS = {
         ", max(group - 1, 0), table.ends[group + 1]};",
     ),
     "the first tile of a group is of the one before": Mutant(
-        ROWS[2], r"table\.tiles\[middle\] <= row", _SHAPE, "table.tiles[middle] < row"
+        ROWS[2], r"table\.tiles\[middle\] <= tiles_row", _SHAPE, "table.tiles[middle] < tiles_row"
     ),
     "a group ends a row too early": Mutant(
         ROWS[6],

@@ -76,7 +76,7 @@ MULTIPLY = "      CUTE_UNROLL\n      for (int own = 0; own < Slab::kOfStage / kS
 SLOW_PRODUCTS = ((MULTIPLY, PAUSE + MULTIPLY),)
 RELEASE = "      release(shared.empty[position.stage]);\n"
 RELEASE_READ = RELEASE.replace("release", "release_read")
-ADVANCE, PROMOTE = "      position.advance();\n", "      promote(sums, banks[1 - kBanks"
+ADVANCE, PROMOTE = "      position.advance();\n", "      promote(accumulators, banks[1 - kBanks"
 CONSUME = "  wait_for_previous_grid();\n  const Tiles tiles(p);\n"
 LOAD_A = "  Position position{0, 1};\n  CUTE_NO_UNROLL\n"
 WAIT = "  wait_for_previous_grid();\n"
@@ -94,7 +94,10 @@ PREPARED = "    }\n    cutlass::arch::NamedBarrier::sync(kThreads, barrier);\n  
 LOAD_OPERANDS = (
     "    CUTE_UNROLL\n    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load("
 )
-LEAVE = "  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {\n"
+LEAVE = (
+    "  __device__ __forceinline__ void leave("
+    "const Accumulators& accumulators, int cluster) const {\n"
+)
 RAISED = (
     '      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) '
     ': "memory");\n      while (up == 0);\n'
@@ -148,8 +151,8 @@ MUTANTS = {
     "two banks of sums are swapped": Mutant(
         wrong=(
             (
-                "promote(sums, banks[1 - bank % 2], pending)",
-                "promote(sums, banks[bank % 2], pending)",
+                "promote(accumulators, banks[1 - bank % 2], pending)",
+                "promote(accumulators, banks[bank % 2], pending)",
             ),
         ),
         shape=LONG,
