@@ -82,7 +82,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
                 r"^__device__ __forceinline__ void trim\(.*?^\}\n", text, re.MULTILINE | re.DOTALL
             ),
             *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
-            piece(r"^(// (?:Which of two CTAs|To the dq of).*?)^// ---- Producer"),
+            piece(r"^(// (?:The q tile in place n|To the dq of).*?)^// ---- Producer"),
             piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
             f'#line 1 "{harness}"',
