@@ -359,9 +359,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, co
     CUTE_UNROLL
     for (int i = 4; i < kScores; i += 4) maximum =
         fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
-    maximum *= factor;
-    maximum = fmaxf(maximum, rows.maximum[r]);
-    maximum = quad_maximum(maximum);
+    maximum = quad_maximum(fmaxf(maximum * factor, rows.maximum[r]));
     const float reference = maximum == minus_infinity() ? 0 : maximum;
     const float shift = reference - kOffset;
     rows.rescale[r] = fast_exp2(rows.maximum[r] - reference);  // exactly 1 where the maximum stays
