@@ -44,12 +44,16 @@ def files_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:
         raise click.BadParameter(
             f"there is no {', '.join(absent)}: name files or folders of tests."
         )
-    found = (
-        file for path in chosen for file in ([path] if path.is_file() else path.rglob("test_*.py"))
-    )
-    return sorted(
-        {file.relative_to(root).as_posix() for file in found if file.parent.name == "gpu"}
-    )
+    found: set[str] = set()
+    for path in chosen:
+        files = [path] if path.is_file() else path.rglob("test_*.py")
+        ours = {file.relative_to(root).as_posix() for file in files if file.parent.name == "gpu"}
+        if not ours:
+            raise click.BadParameter(
+                f"there is no GPU test in {path}: name files of a folder gpu, or what such are in."
+            )
+        found |= ours
+    return sorted(found)
 
 
 def records(folder: Path, root: Path = ROOT) -> dict[str, Any]:
@@ -114,6 +118,15 @@ class Run:
         self.waiting: SimpleQueue[tuple[int, list[str]]] = SimpleQueue()
         for entry in enumerate(work):
             self.waiting.put(entry)
+
+    def on_all(self, gpus: Sequence[str]) -> None:
+        """Run all lists, as many at a time as there are GPUs; Ctrl-C ends those that run."""
+        with ThreadPoolExecutor(len(gpus)) as pool:
+            try:
+                list(pool.map(self.on, gpus))
+            except BaseException:
+                self.end = 0.0
+                raise
 
     def on(self, gpu: str) -> None:
         """Run list after list on one GPU."""
@@ -190,8 +203,7 @@ def main(
     arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup", "-p"]
     arguments += ["no:cacheprovider", "--store", str(logs / "store"), "--record", str(record)]
     run = Run(lists(files, records(record)), arguments, logs, end)
-    with ThreadPoolExecutor(len(gpus)) as pool:
-        list(pool.map(run.on, gpus))
+    run.on_all(gpus)
     sys.exit(run.failed)
 
 

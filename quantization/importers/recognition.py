@@ -91,7 +91,7 @@ def import_gate_up(
     for one, name in zip(tensors, names, strict=True):
         with _brief_errors(name):
             layers.append(_layer(one, config, name, metadata=None, expert=None))
-    with _brief_errors(names[0]):
+    with _brief_errors(f"{' and '.join(names)}, whose rows take turns"):
         both = layers[0].interleaved(layers[1])
         return None if both is None else both.packed("16-bit", requantize)
 

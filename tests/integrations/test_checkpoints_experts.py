@@ -187,6 +187,15 @@ def test_experts_that_are_not_whole_are_refused_by_name(tmp_path: Path, lost: st
         warploom.load_checkpoint(tmp_path)
 
 
+def test_what_is_wrong_in_up_is_not_told_of_gate_alone(tmp_path: Path) -> None:
+    write(tmp_path, "awq, Qwen")
+    up = "model.layers.1.mlp.experts.2.up_proj"
+    change(tmp_path, lambda tensors: tensors[f"{up}.scales"].fill_(float("nan")))
+    told = rf"gate_proj and {re.escape(up)}, whose rows take turns: scale nan of row 1"
+    with pytest.raises(ProblemError, match=told):
+        warploom.load_checkpoint(tmp_path)
+
+
 def test_experts_of_another_kind_are_refused_in_a_sentence(tmp_path: Path) -> None:
     write(tmp_path, "awq, Qwen")
 

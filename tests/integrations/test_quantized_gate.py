@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from warploom.generator.formats import FORMATS
 from warploom.integrations import devices, quantized_gate
 from warploom.integrations.quantized_gate import InterleavedLinear
 from warploom.nn import GatedMLP, QuantizedLinear
+from warploom.quantization import interleave
 
 BF16 = torch.bfloat16
 IDS = torch.randint(2, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -238,3 +242,41 @@ def test_a_sharded_layer_says_how_its_state_can_be_read(
     monkeypatch.setattr(quantized_gate, "is_distributed", lambda _: True)
     with pytest.raises(ProblemError, match=r"sharded.*separate\(\)"):
         of_one(speaking).state_dict()
+
+
+@torch.no_grad()
+def test_a_shallow_copy_of_a_layer_has_its_weight(gated: list[Any]) -> None:
+    """One of before or after the weights were joined, which is not among the layers."""
+    speaking = quantized()
+    mlp, x = of_one(speaking), torch.ones(2, 64, dtype=BF16)
+    before, expected = copy.copy(mlp.gate_proj), mlp.up_proj(x)
+    of_gate, state = before(x), {key: one.clone() for key, one in mlp.up_proj.state_dict().items()}
+    warploom.patch(speaking, attention=False)
+    mlp = of_one(speaking)
+    assert type(mlp.gate_proj) is InterleavedLinear and torch.equal(before(x), of_gate)
+    calls, saved, moved = (copy.copy(mlp.up_proj) for _ in range(3))
+    assert torch.equal(calls(x), expected) and type(mlp.up_proj) is QuantizedLinear
+    mlp.join()
+    assert same(saved.state_dict(), state) and type(moved.half()) is QuantizedLinear
+    assert torch.equal(mlp.up_proj(x), expected)
+
+
+@torch.no_grad()
+def test_two_threads_that_ask_for_weights_both_get_them(
+    gated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both had found the layers joined, and each separated them."""
+    speaking = quantized()
+    warploom.patch(speaking, attention=False)
+    mlp, meeting = of_one(speaking), threading.Barrier(2)
+
+    def every_other(*given: Any) -> Any:  # noqa: ANN401
+        with suppress(threading.BrokenBarrierError):  # as it is where only one is let in
+            meeting.wait(0.5)
+        return interleave.every_other(*given)
+
+    monkeypatch.setattr(quantized_gate, "every_other", every_other)
+    with ThreadPoolExecutor(2) as pool:
+        layers = (mlp.gate_proj, mlp.up_proj)
+        found = [*pool.map(lambda layer: layer.weight.dequantize(), layers)]
+    assert [one.shape for one in found] == [(mlp.gate_proj.out_features, 64)] * 2

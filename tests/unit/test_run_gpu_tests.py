@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,9 +32,12 @@ def test_every_file_is_in_one_list_and_lists_are_of_one_size() -> None:
         assert size <= run_gpu_tests.LIST or len(one) == 1
 
 
-def test_a_path_that_is_not_there_is_refused() -> None:
+def test_a_path_without_gpu_tests_is_refused() -> None:
+    """A run of nothing passed."""
     with pytest.raises(click.BadParameter, match=r"there is no .*tests/families/gem"):
         run_gpu_tests.files_of(["tests/families/gem"])
+    with pytest.raises(click.BadParameter, match=r"there is no GPU test in .*tests/unit"):
+        run_gpu_tests.files_of(["tests/gpu", "tests/unit"])
 
 
 def test_files_are_missing_without_a_record_of_this_code(
@@ -73,8 +77,7 @@ def test_both():
         time.sleep(0.01)
 """
     run = started(tmp_path, {"test_a.py": text, "test_b.py": text})
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(run.on, "01"))
+    run.on_all("01")
     assert not run.failed
     assert capsys.readouterr().out.count("1 passed") == 2
 
@@ -112,3 +115,26 @@ def test_slow():
         done.result()
     assert run.failed
     assert "1 passed" in capsys.readouterr().out
+
+
+def test_an_interrupt_begins_no_further_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C ended the list that ran, and all others were run before the command ended."""
+    text = "def test_one(): pass\n"
+    run = started(tmp_path, {"test_a.py": text, "test_b.py": text})
+    begun = threading.Barrier(2)
+
+    def on(gpu: str) -> None:
+        begun.wait()
+        if gpu == "0":
+            raise KeyboardInterrupt
+        until = time.monotonic() + 60
+        while run.end and time.monotonic() < until:  # the interrupt is heard of
+            time.sleep(0.01)
+        run_gpu_tests.Run.on(run, gpu)
+
+    monkeypatch.setattr(run, "on", on)
+    with pytest.raises(KeyboardInterrupt):
+        run.on_all("01")
+    assert capsys.readouterr().out.count("not begun") == 2
