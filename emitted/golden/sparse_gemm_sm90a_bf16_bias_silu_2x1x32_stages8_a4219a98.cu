@@ -4,7 +4,7 @@
 //   128 rows of W by 32 of x a tile, 2 consumers, 8 stages
 // Digest a4219a986d8f1f229489ea67fdb1d6ebbc8c3e45b46f4fcf60fff69ac0c0637c; `warploom show` prints this file.
 //
-// Warpgroup 0, the producer: thread 0 issues the TMA loads and the bulk copies of metadata.
+// Warpgroup 0, the producer: thread 0 issues the TMA loads.
 // Warpgroups 1 to 2, 2 consumers: wgmma.sp on 64 rows of W, then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 <= 3 * 168).
 //   A consumer thread has 16 accumulators.
@@ -58,7 +58,7 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 struct alignas(128) Parameters {
   cute::TmaDescriptor x_map;  // x [m, k]
   cute::TmaDescriptor values_map;  // values of W [n, k / 2]
-  const uint8_t* metadata;  // [n / 64][k / 64][128] words, rounded up
+  cute::TmaDescriptor metadata_map;  // words [n / 64, k / 64, 128]
   cutlass::bfloat16_t* y;  // [m][y_pitch]
   const cutlass::bfloat16_t* bias;  // [n]
   int64_t y_pitch;  // elements between rows of y
@@ -66,12 +66,12 @@ struct alignas(128) Parameters {
   int32_t n;  // rows of W
   int32_t k_tiles;  // stages that k fills
 };
-static_assert(sizeof(Parameters) == 384);
+static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, x_map) == 0 && OFFSET(Parameters, values_map) == 128);
-static_assert(OFFSET(Parameters, metadata) == 256 && OFFSET(Parameters, y) == 264);
-static_assert(OFFSET(Parameters, bias) == 272 && OFFSET(Parameters, y_pitch) == 280);
-static_assert(OFFSET(Parameters, m) == 288 && OFFSET(Parameters, n) == 292);
-static_assert(OFFSET(Parameters, k_tiles) == 296);
+static_assert(OFFSET(Parameters, metadata_map) == 256 && OFFSET(Parameters, y) == 384);
+static_assert(OFFSET(Parameters, bias) == 392 && OFFSET(Parameters, y_pitch) == 400);
+static_assert(OFFSET(Parameters, m) == 408 && OFFSET(Parameters, n) == 412);
+static_assert(OFFSET(Parameters, k_tiles) == 416);
 
 // Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
 // the next grid start. What comes before this call may run under the previous grid.
@@ -207,9 +207,9 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
       CUTE_UNROLL
       for (int block = 0; block < kRowBlocks; ++block) {
         // Rows past the end have values of 0; their metadata must be valid all the same: that of the last block.
-        const int64_t from = min(row / 64 + block, row_blocks - 1);
-        cute::SM90_BULK_COPY_G2S::copy(p.metadata + (from * p.k_tiles + k_tile) * kWordBytes, barrier,
-                                       shared.metadata[stage] + block * kWordBytes, kWordBytes);
+        const int from = min(row / 64 + block, row_blocks - 1);
+        cute::SM90_TMA_LOAD_3D::copy(&p.metadata_map, barrier, kEvictNormally,
+                                     shared.metadata[stage] + block * kWordBytes, 0, k_tile, from);
       }
       position.advance();
     }
@@ -328,6 +328,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
   if (threadIdx.x == 0) {
     cute::prefetch_tma_descriptor(&p.values_map);
     cute::prefetch_tma_descriptor(&p.x_map);
+    cute::prefetch_tma_descriptor(&p.metadata_map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(4 * kConsumers);  // a warp each

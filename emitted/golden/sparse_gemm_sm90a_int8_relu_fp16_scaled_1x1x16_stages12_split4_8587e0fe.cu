@@ -4,7 +4,7 @@
 //   64 rows of W by 16 of x a tile, 1 consumers, 12 stages, 4 parts of k
 // Digest 8587e0fe42e262a7fb8a995623fe87f7e893253dfe29284efbb593db940b0555; `warploom show` prints this file.
 //
-// Warpgroup 0, the producer: thread 0 issues the TMA loads and the bulk copies of metadata.
+// Warpgroup 0, the producer: thread 0 issues the TMA loads.
 // Warpgroup 1, 1 consumer: wgmma.sp on 64 rows of W, then the epilogue.
 // Registers per thread: 255 at launch; setmaxnreg: producer 40, consumers 232 (40 + 1 * 232 <= 2 * 255).
 //   A consumer thread has 8 accumulators.
@@ -58,7 +58,7 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 struct alignas(128) Parameters {
   cute::TmaDescriptor x_map;  // x [m, k]
   cute::TmaDescriptor values_map;  // values of W [n, k / 2]
-  const uint8_t* metadata;  // [n / 64][k / 64][128] words, rounded up
+  cute::TmaDescriptor metadata_map;  // words [n / 64, k / 64, 128]
   cutlass::half_t* y;  // [m][y_pitch]
   const float* scale_x;  // [m] or one
   const float* scale_weight;  // [n] or one
@@ -73,15 +73,15 @@ struct alignas(128) Parameters {
   int32_t w_step;  // 1, or 0 for one scale
   int32_t parts;  // of k
 };
-static_assert(sizeof(Parameters) == 384);
+static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, x_map) == 0 && OFFSET(Parameters, values_map) == 128);
-static_assert(OFFSET(Parameters, metadata) == 256 && OFFSET(Parameters, y) == 264);
-static_assert(OFFSET(Parameters, scale_x) == 272 && OFFSET(Parameters, scale_weight) == 280);
-static_assert(OFFSET(Parameters, partial_sums) == 288 && OFFSET(Parameters, arrived) == 296);
-static_assert(OFFSET(Parameters, y_pitch) == 304 && OFFSET(Parameters, m) == 312);
-static_assert(OFFSET(Parameters, n) == 316 && OFFSET(Parameters, k_tiles) == 320);
-static_assert(OFFSET(Parameters, k_words) == 324 && OFFSET(Parameters, x_step) == 328);
-static_assert(OFFSET(Parameters, w_step) == 332 && OFFSET(Parameters, parts) == 336);
+static_assert(OFFSET(Parameters, metadata_map) == 256 && OFFSET(Parameters, y) == 384);
+static_assert(OFFSET(Parameters, scale_x) == 392 && OFFSET(Parameters, scale_weight) == 400);
+static_assert(OFFSET(Parameters, partial_sums) == 408 && OFFSET(Parameters, arrived) == 416);
+static_assert(OFFSET(Parameters, y_pitch) == 424 && OFFSET(Parameters, m) == 432);
+static_assert(OFFSET(Parameters, n) == 436 && OFFSET(Parameters, k_tiles) == 440);
+static_assert(OFFSET(Parameters, k_words) == 444 && OFFSET(Parameters, x_step) == 448);
+static_assert(OFFSET(Parameters, w_step) == 452 && OFFSET(Parameters, parts) == 456);
 
 // Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
 // the next grid start. What comes before this call may run under the previous grid.
@@ -217,13 +217,13 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
       CUTE_UNROLL
       for (int block = 0; block < kRowBlocks; ++block) {
         // Rows past the end have values of 0; their metadata must be valid all the same: that of the last block.
-        const int64_t from = min(row / 64 + block, row_blocks - 1);
+        const int from = min(row / 64 + block, row_blocks - 1);
         // So have columns past the end.
         CUTE_UNROLL
         for (int word = 0; word < kWords; ++word) {
           const int column = min(k_tile * kWords + word, p.k_words - 1);
-          cute::SM90_BULK_COPY_G2S::copy(p.metadata + (from * p.k_words + column) * kWordBytes, barrier,
-                                         shared.metadata[stage] + (block * kWords + word) * kWordBytes, kWordBytes);
+          cute::SM90_TMA_LOAD_3D::copy(&p.metadata_map, barrier, kEvictNormally,
+                                       shared.metadata[stage] + (block * kWords + word) * kWordBytes, 0, column, from);
         }
       }
       position.advance();
@@ -403,6 +403,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
   if (threadIdx.x == 0) {
     cute::prefetch_tma_descriptor(&p.values_map);
     cute::prefetch_tma_descriptor(&p.x_map);
+    cute::prefetch_tma_descriptor(&p.metadata_map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(4 * kConsumers);  // a warp each

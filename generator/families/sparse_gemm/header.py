@@ -22,7 +22,7 @@ def described(spec: SparseGemmSpec, layout: SparseGemmLayout) -> TemplateText:
     rows = schedule.rows // schedule.consumers
     which = f"s 1 to {schedule.consumers}" if schedule.consumers > 1 else " 1"
     sentences = [
-        "Warpgroup 0, the producer: thread 0 issues the TMA loads and the bulk copies of metadata.",
+        "Warpgroup 0, the producer: thread 0 issues the TMA loads.",
         f"Warpgroup{which}, {consumers}: wgmma.sp on {rows} rows of W, then the epilogue.",
         f"Registers per thread: {launched} at launch; setmaxnreg: producer {producer}, "
         f"consumers {budget} ({total}).",

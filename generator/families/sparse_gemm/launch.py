@@ -11,6 +11,7 @@ from warploom.generator.families.sparse_gemm.schedule import (
     STAGE_BYTES,
     SWIZZLE_SIZE,
     WORD_K,
+    WORDS,
     SparseGemmLayout,
     SparseGemmOperation,
     SparseGemmProblem,
@@ -30,7 +31,7 @@ from warploom.generator.parameters import (
     tensor_map,
 )
 from warploom.generator.shapes import Work, refuse_beyond
-from warploom.generator.tensor_maps import TensorMap
+from warploom.generator.tensor_maps import SPANS, TensorMap
 
 
 class AtLaunch(data.AtLaunch[SparseGemmOperation, SparseGemmSchedule, SparseGemmProblem]):
@@ -68,6 +69,18 @@ class AtLaunch(data.AtLaunch[SparseGemmOperation, SparseGemmSchedule, SparseGemm
         pitch = half * kind.bytes
         return TensorMap("values", kind, (half, problem.n), (pitch,), box, STAGE_BYTES // 2)
 
+    @property
+    def metadata_map(self) -> TensorMap:
+        """The metadata: a box is the words of 64 rows and 64 columns of the weight.
+
+        A bulk copy without a map would do, but compute-sanitizer's racecheck takes it for a store
+        of the thread that issues it, and every read of the words for a race.
+        """
+        problem, box = self.problem, (WORDS, 1, 1)
+        extents = (WORDS, -(-problem.k // WORD_K), -(-problem.n // BLOCK))
+        pitches = (4 * WORDS, 4 * WORDS * extents[1])
+        return TensorMap("metadata", element("int32"), extents, pitches, box, SPANS[-1])
+
 
 def tiles(schedule: SparseGemmSchedule, problem: SparseGemmProblem) -> int:
     """Tiles of y."""
@@ -89,12 +102,12 @@ def workspaces(spec: SparseGemmSpec, problem: SparseGemmProblem) -> list[Workspa
 
 @lru_cache(maxsize=1024)
 def parameters(spec: SparseGemmSpec) -> ParameterBlock[AtLaunch]:
-    """The parameter block: both maps, metadata, bias, y and the extents."""
+    """The parameter block: the tensor maps, bias, y and the extents."""
     cpp = element(spec.operation.of_output).cpp
     fields: list[Field[AtLaunch]] = [
         tensor_map("x_map", "x [m, k]", lambda at: at.x_map),
         tensor_map("values_map", "values of W [n, k / 2]", lambda at: at.values_map),
-        pointer("metadata", "const uint8_t", "[n / 64][k / 64][128] words, rounded up"),
+        tensor_map("metadata_map", "words [n / 64, k / 64, 128]", lambda at: at.metadata_map),
         pointer("y", cpp, "[m][y_pitch]"),
         int64("y_pitch", "elements between rows of y", lambda at: at.problem.y_pitch),
         int32("m", "rows of x", lambda at: at.problem.m),
@@ -135,9 +148,6 @@ def launches(
             f"k {problem.k}": problem.k + at.operation.tile_k,
             f"m {problem.m}, n {problem.n}: tiles": (
                 at.tiles * max(SWIZZLE_SIZE, schedule.split_k) + device.multiprocessors
-            ),
-            f"n {problem.n}, k {problem.k}: words of metadata": (
-                -(-problem.n // BLOCK) * -(-problem.k // WORD_K)
             ),
         }
     )

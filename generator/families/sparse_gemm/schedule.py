@@ -19,7 +19,8 @@ from warploom.generator.specification import KernelSpec
 Activation = Literal["none", Function]
 
 BLOCK = 64  # rows of the weight in one instruction
-WORD_K = 64  # columns of the weight whose metadata one word of each of 128 threads holds
+WORD_K = 64  # columns of the weight whose metadata one word of each thread holds
+WORDS = 128  # of metadata of BLOCK rows and WORD_K columns: one of each thread of a consumer
 STAGE_BYTES = 128  # of a row of x in one stage: two instructions
 SWIZZLE_SIZE = 8  # rows of tiles in a band of the tile scheduler
 
