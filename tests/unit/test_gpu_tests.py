@@ -5,46 +5,41 @@ imports them before one is had.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import forked
 import gpu_records
+import gpu_test_kernels
+from click.testing import CliRunner
 from forked import Program
 
+from warploom.generator.build import build
+from warploom.generator.space import expand_file
+from warploom.generator.store import Store
+
 ROOT = Path(__file__).parents[2]
+SMALL = ROOT / "configs" / "route" / "smoke.yaml"
 COLLECT = """
-import inspect, os, sys
+import os, sys
 for name in [name for name in os.environ if name.startswith("PYTEST_")]:
     del os.environ[name]  # it is no part of the session that runs this
 import pytest
+sys.path.append("tools")
+from gpu_test_kernels import Collected
 from warploom.generator.render import render
 
-class Rendered:
-    def pytest_collection_finish(self, session):
-        kernels = {}
-        def build(specs):
-            kernels.update((spec.name, spec) for spec in specs)
-            return {}
-        modules = {*session.config.pluginmanager.get_plugins()}  # a conftest.py is one
-        modules |= {item.getparent(pytest.Module).obj for item in session.items}
-        fixtures = {
-            function
-            for module in modules
-            for function in map(inspect.unwrap, getattr(module, "__dict__", {}).values())
-            if inspect.isfunction(function) and "build" in inspect.signature(function).parameters
-        }
-        for fixture in fixtures:  # whatever its name is
-            fixture(build)
-        print(len(fixtures), "fixtures")
-        for name, kernel in kernels.items():
-            try:
-                render(kernel)
-            except Exception as error:
-                print("not rendered:", name, error)
-        print(len(kernels), "kernels")
-
+plugin = Collected()
 arguments = ["--collect-only", "--quiet", "--assert=plain", *sys.argv[1:]]
-sys.exit(pytest.main(arguments, plugins=[Rendered()]))
+status = pytest.main(arguments, plugins=[plugin])
+print(plugin.fixtures, "fixtures")
+for kernel in plugin.specs:
+    try:
+        render(kernel)
+    except Exception as error:
+        print("not rendered:", kernel.name, error)
+print(len(plugin.specs), "kernels")
+sys.exit(status)
 """
 
 
@@ -64,3 +59,28 @@ def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels() -> 
     assert f"\n{declared} fixtures\n" in done.stdout, "a fixture whose kernels are not rendered"
     built = re.search(r"^(\d+) kernels$", done.stdout, re.MULTILINE)
     assert built and int(built[1]) > 1500, done.stdout[-300:]
+
+
+def test_kernels_that_were_compiled_elsewhere_are_found_in_a_store(tmp_path: Path) -> None:
+    """A GPU machine whose compiler is named otherwise compiles none of them again."""
+    (spec,) = expand_file(SMALL).specs[:1]
+    made = replace(build(spec, Store(None)), toolchain="0" * 64)
+    gpu_test_kernels.write({spec: made}, tmp_path / "kernels.xz")
+    found = gpu_test_kernels.read(tmp_path / "kernels.xz")
+    assert found == {spec: made}
+    assert gpu_test_kernels.different(found) == []
+    gpu_test_kernels.put(found.values(), Store(tmp_path / "store"))
+    store = Store(tmp_path / "store")
+    assert build(spec, store, policy="forbid").cubin == made.cubin
+    assert store.counters.puts == 0
+
+
+def test_no_kernel_is_taken_that_this_machine_compiles_to_other_bytes(tmp_path: Path) -> None:
+    """Tests that ran it would speak of a kernel that nobody has."""
+    (spec,) = expand_file(SMALL).specs[:1]
+    made = build(spec, Store(None))
+    gpu_test_kernels.write({spec: replace(made, cubin=made.cubin + b"0")}, tmp_path / "kernels.xz")
+    arguments = ["unpack", str(tmp_path / "kernels.xz"), str(tmp_path / "store")]
+    result = CliRunner().invoke(gpu_test_kernels.main, arguments)
+    assert result.exit_code == 1 and f"compiles {spec.name} to other bytes" in result.output
+    assert not (tmp_path / "store").exists()

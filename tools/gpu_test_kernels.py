@@ -1,0 +1,159 @@
+"""Compiles the kernels of GPU tests on a machine without a GPU, for one whose time is short.
+
+`gpu_test_kernels.py pack FILE [PATHS]` compiles what tests under PATHS (default: all) build and
+writes it to FILE; `gpu_test_kernels.py unpack FILE STORE` puts it into a store there, which
+`run_gpu_tests.py --store STORE` reads. Of FILE some kernels, drawn at random, are compiled again:
+where one has other bytes nothing is taken, since the tests would run what no compiler there made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import lzma
+import pickle
+import random
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "tools"), str(ROOT / "tests" / "gpu")]
+
+import gpu_records  # noqa: E402
+
+from warploom.generator.artifact import Artifact  # noqa: E402
+from warploom.generator.build import build_many  # noqa: E402
+from warploom.generator.specification import KernelSpec  # noqa: E402
+from warploom.generator.store import Store  # noqa: E402
+from warploom.generator.store_record import Record  # noqa: E402
+from warploom.generator.toolchain import find  # noqa: E402
+
+AT_ONCE = 40  # kernels between two looks at the clock
+DRAWN = 8  # kernels that are compiled again
+# Kernels of a family are much alike, and lie side by side: 91 MB become 4.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 27, "nice_len": 273}]
+
+
+class Collected:
+    """A plugin of pytest: the kernels that fixtures of collected tests hand to `build`."""
+
+    def __init__(self) -> None:
+        self.fixtures = 0
+        self.specs: list[KernelSpec] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Call every function of these tests' modules that has an argument `build`."""
+        found: dict[KernelSpec, None] = {}
+
+        def build(specs: Iterable[KernelSpec]) -> Mapping[str, Artifact]:
+            found.update(dict.fromkeys(specs))
+            return {}
+
+        modules = {*session.config.pluginmanager.get_plugins()}  # a conftest.py is one
+        for item in session.items:
+            parent = item.getparent(pytest.Module)
+            modules |= {parent.obj} if parent else set()
+        functions = {
+            function
+            for module in modules
+            if isinstance(module, ModuleType)
+            for function in map(inspect.unwrap, vars(module).values())
+            if inspect.isfunction(function) and "build" in inspect.signature(function).parameters
+        }
+        for function in functions:
+            function(build)
+        self.fixtures, self.specs = len(functions), list(found)
+
+
+def collected(paths: Sequence[str]) -> Collected:
+    """Return the kernels of the GPU tests under these paths of the repository; of all without."""
+    plugin = Collected()
+    chosen = list(paths) or [f"tests/{place}" for place in gpu_records.places()]
+    arguments = ["--collect-only", "-qq", "--assert=plain", "-p", "no:cacheprovider", "-m", "gpu"]
+    status = pytest.main([*arguments, "--rootdir", str(ROOT), *chosen], plugins=[plugin])
+    if status != pytest.ExitCode.OK:
+        raise click.ClickException(f"the tests were not collected: pytest ended with {status!s}.")
+    return plugin
+
+
+def write(kernels: Mapping[KernelSpec, Artifact], file: Path) -> None:
+    """Write kernels to a file, those of like names side by side."""
+    content = pickle.dumps(sorted(kernels.items(), key=lambda one: one[1].name))
+    file.write_bytes(lzma.compress(content, filters=FILTERS))
+
+
+def read(file: Path) -> dict[KernelSpec, Artifact]:
+    """Return the kernels of a file that `write` wrote."""
+    return dict(pickle.loads(lzma.decompress(file.read_bytes())))  # noqa: S301
+
+
+def put(artifacts: Iterable[Artifact], store: Store) -> None:
+    """Put kernels into a store as if this machine's toolchain had compiled them."""
+    identity = find().identity
+    for artifact in artifacts:
+        own = replace(artifact, toolchain=identity)
+        store.put(Record.of(own).key, own)
+
+
+def different(kernels: Mapping[KernelSpec, Artifact]) -> list[str]:
+    """Return the names of those that this machine compiles to other bytes, of some drawn here."""
+    drawn = random.sample(list(kernels), min(DRAWN, len(kernels)))
+    return [
+        spec.name
+        for spec, made in zip(drawn, build_many(drawn, Store(None)), strict=True)
+        if not isinstance(made, Artifact) or made.cubin != kernels[spec].cubin
+    ]
+
+
+@click.group()
+def main() -> None:
+    """Compile the kernels of GPU tests here, for a machine with a GPU."""
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1)
+@click.option("--store", type=click.Path(path_type=Path), help="Where kernels are kept as well.")
+@click.option("--jobs", type=int, help="Compilers at a time (default: one for each CPU).")
+@click.option("--seconds", type=float, default=float("inf"), help="When to write what there is.")
+def pack(
+    file: Path, paths: tuple[str, ...], store: Path | None, jobs: int | None, seconds: float
+) -> None:
+    """Compile the kernels of GPU tests under PATHS (default: all) and write them to FILE."""
+    end = time.monotonic() + seconds
+    specs, kept = collected(paths).specs, Store(store)
+    made: dict[KernelSpec, Artifact] = {}
+    for begin in range(0, len(specs), AT_ONCE):
+        if time.monotonic() > end:
+            break
+        some = specs[begin : begin + AT_ONCE]
+        results = zip(some, build_many(some, kept, jobs), strict=True)
+        made.update((spec, one) for spec, one in results if isinstance(one, Artifact))
+        click.echo(f"{min(begin + AT_ONCE, len(specs))} of {len(specs)} kernels")
+    write(made, file)
+    click.echo(f"{len(made)} kernels of {len(specs)} are in {file}, {file.stat().st_size} bytes")
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.argument("store", type=click.Path(path_type=Path))
+def unpack(file: Path, store: Path) -> None:
+    """Put the kernels of FILE into STORE. FILE is a pickle: take none that others made."""
+    kernels = read(file)
+    if names := different(kernels):
+        raise click.ClickException(
+            f"this machine compiles {', '.join(names)} to other bytes than the file has, so that "
+            "none of it is taken: pack it with the versions that constraints.txt names."
+        )
+    put(kernels.values(), Store(store))
+    click.echo(f"{len(kernels)} kernels are in {store}")
+
+
+if __name__ == "__main__":
+    main()
