@@ -1,9 +1,9 @@
 """Runs GPU tests with a pytest for each GPU, and records what passed: `run_gpu_tests.py [PATHS]`.
 
-Files are shared out in lists of about a thousand tests, so that little is lost where the time ends:
-one pytest over several GPUs ran 12 tests a second where one for each of two ran 30 and 9. What
-passed is noted when a list ends; a list that is stopped has the files noted that were finished.
-`make gpu-test` calls it.
+Files are shared out in lists by how long their records say that they took, so that little is lost
+where the time ends: one pytest over several GPUs ran 12 tests a second where one for each of two
+ran 30 and 9. What passed is noted when a list ends; a list that is stopped has the files noted that
+were finished. `make gpu-test` calls it.
 """
 
 # ruff: noqa: S603 (pytest, of this environment)
@@ -30,8 +30,8 @@ sys.path += [str(ROOT / "tools"), str(ROOT / "tests" / "gpu")]
 import gpu_records  # noqa: E402
 import share_gpus  # noqa: E402
 
-LIST = 1_000  # tests after which a list is full
-UNKNOWN = 100  # tests that a file without a record is taken to have
+LIST = 1_500  # seconds of one process after which a list is full: 16 need two minutes
+UNKNOWN = 60  # seconds that a file without a record is taken to need
 GRACE = 45  # seconds in which an interrupted pytest writes what passed
 
 
@@ -77,22 +77,27 @@ def missing(files: Sequence[str], folder: Path, root: Path = ROOT) -> list[str]:
     return [file for file in files if file not in held]
 
 
-def lists(files: Sequence[str], known: Mapping[str, Any]) -> list[list[str]]:
-    """Share files out in lists of about LIST tests, by the records `known`; large files first."""
-    counts = {
-        f"tests/{place}/{name}": sum(count.values())
+def durations(files: Sequence[str], known: Mapping[str, Any]) -> dict[str, float]:
+    """Return how long each file keeps one process busy, by the records `known`."""
+    took = {
+        f"tests/{place}/{name}": float(count.get("seconds", count["passed"]))
         for place, record in known.items()
         for name, count in record["tests"].items()
     }
-    sizes = {file: counts.get(file, UNKNOWN) for file in files}
+    return {file: took.get(file, UNKNOWN) for file in files}
+
+
+def lists(files: Sequence[str], known: Mapping[str, Any]) -> list[list[str]]:
+    """Share files out in lists of about LIST seconds, by the records `known`; long files first."""
+    sizes = durations(files, known)
     shared: list[list[str]] = []
-    held: list[int] = []
+    held: list[float] = []
     for file in sorted(files, key=lambda file: (-sizes[file], file)):
         room = (index for index, size in enumerate(held) if size + sizes[file] <= LIST)
         index = next(room, len(held))
         if index == len(held):
             shared.append([])
-            held.append(0)
+            held.append(0.0)
         shared[index].append(file)
         held[index] += sizes[file]
     return shared

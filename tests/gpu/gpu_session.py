@@ -142,8 +142,16 @@ def pytest_terminal_summary(
 
     passed, skipped, failed = by_file("passed"), by_file("skipped"), by_file("failed")
     failed += by_file("error")
+    took: Counter[str] = Counter()
+    for report in (report for reports in stats.values() for report in reports):
+        if isinstance(report, pytest.TestReport):  # of a test's call, or what comes before or after
+            took[_file(report.nodeid)] += report.duration  # type: ignore[assignment]
     counts = {
-        file: {"passed": passed[file], "skipped": skipped[file]}
+        file: {
+            "passed": passed[file],
+            "skipped": skipped[file],
+            "seconds": round(took[file]),  # of one process
+        }
         for file, count in _collected.items()
         if passed[file] and passed[file] + skipped[file] == count and file not in failed
     }

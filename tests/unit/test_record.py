@@ -232,10 +232,11 @@ def private_store():
     pass
 """
 PASSES = """
-import pytest
+import pytest, time
 pytestmark = pytest.mark.gpu
 def test_one(note):
     note("mutants.a fault", "caught")
+    time.sleep(1)
 @pytest.mark.parametrize("i", range(3))
 def test_some(i):
     if i == 2: pytest.skip("not here")
@@ -293,6 +294,8 @@ def test_one_session_notes_each_family_in_its_own_record(tree: Path) -> None:
     assert set(found) == {"gpu", "families/one/gpu", "families/two/gpu"}
     count, earlier = {"passed": 4, "skipped": 1}, {"passed": 1}
     tests = {place: record["tests"] for place, record in found.items()}
+    took = [one["test_passes.py"].pop("seconds") for one in tests.values()]
+    assert all(seconds >= 1 for seconds in took), "files are shared out by it"
     assert tests["gpu"] == {"test_passes.py": count}
     assert tests["families/one/gpu"] == {"test_before.py": earlier, "test_passes.py": count}
     assert tests["families/two/gpu"] == {

@@ -21,15 +21,20 @@ def test_every_file_is_in_one_list_and_lists_are_of_one_size() -> None:
     known = run_gpu_tests.records(ROOT / "tests")
     lists = run_gpu_tests.lists(files, known)
     assert sorted(file for one in lists for file in one) == files
-    counts = {
-        f"tests/{place}/{name}": sum(count.values())
-        for place, record in known.items()
-        for name, count in record["tests"].items()
-    }
-    sizes = [sum(counts.get(file, run_gpu_tests.UNKNOWN) for file in one) for one in lists]
+    took = run_gpu_tests.durations(files, known)
+    sizes = [sum(took[file] for file in one) for one in lists]
     assert len(lists) > 5
     for one, size in zip(lists, sizes, strict=True):
         assert size <= run_gpu_tests.LIST or len(one) == 1
+
+
+def test_a_file_is_as_long_as_its_record_says() -> None:
+    """A list of quick tests took 190 s, one with fewer that wait for other programs 445 s."""
+    known = {"gpu": {"tests": {"test_one.py": {"passed": 3, "skipped": 0, "seconds": 200}}}}
+    files = ["tests/gpu/test_one.py", "tests/gpu/test_two.py"]
+    assert run_gpu_tests.durations(files, known) == dict(
+        zip(files, (200, run_gpu_tests.UNKNOWN), strict=True)
+    )
 
 
 def test_a_path_without_gpu_tests_is_refused() -> None:
