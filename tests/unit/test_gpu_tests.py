@@ -8,9 +8,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import carry_kernels
 import forked
 import gpu_records
-import gpu_test_kernels
 from click.testing import CliRunner
 from forked import Program
 
@@ -26,7 +26,7 @@ for name in [name for name in os.environ if name.startswith("PYTEST_")]:
     del os.environ[name]  # it is no part of the session that runs this
 import pytest
 sys.path.append("tools")
-from gpu_test_kernels import Collected
+from carry_kernels import Collected
 from warploom.generator.render import render
 
 plugin = Collected()
@@ -65,11 +65,11 @@ def test_kernels_that_were_compiled_elsewhere_are_found_in_a_store(tmp_path: Pat
     """A GPU machine whose compiler is named otherwise compiles none of them again."""
     (spec,) = expand_file(SMALL).specs[:1]
     made = replace(build(spec, Store(None)), toolchain="0" * 64)
-    gpu_test_kernels.write({spec: made}, tmp_path / "kernels.xz")
-    found = gpu_test_kernels.read(tmp_path / "kernels.xz")
+    carry_kernels.write({spec: made}, tmp_path / "kernels.xz")
+    found = carry_kernels.read(tmp_path / "kernels.xz")
     assert found == {spec: made}
-    assert gpu_test_kernels.different(found) == []
-    gpu_test_kernels.put(found.values(), Store(tmp_path / "store"))
+    assert carry_kernels.different(found) == []
+    carry_kernels.put(found.values(), Store(tmp_path / "store"))
     store = Store(tmp_path / "store")
     assert build(spec, store, policy="forbid").cubin == made.cubin
     assert store.counters.puts == 0
@@ -79,8 +79,8 @@ def test_no_kernel_is_taken_that_this_machine_compiles_to_other_bytes(tmp_path: 
     """Tests that ran it would speak of a kernel that nobody has."""
     (spec,) = expand_file(SMALL).specs[:1]
     made = build(spec, Store(None))
-    gpu_test_kernels.write({spec: replace(made, cubin=made.cubin + b"0")}, tmp_path / "kernels.xz")
+    carry_kernels.write({spec: replace(made, cubin=made.cubin + b"0")}, tmp_path / "kernels.xz")
     arguments = ["unpack", str(tmp_path / "kernels.xz"), str(tmp_path / "store")]
-    result = CliRunner().invoke(gpu_test_kernels.main, arguments)
+    result = CliRunner().invoke(carry_kernels.main, arguments)
     assert result.exit_code == 1 and f"compiles {spec.name} to other bytes" in result.output
     assert not (tmp_path / "store").exists()

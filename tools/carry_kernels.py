@@ -1,9 +1,10 @@
-"""Compiles the kernels of GPU tests on a machine without a GPU, for one whose time is short.
+"""Compiles kernels on a machine without a GPU, for one with a GPU whose time is short.
 
-`gpu_test_kernels.py pack FILE [PATHS]` compiles what tests under PATHS (default: all) build and
-writes it to FILE; `gpu_test_kernels.py unpack FILE STORE` puts it into a store there, which
-`run_gpu_tests.py --store STORE` reads. Of FILE some kernels, drawn at random, are compiled again:
-where one has other bytes nothing is taken, since the tests would run what no compiler there made.
+`carry_kernels.py pack FILE [PATHS] [--config CONFIG]` compiles what GPU tests under PATHS build and
+what configurations list (default: all tests) and writes it to FILE; `carry_kernels.py unpack FILE
+STORE` puts it into a store there, which `run_gpu_tests.py --store STORE` reads, and with
+WARPLOOM_CACHE_DIR=STORE everything else. Of FILE some kernels, drawn at random, are compiled again:
+where one has other bytes nothing is taken, since what then ran would come from no compiler there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import gpu_records  # noqa: E402
 
 from warploom.generator.artifact import Artifact  # noqa: E402
 from warploom.generator.build import build_many  # noqa: E402
+from warploom.generator.space import expand_file  # noqa: E402
 from warploom.generator.specification import KernelSpec  # noqa: E402
 from warploom.generator.store import Store  # noqa: E402
 from warploom.generator.store_record import Record  # noqa: E402
@@ -113,21 +115,38 @@ def different(kernels: Mapping[KernelSpec, Artifact]) -> list[str]:
 
 @click.group()
 def main() -> None:
-    """Compile the kernels of GPU tests here, for a machine with a GPU."""
+    """Compile kernels here, for a machine with a GPU."""
 
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("paths", nargs=-1)
+@click.option(
+    "--config",
+    "configurations",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A configuration whose kernels are compiled as well; may be repeated.",
+)
 @click.option("--store", type=click.Path(path_type=Path), help="Where kernels are kept as well.")
 @click.option("--jobs", type=int, help="Compilers at a time (default: one for each CPU).")
 @click.option("--seconds", type=float, default=float("inf"), help="When to write what there is.")
 def pack(
-    file: Path, paths: tuple[str, ...], store: Path | None, jobs: int | None, seconds: float
+    file: Path,
+    paths: tuple[str, ...],
+    configurations: tuple[Path, ...],
+    store: Path | None,
+    jobs: int | None,
+    seconds: float,
 ) -> None:
-    """Compile the kernels of GPU tests under PATHS (default: all) and write them to FILE."""
+    """Compile the kernels of GPU tests under PATHS, and of configurations, and write them to FILE.
+
+    Without PATHS and without --config these are the kernels of all GPU tests.
+    """
     end = time.monotonic() + seconds
-    specs, kept = collected(paths).specs, Store(store)
+    specs = collected(paths).specs if paths or not configurations else []
+    specs += [spec for one in configurations for spec in expand_file(one).specs]
+    specs, kept = list(dict.fromkeys(specs)), Store(store)
     made: dict[KernelSpec, Artifact] = {}
     for begin in range(0, len(specs), AT_ONCE):
         if time.monotonic() > end:
