@@ -205,8 +205,9 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     row_side, column_side = ("b", "a") if schedule.swap_ab else ("a", "b")
     majors = {"a": layout.a.k_major, "b": layout.b.k_major}
     scaled, listed = operation.block_scales != "none", operation.sparse != "none"
+    groups = "rows" if operation.by_rows else operation.groups
     return {
-        **template.context(operation, schedule, layout),
+        **template.context(operation, schedule, layout, groups=groups),
         "scaled": scaled,
         "pieces": operation.pieces,
         "pieces_b": operation.pieces_b,
@@ -214,7 +215,6 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "listed": listed,
         "paired": operation.sparse == "d" and schedule.cluster_size > 1,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
-        "groups": "rows" if operation.by_rows else operation.groups,
         "most_groups": MOST_GROUPS,
         "rows_end": f"1 << {ROWS_END.bit_length() - 1}",
         "sparse_block": SPARSE_BLOCK,

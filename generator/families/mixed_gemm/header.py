@@ -150,7 +150,13 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
     decoded = operation.weight.decoded_as or operation.b
     by_wgmma, columns = schedule.multiply == "wgmma", schedule.columns // max(1, schedule.lookahead)
     return {
-        **template.context(operation, schedule, mixed_gemm_layout(operation, schedule)),
+        **template.context(
+            operation,
+            schedule,
+            mixed_gemm_layout(operation, schedule),
+            groups=operation.groups,
+            exchanged=gate_of(operation.epilogue) is not None,
+        ),
         "a": a,
         "decode": f"{decoded}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
         "wgmma": wgmma(a, a, columns, a_in_registers=True, has_k=False) if by_wgmma else "",
@@ -158,9 +164,7 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
         "reallocates_registers": schedule.reallocates,
         "loading_registers": LOADING_REGISTERS,
         "shared_sums": schedule.sources > 1,
-        "groups": operation.groups,
         "most_groups": MOST_GROUPS,
-        "exchanged": gate_of(operation.epilogue) is not None,
         "summary": summary(spec),
         "header": described(spec, mixed_gemm_layout(operation, schedule)),
     }
