@@ -37,10 +37,6 @@ MORE = {
     "gemm/kernel.cu.jinja": 24,
     "gemm/operands_loaded.cuh.jinja": 15,
     "gemm/unit_multiplied.cuh.jinja": 19,
-    "mixed_gemm/consumer.cuh.jinja": 21,
-    "mixed_gemm/products_mma.cuh.jinja": 13,
-    "mixed_gemm/products_wgmma.cuh.jinja": 24,
-    "mixed_gemm/scales.cuh.jinja": 29,
     "sparse_gemm/kernel.cu.jinja": 37,
 }
 CODE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)

@@ -38,11 +38,12 @@ def context(
     *,
     groups: str = "none",
     exchanged: bool = False,
+    ahead: bool = True,
 ) -> dict[str, Any]:
     """What the shared parts are rendered with beside what every family's are.
 
     `groups`: of what the groups of an operation are; `exchanged`: whether a gate and up take turns
-    in the rows of wgmma.
+    in the rows of wgmma; `ahead`: whether consumers load operands of fragments a chunk ahead.
     """
     steps = [StepText(operation, schedule, index) for index in range(len(operation.epilogue))]
     whole = quantizes, rounds_stochastically, sums_squares
@@ -52,6 +53,15 @@ def context(
     loads = {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"}
     auxiliary, of_value = any(step.auxiliary for step in applied), halved(operation, schedule)[1]
     placed = bool(loads) or auxiliary  # whether steps are told where in D they are
+    applies = {
+        "gate_in_columns": of_value == 2,
+        "single_values": of_value == 1,
+        "gate_exchanged": exchanged,
+        "operands_of_block": "block" in loads,
+        "operands_of_fragment": "fragment" in loads,
+        "operands_ahead": ahead and "fragment" in loads,
+        "step_places": auxiliary,
+    }
     return {
         "accumulator": operation.accumulator,
         "paired": False,  # whether clusters take tiles of a list, that share A where it lets them
@@ -89,7 +99,7 @@ def context(
         "column_side": "m" if schedule.swap_ab else "n",
         "i_of_fragment": "[i % 2][i / 2]" if schedule.swap_ab else "[i / 2][i % 2]",
         "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
-        "parts": _options(operation, schedule, loads, auxiliary=auxiliary, exchanged=exchanged),
+        "parts": [f"_product/{name}.cuh.jinja" for name, has in applies.items() if has],
         "epilogue_parts": _epilogue_parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
@@ -122,27 +132,6 @@ def _fragment(operation: ProductOperation) -> dict[str, str]:
 def _members(steps: list[StepText], *, placed: bool, m_end: str) -> list[str]:
     """The members that the constructor of `Epilogue` sets, with what they are set to."""
     return [*(f"m({m_end})", "n(p.n)") * placed, *(step.member for step in steps)]
-
-
-def _options(
-    operation: ProductOperation,
-    schedule: ProductSchedule,
-    loads: set[str],
-    *,
-    auxiliary: bool,
-    exchanged: bool,
-) -> list[str]:
-    """The files of what an epilogue may have, in the order in which hooks include them."""
-    in_columns = halved(operation, schedule)[1] == 2
-    applies = {
-        "gate_in_columns": in_columns,
-        "single_values": not in_columns,
-        "gate_exchanged": exchanged,
-        "operands_of_block": "block" in loads,
-        "operands_of_fragment": "fragment" in loads,
-        "step_places": auxiliary,
-    }
-    return [f"_product/{name}.cuh.jinja" for name, has in applies.items() if has]
 
 
 def _stage_part(
