@@ -24,7 +24,6 @@ MORE = {
     "_product/fragment.cuh.jinja": 18,
     "_product/operand.cuh.jinja": 33,
     "_product/tiles.cuh.jinja": 18,
-    "attention_append/kernel.cu.jinja": 26,
     "attention_decode/consumer.cuh.jinja": 16,
     "attention_decode/kernel.cu.jinja": 18,
     "attention_decode/merge.cuh.jinja": 22,
