@@ -29,8 +29,6 @@ MORE = {
     "attention_decode/merge.cuh.jinja": 22,
     "attention_decode/producer.cuh.jinja": 15,
     "attention_decode/sequence.cuh.jinja": 15,
-    "cast/kernel.cu.jinja": 16,
-    "combine/kernel.cu.jinja": 19,
     "gemm/consumer.cuh.jinja": 21,
     "gemm/entry.cuh.jinja": 13,
     "gemm/kernel.cu.jinja": 24,
