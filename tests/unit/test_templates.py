@@ -29,11 +29,7 @@ MORE = {
     "attention_decode/merge.cuh.jinja": 22,
     "attention_decode/producer.cuh.jinja": 15,
     "attention_decode/sequence.cuh.jinja": 15,
-    "gemm/consumer.cuh.jinja": 21,
-    "gemm/entry.cuh.jinja": 13,
-    "gemm/kernel.cu.jinja": 24,
     "gemm/operands_loaded.cuh.jinja": 15,
-    "gemm/unit_multiplied.cuh.jinja": 19,
     "sparse_gemm/kernel.cu.jinja": 37,
 }
 CODE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)

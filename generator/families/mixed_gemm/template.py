@@ -37,6 +37,7 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
     return {
         **shared,
         "parts": [*shared["parts"], *_options(spec, converted=converted, promoted=promoted)],
+        "accumulators": "mainloop.accumulators",
         "a": a,
         "decode": f"{decoded}_{operation.a}{'_scaled' * multiplies}",
         "decoded_with": factors + ["zeros"] * operation.weight.has_zeros,
