@@ -7,6 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
 from warploom.generator.families._product.groups import MOST_GROUPS
+from warploom.generator.families._product.operand import Operand
 from warploom.generator.families.gemm.header import described, summary
 from warploom.generator.families.gemm.launch import LIST_THREADS, ROWS_END
 from warploom.generator.families.gemm.layout import gemm_layout
@@ -31,6 +32,8 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     split, split_k = schedule.cluster_split_k > 1, schedule.split_k > 1
     order = _order(operation, schedule)
     shared = template.context(operation, schedule, layout, groups=groups)
+    paired = operation.sparse == "d" and schedule.cluster_size > 1
+    a = Operand(operation, schedule, layout.a, "m", groups, layout.trims_a, paired)
     main_loop = "ahead" if layout.ahead else "scaled" if scaled else "plain"
     applies = {
         "split": split,
@@ -64,7 +67,8 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "pieces_b": operation.pieces_b,
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
-        "paired": operation.sparse == "d" and schedule.cluster_size > 1,
+        "paired": paired,
+        "operands": (a, Operand(operation, schedule, layout.b, "n", groups)),
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "most_groups": MOST_GROUPS,
         "rows_end": f"1 << {ROWS_END.bit_length() - 1}",

@@ -8,6 +8,7 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import template
 from warploom.generator.families._product.groups import MOST_GROUPS
+from warploom.generator.families._product.operand import Operand
 from warploom.generator.families.mixed_gemm.header import described, summary
 from warploom.generator.families.mixed_gemm.layout import LOADING_REGISTERS, mixed_gemm_layout
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSpec
@@ -39,6 +40,9 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
         "parts": [*shared["parts"], *_options(spec, converted=converted, promoted=promoted)],
         "accumulators": "mainloop.accumulators",
         "a": a,
+        "operand_a": Operand(
+            operation, schedule, layout.a, "m", operation.groups, trims=layout.trims_a
+        ),
         "decode": f"{decoded}_{operation.a}{'_scaled' * multiplies}",
         "decoded_with": factors + ["zeros"] * operation.weight.has_zeros,
         "scale": scale,
