@@ -7,10 +7,8 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import (
-    GATES,
     GROUP,
     Amax,
-    factors,
     gate_of,
     quantizes,
     rounds_stochastically,
@@ -18,7 +16,7 @@ from warploom.generator.epilogue import (
 )
 from warploom.generator.families._product import launch
 from warploom.generator.families._product.groups import MOST_GROUPS
-from warploom.generator.families._product.launch import partial_name, rows_of_partial
+from warploom.generator.families._product.launch import rows_of_partial
 from warploom.generator.families._product.layout import (
     STORE_BUFFERS,
     ProductLayout,
@@ -28,28 +26,54 @@ from warploom.generator.families._product.layout import (
     preparing,
 )
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
+from warploom.generator.families._product.steps import StepText
 from warploom.generator.header import Memory, counted
-from warploom.generator.parameters import Kind
 from warploom.generator.wgmma import WARPGROUP, TemplateText
 
 
 def context(
-    operation: ProductOperation, schedule: ProductSchedule, layout: ProductLayout
+    operation: ProductOperation,
+    schedule: ProductSchedule,
+    layout: ProductLayout,
+    *,
+    groups: str = "none",
+    exchanged: bool = False,
+    ahead: bool = True,
 ) -> dict[str, Any]:
-    """What the shared parts are rendered with beside what every family's are."""
-    steps = [_step(operation, schedule, index) for index in range(len(operation.epilogue))]
+    """What the shared parts are rendered with beside what every family's are.
+
+    `groups`: of what the groups of an operation are; `exchanged`: whether a gate and up take turns
+    in the rows of wgmma; `ahead`: whether consumers load operands of fragments a chunk ahead.
+    """
+    steps = [StepText(operation, schedule, index) for index in range(len(operation.epilogue))]
     whole = quantizes, rounds_stochastically, sums_squares
     # All but a last step that takes a chunk at a time, which has the values of all others.
     applied = steps[:-1] if any(last(operation.epilogue) for last in whole) else steps
     # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
     loads = {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"}
-    auxiliary, final = any(step["auxiliary"] for step in applied), len(operation.epilogue) - 1
+    auxiliary, of_value = any(step.auxiliary for step in applied), halved(operation, schedule)[1]
+    placed = bool(loads) or auxiliary  # whether steps are told where in D they are
+    applies = {
+        "gate_in_columns": of_value == 2,
+        "single_values": of_value == 1,
+        "gate_exchanged": exchanged,
+        "operands_of_block": "block" in loads,
+        "operands_of_fragment": "fragment" in loads,
+        "operands_ahead": ahead and "fragment" in loads,
+        "step_places": auxiliary,
+    }
     return {
         "accumulator": operation.accumulator,
         "paired": False,  # whether clusters take tiles of a list, that share A where it lets them
         "d": element(operation.d),
         "steps": steps,
         "applied": applied,
+        "members": _members(steps, placed=placed, m_end="p.m" if groups != "rows" else "m_end"),
+        "parameters_of_steps": [
+            *["const Block& block"] * ("block" in loads),
+            *["const Operands& operands"] * ("fragment" in loads),
+            *["const Coordinates& at"] * auxiliary,
+        ],
         "rows_of_partial": rows_of_partial(schedule),
         "total_columns": launch.PARTIAL_COLUMNS,
         "total_parts": launch.PARTIAL_THREADS // launch.PARTIAL_COLUMNS,
@@ -57,26 +81,33 @@ def context(
         "loads": loads,
         "finishing": [i for i, step in enumerate(operation.epilogue) if isinstance(step, Amax)],
         "auxiliary": auxiliary,
-        "placed": bool(loads) or auxiliary,  # whether steps are told where in D they are
-        "quantized": final if quantizes(operation.epilogue) else None,
-        "rounding": final if rounds_stochastically(operation.epilogue) else None,
-        "squared": final if sums_squares(operation.epilogue) else None,
+        "placed": placed,
+        "quantized": len(steps) - 1 if quantizes(operation.epilogue) else None,
+        "calls_of_chunk": lambda chunk: [call for step in steps for call in step.of_chunk(chunk)],
         "prepared": next(
             (index for index, step in enumerate(operation.epilogue) if step.prepared), None
         ),
         "factor_sets": schedule.consumers // preparing(schedule),
         "group_columns": GROUP,
         "gate": gate_of(operation.epilogue),
-        "factors": halved(operation, schedule)[1],
+        "factors": of_value,
+        "accumulators_of_fragment": 4 * of_value,
+        "product_fragments": "kFragments * 2" if of_value == 2 else "kFragments",
+        # The sides of D that wgmma's rows and columns are of, and where in a fragment of D the i-th
+        # of its accumulators is.
+        "row_side": "n" if schedule.swap_ab else "m",
+        "column_side": "m" if schedule.swap_ab else "n",
+        "i_of_fragment": "[i % 2][i / 2]" if schedule.swap_ab else "[i / 2][i % 2]",
         "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
-        "parts": _parts(operation, schedule),
+        "parts": [f"_product/{name}.cuh.jinja" for name, has in applies.items() if has],
+        "epilogue_parts": _epilogue_parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
         "split_k": schedule.split_k > 1,
         "listed": False,
         "varied": False,
-        "groups": "none",
-        "exchanged": False,
+        "groups": groups,
+        "exchanged": exchanged,
         "most_parts": launch.MOST_PARTS,
         "reduction_threads": WARPGROUP,
         **_fragment(operation),
@@ -98,34 +129,9 @@ def _fragment(operation: ProductOperation) -> dict[str, str]:
     }
 
 
-def _step(operation: ProductOperation, schedule: ProductSchedule, index: int) -> dict[str, Any]:
-    """What the template needs of a step: its class, its constructor's arguments, what it holds."""
-    step = operation.epilogue[index]
-    partial = partial_name(operation, index) if step.partial else ""
-    arguments = [f"p.{field.name}" for field in step.fields(index)]
-    if partial:
-        batch = f" + batch * p.{partial}_partial_batch" if operation.batched else ""
-        arguments = [f"p.{partial}_partial{batch}"]
-    elif operation.batched and (apart := step.batch_field(index)):
-        tensors = [field for field in step.fields(index) if field.kind is Kind.POINTER]
-        for place in range(len(tensors)):
-            arguments[place] += f" + batch * p.{apart.name}"
-    return {
-        "index": index,
-        "cpp": step.cpp,
-        "held": held(step, schedule),
-        "place": _place(operation, index),
-        "arguments": arguments,
-        "auxiliary": step.auxiliary,
-        "partial": partial,
-    }
-
-
-def _place(operation: ProductOperation, index: int) -> str:
-    """Where a step stands: `before` the gate, the `gate`, or `behind` it; without one, behind."""
-    if isinstance(operation.epilogue[index], GATES):
-        return "gate"
-    return "before" if factors(operation.epilogue, index) > 1 else "behind"
+def _members(steps: list[StepText], *, placed: bool, m_end: str) -> list[str]:
+    """The members that the constructor of `Epilogue` sets, with what they are set to."""
+    return [*(f"m({m_end})", "n(p.n)") * placed, *(step.member for step in steps)]
 
 
 def _stage_part(
@@ -139,7 +145,7 @@ def _stage_part(
     return "stage_matrix" if matrix else "stage_pairs"
 
 
-def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
+def _epilogue_parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
     """The parts of the epilogue in the order of use, each once."""
     d = element(operation.d)
     kind = "integer" if d.is_integer else "packed"

@@ -46,6 +46,7 @@ class AttentionAppend(
         """The element types, and the sizes that follow from the operation."""
         operation: AttentionAppendOperation = spec.operation
         return {
+            "parts": _options(operation),
             "element": element(operation.element),
             "cached": element(operation.cached),
             "angle": element(operation.angle),
@@ -53,6 +54,25 @@ class AttentionAppend(
             "lanes": operation.lanes,
             "largest": {"e4m3": "448.f", "int8": "127.f"}.get(operation.cache, ""),
         }
+
+
+def _options(operation: AttentionAppendOperation) -> list[str]:
+    """The files of a kernel's options, in the order in which hooks include them."""
+    rotates = operation.rotary != "none"
+    applies = {
+        "cached_bytes": operation.cache != "same",
+        "rotary": rotates,
+        "whole_rows": not rotates,
+        "tokens_packed": operation.packed,
+        "tokens_padded": not operation.packed,
+        "queries": operation.queries,
+        "keys_alone": not operation.queries,
+        "cache_paged": operation.paged,
+        "cache_contiguous": not operation.paged,
+        "scaled_by_head": operation.scales == "head",
+        "scaled_by_token": operation.scales == "token",
+    }
+    return [f"attention_append/{name}.cuh.jinja" for name, has in applies.items() if has]
 
 
 FAMILY = AttentionAppend()

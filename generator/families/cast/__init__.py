@@ -33,6 +33,7 @@ class Cast(Family[CastOperation, CastSchedule, CastShape, CastProblem]):
         gate = spec.operation.gate
         return {
             "parts": _parts(spec.operation),
+            "largest": {"e4m3": "448.f", "e5m2": "57344.f", "int8": "127.f"}[spec.operation.q],
             "gate_parts": ()
             if gate == "none"
             else function_parts(gate, gradient=spec.operation.gradient),

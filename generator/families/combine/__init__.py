@@ -26,11 +26,19 @@ class Combine(Family[CombineOperation, CombineSchedule, CombineShape, CombinePro
         """The elements of values and weights, and what a thread moves at once."""
         weights = spec.operation.weights
         return {
+            "parts": _options(spec.operation),
             "value": element(spec.operation.values),
             "weight": None if weights == "none" else element(weights),
             "count": VALUES,
             "loads": LOADS,
         }
+
+
+def _options(operation: CombineOperation) -> list[str]:
+    """The files of a kernel's direction and options, in the order in which hooks include them."""
+    applies = {"weights": operation.weights != "none", "dot": operation.dot}
+    names = [operation.direction, *(name for name, has in applies.items() if has)]
+    return [f"combine/{name}.cuh.jinja" for name in names]
 
 
 FAMILY = Combine()
