@@ -53,10 +53,17 @@ def context(
     loads = {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"}
     auxiliary, of_value = any(step.auxiliary for step in applied), halved(operation, schedule)[1]
     placed = bool(loads) or auxiliary  # whether steps are told where in D they are
+    gate = gate_of(operation.epilogue)
+    # Gate and up of a step before the gate, where it reads or stores columns of its own.
+    kept = {"fragment", "place", *["block"] * schedule.swap_ab}
     applies = {
         "gate_in_columns": of_value == 2,
         "single_values": of_value == 1,
         "gate_exchanged": exchanged,
+        "gate_beside_up": gate is not None and not exchanged,
+        "gate_in_rows": gate is not None and schedule.swap_ab,
+        "groups_of_rows": groups == "rows",
+        "batched": operation.batched and groups != "rows",
         "operands_of_block": "block" in loads,
         "operands_of_fragment": "fragment" in loads,
         "operands_ahead": ahead and "fragment" in loads,
@@ -89,7 +96,13 @@ def context(
         ),
         "factor_sets": schedule.consumers // preparing(schedule),
         "group_columns": GROUP,
-        "gate": gate_of(operation.epilogue),
+        "gate": gate,
+        "product_columns": any(step.place == "before" and step.held in kept for step in steps),
+        # Whether a thread has to know where in D its accumulators are.
+        "located": placed
+        or len(applied) < len(steps)
+        or schedule.store == "direct"
+        or schedule.split_k > 1,
         "factors": of_value,
         "accumulators_of_fragment": 4 * of_value,
         "product_fragments": "kFragments * 2" if of_value == 2 else "kFragments",
@@ -98,7 +111,7 @@ def context(
         "row_side": "n" if schedule.swap_ab else "m",
         "column_side": "m" if schedule.swap_ab else "n",
         "i_of_fragment": "[i % 2][i / 2]" if schedule.swap_ab else "[i / 2][i % 2]",
-        "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
+        "columns_of_d": "p.n / 2" if gate else "p.n",
         "parts": [f"_product/{name}.cuh.jinja" for name, has in applies.items() if has],
         "epilogue_parts": _epilogue_parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,

@@ -36,6 +36,9 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     a = Operand(operation, schedule, layout.a, "m", groups, layout.trims_a, paired)
     main_loop = "ahead" if layout.ahead else "scaled" if scaled else "plain"
     applies = {
+        "groups_of_k": groups == "k",
+        "listed_d": operation.sparse == "d",
+        "listed_k": listed and operation.sparse != "d",
         "split": split,
         "block_scaled": scaled,
         f"main_loop_{main_loop}": True,
