@@ -16,7 +16,13 @@ from warploom.generator.families._product.template import (
     tables,
 )
 from warploom.generator.families.gemm.launch import LIST_THREADS, ROWS_END
-from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
+from warploom.generator.families.gemm.layout import (
+    MAIL_BYTES,
+    SLOT_BYTES,
+    ZERO_ROWS,
+    GemmLayout,
+    gemm_layout,
+)
 from warploom.generator.families.gemm.scales import column_scales, row_scales, staged_scales
 from warploom.generator.families.gemm.schedule import (
     SPARSE_BLOCK,
@@ -27,6 +33,8 @@ from warploom.generator.families.gemm.schedule import (
 from warploom.generator.header import Barrier, Memory, comment, counted, header
 from warploom.generator.wgmma import TemplateText, wgmma
 
+HALF_K_TILE = 200  # ns: half of what the MMAs of 128x128 take for 128 bytes of k
+LONGEST_PAUSE = 10_000  # ns between blocks of zeros
 SHORT = 70  # characters of an epilogue's steps that one line has
 GROUPS = {
     "rows": "rows of A and D in groups that end at offsets in device memory, and a B for each",
@@ -70,6 +78,8 @@ def _schedule(schedule: GemmSchedule) -> Iterator[str]:
     if schedule.split_k > 1:
         parts = f"k in {schedule.split_k} parts, each a tile of its own"
         yield f"  {parts}: a second kernel adds them up, and has epilogue and store"
+    if schedule.scheduler == "dynamic":
+        yield "  clusters take tiles from a counter, those with the longest lists first"
     if schedule.stream_k:
         cut = "the tiles that do not fill a wave, and of one wave before these"
         yield f"  stream-K: clusters split the k of {cut}"
@@ -78,17 +88,21 @@ def _schedule(schedule: GemmSchedule) -> Iterator[str]:
 def described(spec: GemmSpec, layout: GemmLayout, order: str) -> TemplateText:
     """Return the comment lines of a kernel whose consumers are kept in step by `order`."""
     operation, schedule = spec.operation, spec.schedule
-    sentences = [*_roles(operation, schedule), *_registers(operation, schedule, layout)]
-    memory = [*_memory(operation, layout)]
+    sentences = [
+        *_roles(operation, schedule, zeroing=layout.zero_bytes > 0),
+        *_registers(operation, schedule, layout),
+    ]
+    memory = [*_memory(operation, schedule, layout)]
     barriers = [*_barriers(operation, schedule, layout, order)]
     return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
 
 
-def _roles(operation: GemmOperation, schedule: GemmSchedule) -> Iterator[str]:
+def _roles(operation: GemmOperation, schedule: GemmSchedule, *, zeroing: bool) -> Iterator[str]:
     copying = "; warps 1 to 3 copy block scales where TMA cannot" * (
         operation.block_scales != "none"
     )
-    yield f"Warpgroup 0, the producer: thread 0 issues the TMA loads{copying}."
+    storing = "; thread 32 stores zeros" * zeroing
+    yield f"Warpgroup 0, the producer: thread 0 issues the TMA loads{copying}{storing}."
     two, own = schedule.consumers == 2, schedule.consumers > schedule.sharing
     who = "Warpgroups 1 and 2, the consumers" if two else "Warpgroup 1, the consumer"
     rows = schedule.rows // schedule.sharing
@@ -119,7 +133,9 @@ def _registers(
         yield f"  Its epilogue takes {layout.chunk_columns} columns at a time, to save registers."
 
 
-def _memory(operation: GemmOperation, layout: GemmLayout) -> Iterator[Memory]:
+def _memory(
+    operation: GemmOperation, schedule: GemmSchedule, layout: GemmLayout
+) -> Iterator[Memory]:
     stages, a, b = layout.stages, layout.a.bytes, layout.b.bytes
     tiles = f"({a} + {b})"
     if operation.pieces_b > 1:
@@ -133,7 +149,21 @@ def _memory(operation: GemmOperation, layout: GemmLayout) -> Iterator[Memory]:
             "scales", f"{stages} stages * {layout.scale_bytes}", stages * layout.scale_bytes
         )
     yield from tables(layout, layout.group_bytes)
+    yield from _scheduler(schedule, layout)
     yield pipeline(stages)
+
+
+def _scheduler(schedule: GemmSchedule, layout: GemmLayout) -> Iterator[Memory]:
+    """Yield what a dynamic scheduler has beside the stages."""
+    if schedule.scheduler == "static":
+        return
+    stages = layout.stages
+    if layout.zero_bytes:
+        factors = f"{ZERO_ROWS} rows * {layout.zero_bytes // ZERO_ROWS}"
+        yield Memory("zeros", factors, layout.zero_bytes)
+    yield Memory("tiles", f"{stages} stages * {SLOT_BYTES}", stages * SLOT_BYTES)
+    if schedule.cluster_size > 1:
+        yield Memory("mails", f"{stages} stages * {MAIL_BYTES}", stages * MAIL_BYTES)
 
 
 def _barriers(
@@ -162,6 +192,10 @@ def _barriers(
         "the producer",
         "a stage while wgmma reads it",
     )
+    if schedule.scheduler == "dynamic" and schedule.cluster_size > 1:
+        yield Barrier(
+            "arrived", "1 arrival and the mail's bytes", "other producers", "a tile's number"
+        )
     if layout.store_bytes:
         names = "named 1" + ", 2" * (schedule.consumers > 1)
         yield Barrier(names, "128 threads of a consumer", "all that arrive", "its staging buffers")
@@ -213,6 +247,12 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
         "paired": operation.sparse == "d" and schedule.cluster_size > 1,
+        "dynamic": schedule.scheduler == "dynamic",
+        "mailed": schedule.scheduler == "dynamic" and schedule.cluster_size > 1,
+        "zeroing": layout.zero_bytes > 0,  # whether zeros of D are stored without consumers
+        "half_k_tile": HALF_K_TILE,
+        "longest_pause": LONGEST_PAUSE,
+        "units": _units(schedule),
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "groups": "rows" if operation.by_rows else operation.groups,
         "most_groups": MOST_GROUPS,
@@ -234,6 +274,15 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "summary": summary(spec),
         "header": described(spec, layout, _order(operation, schedule)),
     }
+
+
+def _units(schedule: GemmSchedule) -> str:
+    """The parts that say what clusters take: parts of tiles, or whole ones."""
+    if schedule.stream_k:
+        return "shared"
+    if schedule.split_k > 1:
+        return "parts"
+    return "taken" if schedule.scheduler == "dynamic" else "whole"
 
 
 def _order(operation: GemmOperation, schedule: GemmSchedule) -> str:
