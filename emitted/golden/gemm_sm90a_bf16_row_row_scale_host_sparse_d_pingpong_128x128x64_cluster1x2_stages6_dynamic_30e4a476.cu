@@ -7,7 +7,7 @@
 //   clusters take tiles from a counter, those with the longest lists first
 // Digest 30e4a4769c0b5a617807add8d72bc274263bfa93d357b158cbb0769c841d2be7; `warploom show` prints this file.
 //
-// Warpgroup 0, the producer: thread 0 issues the TMA loads; thread 32 stores zeros.
+// Warpgroup 0, the producer: thread 0 issues the TMA loads; warp 1 stores zeros.
 // Warpgroups 1 and 2, the consumers: wgmma on 128 rows of a tile each (ping-pong), then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 128 accumulators.
@@ -261,12 +261,17 @@ struct ComputedTiles : ListedTiles {
   __device__ __forceinline__ int count() const { return (blocks + kClusterSize - 1) / kClusterSize; }
 };
 
-// ---- Zeros: one thread stores the blocks of D that do not count -------------------------------------
+// ---- Zeros: one warp stores the blocks of D that do not count ----------------------------------------
 // By TMA, from a box in shared memory: consumers have no part in it. It pauses between blocks, so that they are
 // stored in about half of the time that MMAs take: all at once, they would keep operands waiting in L2.
-__device__ __forceinline__ void store_zeros(const Parameters& p, const uint8_t* box) {
+__device__ __forceinline__ void store_zeros(const Parameters& p, uint8_t* box) {
   constexpr int kBoxColumns = 64, kBoxRows = 8;
   constexpr float kHalfKTile = 200, kLongest = 10000;  // ns
+  const int lane = threadIdx.x % 32;
+  for (int i = lane; i < 1024 / 16; i += 32) reinterpret_cast<uint4*>(box)[i] = {};
+  cute::tma_store_fence();  // orders these writes before TMA's reads, across the warp
+  __syncwarp();
+  if (lane > 0) return;
   const ComputedTiles tiles(p);
   const int zeros = tiles.rows * tiles.columns - tiles.blocks;
   const float k_tiles = float(tiles.all_k_tiles) * tiles.blocks / max(zeros, 1);  // for each block of zeros
@@ -545,7 +550,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   shared.full[0].wait(0);
   const int k_tiles = shared.tiles[0].k_tiles;  // of the first tile
-  const int part = consumer;
+  const int part = consumer % kSharing;  // which rows of a tile it has
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 8192, 1024, 1);
   Position position{0, 0};
@@ -611,15 +616,13 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     for (auto& mail : shared.mails) mail.init();
     cutlass::arch::fence_barrier_init();
   }
-  if (threadIdx.x < sizeof(shared.zeros) / 16) reinterpret_cast<uint4*>(shared.zeros)[threadIdx.x] = {};
-  cute::tma_store_fence();  // before TMA reads them, behind the barriers of the cluster
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
   cute::cluster_wait();
   wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
-    if (threadIdx.x == 32) store_zeros(p, shared.zeros);
+    if (threadIdx.x / 32 == 1) store_zeros(p, shared.zeros);
   } else {
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);

@@ -101,7 +101,7 @@ def _roles(operation: GemmOperation, schedule: GemmSchedule, *, zeroing: bool) -
     copying = "; warps 1 to 3 copy block scales where TMA cannot" * (
         operation.block_scales != "none"
     )
-    storing = "; thread 32 stores zeros" * zeroing
+    storing = "; warp 1 stores zeros" * zeroing
     yield f"Warpgroup 0, the producer: thread 0 issues the TMA loads{copying}{storing}."
     two, own = schedule.consumers == 2, schedule.consumers > schedule.sharing
     who = "Warpgroups 1 and 2, the consumers" if two else "Warpgroup 1, the consumer"
