@@ -20,6 +20,9 @@ from warploom.generator.families.gemm.schedule import (
 )
 from warploom.generator.wgmma import wgmma
 
+HALF_K_TILE = 200  # ns: half of what the MMAs of 128x128 take for 128 bytes of k
+LONGEST_PAUSE = 10_000  # ns between blocks of zeros
+
 
 def context(spec: GemmSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
@@ -29,8 +32,9 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     majors = {"a": layout.a.k_major, "b": layout.b.k_major}
     scaled, listed = operation.block_scales != "none", operation.sparse != "none"
     groups = "rows" if operation.by_rows else operation.groups
-    split, split_k = schedule.cluster_split_k > 1, schedule.split_k > 1
+    split = schedule.cluster_split_k > 1
     order = _order(operation, schedule)
+    dynamic = schedule.scheduler == "dynamic"
     shared = template.context(operation, schedule, layout, groups=groups)
     paired = operation.sparse == "d" and schedule.cluster_size > 1
     a = Operand(operation, schedule, layout.a, "m", groups, layout.trims_a, paired)
@@ -42,7 +46,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "split": split,
         "block_scaled": scaled,
         f"main_loop_{main_loop}": True,
-        order: order != "cooperative",
+        f"{order}_taken" if dynamic else order: order != "cooperative",
     }
     return {
         **shared,
@@ -53,7 +57,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "scaled": scaled,
         "split": split,
         "stream_k": schedule.stream_k,
-        "units": "shared" if schedule.stream_k else "parts" if split_k else "whole",
+        "units": _units(schedule),
         # Of the CTA whose tile it is; and all k tiles that a CTA multiplies.
         "tile_rank": "0" if split else "rank",
         "k_tiles": "(p.k + kTileK * kSplit - 1) / (kTileK * kSplit)"
@@ -64,13 +68,20 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         + ", rank" * schedule.along_both,
         "releases": _releases(schedule),
         "scheduler": _scheduler(listed=listed, grouped=groups != "none"),
-        "scheduler_parts": _scheduler_parts(schedule, groups, listed=listed),
+        "scheduler_parts": _scheduler_parts(
+            schedule, groups, listed=listed, zeroing=layout.zero_bytes > 0
+        ),
         "sums_parts": _sums_parts(schedule),
         "pieces": operation.pieces,
         "pieces_b": operation.pieces_b,
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
         "paired": paired,
+        "dynamic": dynamic,
+        "mailed": dynamic and schedule.cluster_size > 1,
+        "zeroing": layout.zero_bytes > 0,  # whether zeros of D are stored without consumers
+        "half_k_tile": HALF_K_TILE,
+        "longest_pause": LONGEST_PAUSE,
         "operands": (a, Operand(operation, schedule, layout.b, "n", groups)),
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "most_groups": MOST_GROUPS,
@@ -116,14 +127,27 @@ def _scheduler(*, listed: bool, grouped: bool) -> str:
     return "GroupedTiles tiles(p, shared.groups)" if grouped else "Tiles tiles(p)"
 
 
-def _scheduler_parts(schedule: GemmSchedule, groups: str, *, listed: bool) -> list[str]:
-    """The file of a tile scheduler that does not simply take whole tiles of D in turn."""
+def _units(schedule: GemmSchedule) -> str:
+    """The parts that say what clusters take: parts of tiles, or whole ones."""
+    if schedule.stream_k:
+        return "shared"
+    if schedule.split_k > 1:
+        return "parts"
+    return "taken" if schedule.scheduler == "dynamic" else "whole"
+
+
+def _scheduler_parts(
+    schedule: GemmSchedule, groups: str, *, listed: bool, zeroing: bool
+) -> list[str]:
+    """The files of a tile scheduler that does not simply take whole tiles of D in turn."""
     if schedule.stream_k:
         return ["_product/walk.cuh.jinja"]
     if schedule.split_k > 1:
         return ["_product/walk_parts.cuh"]
     if listed:
-        return ["gemm/listed_tiles.cuh.jinja"]
+        zeros = ["gemm/computed_tiles.cuh.jinja"] * zeroing
+        counter = ["gemm/tile_counter.cuh.jinja"] * (schedule.scheduler == "dynamic")
+        return ["gemm/listed_tiles.cuh.jinja", *zeros, *counter]
     files = {"rows": "_product/grouped_rows.cuh.jinja", "k": "gemm/grouped_k.cuh.jinja"}
     return [files[groups]] if groups != "none" else []
 

@@ -1,25 +1,25 @@
-// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b
+// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e
 //
-// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu
+// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu, residual_fp16
 //   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
-//   tile 16x64x256 by wgmma, 1 consumer, k split over 2 CTAs, 13 stages, along_n, swizzle 8, store direct
+//   tile 8x64x128 by mma, 1 consumer, k split over 4 CTAs, 32 stages, along_n, swizzle 8, store direct
 //   computed as D' = W A': rows of the tensor core's tile are rows of W, columns of D
-// Digest 8898081b4b9119760aca94192141a21ecf2ab59dbb19e20a481ffd398041e79c; `warploom show` prints this file.
+// Digest 5140a22e75fe69315fd5fbf31c8df062b160b5655c9d4d1d1d3f6ffef02614aa; `warploom show` prints this file.
 //
-// Warps 0 to 3, 1 consumer of 4 warps: wgmma on 64 dequantized rows of W, then the epilogue.
+// Warps 0 to 3, 1 consumer of 4 warps: mma on 64 dequantized rows of W, then the epilogue.
 // Warps 4 and 5, the producer: one thread copies slabs of W, one loads A.
 // Registers per thread: at most 255, for 1 CTA of 192 threads per SM.
-//   A consumer thread has 8 accumulators; the epilogue takes 8 columns at once.
-// Shared memory: 221904 bytes; the launch asks for 222208 of 232448
-//   a            13 stages * 4 panels * 2048 = 106496
-//   b            13 stages * 2 slabs * 4352 = 113152
-//   shared_sums  1 consumer * 1 other * 2048 = 2048
-//   full, empty  13 stages * 2 * 8 = 208
+//   A consumer thread has 4 accumulators; the epilogue takes 8 columns at once.
+// Shared memory: 206848 bytes; the launch asks for 207872 of 232448
+//   a            32 stages * 2 panels * 1024 = 65536
+//   b            32 stages * 1 slab * 4352 = 139264
+//   shared_sums  1 consumer * 3 others * 512 = 1536
+//   full, empty  32 stages * 2 * 8 = 512
 // Barriers    waited for by    guards                       a phase completes after
 // full        consumers        a stage until it is filled   2 arrivals and the stage's bytes
 // empty       the producer     a stage while it is read     4 arrivals: every consumer warp
 // exchanged   consumers        the reduction                the bytes of other CTAs' partial sums
-// cluster     all that arrive  peers' shared memory         all threads of 2 CTAs
+// cluster     all that arrive  peers' shared memory         all threads of 4 CTAs
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -43,16 +43,16 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
+constexpr int kTileM = 8, kTileN = 64, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 2, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
+constexpr int kSplit = 4, kClusterSize = kSplit;  // CTAs of a cluster that split a tile's k
 constexpr int kConsumers = 1;  // consumer warpgroups
 constexpr int kShares = 1;     // consumers that split the k of a stage by slabs
 constexpr int kSharing = kConsumers / kShares;  // consumers that split the rows of a tile
 constexpr int kWarps = kConsumers * 4, kThreads = 192;  // consumer warps; then the producer's
-constexpr int kStages = 13;
+constexpr int kStages = 32;
 constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
-constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as wgmma sees it: its rows are n
+constexpr int kRows = kTileN, kColumns = kTileM;  // of a tile, as mma sees it: its rows are n
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
 constexpr int kChunkColumns = 8;  // columns of a block in one pass of the epilogue
@@ -72,21 +72,26 @@ struct alignas(128) Parameters {
   const uint8_t* b;  // W, in slabs
   cutlass::half_t* d;  // D[m][pitch]
   cutlass::half_t* bias_0;  // bias[n]
+  cutlass::half_t* residual_2;  // C[m][pitch]
   int64_t d_pitch;  // elements between rows of D
+  int64_t residual_2_pitch;  // elements between rows of C
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // columns of A, rows of B
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
+  float residual_2_beta;  // C is not read when this is 0
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, d_pitch) == 280);
-static_assert(OFFSET(Parameters, a_tail_rows) == 288 && OFFSET(Parameters, m) == 292);
-static_assert(OFFSET(Parameters, n) == 296 && OFFSET(Parameters, k) == 300);
-static_assert(OFFSET(Parameters, row_blocks) == 304 && OFFSET(Parameters, slabs) == 308);
+static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, residual_2) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, residual_2_pitch) == 296);
+static_assert(OFFSET(Parameters, a_tail_rows) == 304 && OFFSET(Parameters, m) == 308);
+static_assert(OFFSET(Parameters, n) == 312 && OFFSET(Parameters, k) == 316);
+static_assert(OFFSET(Parameters, row_blocks) == 320 && OFFSET(Parameters, slabs) == 324);
+static_assert(OFFSET(Parameters, residual_2_beta) == 328);
 
 // Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
 // the next grid start. What comes before this call may run under the previous grid.
@@ -97,8 +102,7 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 // ---- Device functions ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  static constexpr int kBytes = 2048;  // of one stage
-  static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
+  static constexpr int kBytes = 1024;  // of one stage
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
@@ -111,13 +115,13 @@ struct OperandA {
 // operand (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
 struct Slab {
   static constexpr int kBytes = 4352, kDepth = 128;
-  static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 16;  // of k, one for each wgmma
+  static constexpr int kPieceBytes = 2048;
+  static constexpr int kSteps = kDepth / 16;  // of k, one for each mma
   static constexpr int kWords = 1;  // of a thread, in one step
   static constexpr int kScales = 4096;
   static constexpr int kGroups = 2;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 2 * kBytes;
+  static constexpr int kStageBytes = 1 * kBytes;
 
   // Bulk copy of the slabs of 64 rows; weights are read once, so L2 evicts them first.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
@@ -130,20 +134,8 @@ struct Slab {
 };
 
 // A stage has A in panels of as much k as one TMA box.
-constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
-
-// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
-// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
-// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
-__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
-  cute::GmmaDescriptor descriptor;
-  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
-  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
-  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
-  descriptor.bitfield.layout_type_ = layout;
-  return descriptor;
-}
 
 // A stage of the pipeline and the phase parity to wait for.
 template <int kDepth> struct PipelineState {
@@ -268,29 +260,64 @@ struct Silu {
   __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
 };
 
+// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
+template <class Element> struct Residual {
+  const Element* c;
+  int64_t pitch;
+  float beta;
+  struct Operand {
+    Columns<Element> row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    // A row that does not exist, and any row when beta is 0, has no columns.
+    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
+    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
+            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
+  }
+};
+
 // The steps from accumulators to D, in order. Operands of a block of 64 rows are loaded once a tile.
+// Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
   struct Block {
     Bias<cutlass::half_t>::Operand step_0;
   };
+  struct Operands {
+    Residual<cutlass::half_t>::Operand step_2;
+  };
   int m, n;  // past the last row and column
   Bias<cutlass::half_t> step_0;
   Silu step_1;
+  Residual<cutlass::half_t> step_2;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
         step_0{p.bias_0},
-        step_1{} {}
+        step_1{},
+        step_2{p.residual_2, p.residual_2_pitch, p.residual_2_beta} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {
         step_0.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block) {
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_2.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
     step_0.apply(x, block.step_0);
     step_1.apply(x);
+    step_2.apply(x, operands.step_2);
   }
 };
 
@@ -330,12 +357,12 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t shared_sums[2048];  // of other consumers
+  alignas(16) uint8_t shared_sums[1536];  // of other consumers
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every consumer warp has read the stage
   FullBarrier exchanged;  // the partial sums of other CTAs have arrived
 };
-static_assert(sizeof(SharedStorage) <= 222208);
+static_assert(sizeof(SharedStorage) <= 207872);
 
 // Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
 struct alignas(16) Fragment { Accumulator value[4]; };
@@ -357,14 +384,14 @@ struct SharedSums {
 
   // The owner of a fragment: round robin, so that all own as many.
   __device__ __forceinline__ int owner(int fragment) const {
-    return (fragment + warp) % kSources;
+    return (fragment * 4 + warp) % kSources;
   }
   __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
 
   // Where a source writes a thread's part of a fragment, in the CTA of its owner. The owner itself has no such place:
   // for it, any valid one is returned.
   __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
-    const int number = fragment / kSources * 4 + warp;
+    const int number = (fragment * 4 + warp) / kSources;
     const int other = min(source - (source > owner), kSources - 2);
     return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
@@ -444,7 +471,6 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
     CUTE_UNROLL
     for (int i = 0; i < kRows / kWgmmaM; ++i) {
       Slab::load(full, to, from, there * Slab::kBytes);
-      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
       to += Slab::kOfStage * Slab::kBytes;
       if (i < last) from += pitch;
     }
@@ -541,13 +567,12 @@ struct Codes {
 };
 static_assert(Decode::kWords == Slab::kWords);
 
-// Arrives at the empty barrier of a stage for this warp, if `there`. Predicated: a branch would serialize wgmma.
-__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
+// Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
+// of the next TMA load: without it TMA was seen to overwrite the end of a stage, where processes share a GPU in turns.
+__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
+  cutlass::arch::fence_view_async_shared();
   __syncwarp();
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
-                   cute::cast_smem_ptr_to_uint(&empty)),
-               "r"(int(there && threadIdx.x % 32 == 0))
-               : "memory");
+  if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
 __device__ __forceinline__ void clear(Accumulators& accumulators) {
@@ -565,117 +590,80 @@ __device__ __forceinline__ void promote(Accumulators& accumulators, const Bank& 
   }
 }
 
-// D[64 x 16] += A[64 x 16] * B[16 x 16]; A in registers, B by descriptor, D in registers.
-struct Wgmma {
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[8], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
-  }
-};
-
-// The main loop by wgmma: threads dequantize weights into the registers of its A operand while the tensor core
-// multiplies those dequantized before.
+// The main loop by mma.sync: a warp has 16 of every 64 rows of W, and loads A for itself by ldmatrix, which pays off
+// where A has few rows.
 struct Mainloop {
-  static constexpr int kIssued = 4;  // steps that are issued together, of each block of rows
-  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
-  static constexpr int kOfGroup = kIssues / Slab::kGroups;
-  static constexpr int kBanks = Slab::kOfStage / kShares * Slab::kGroups;  // groups of a stage take banks in turn
+  static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
   Accumulators accumulators;
-  Bank banks[2];
-  Group pending[kBlocks];  // the group before
-  uint64_t panels;  // the descriptor of the first stage
+  uint32_t columns[2];  // offsets of a lane's ldmatrix row in a panel: of the first and the second 32 bytes of 64
 
-  __device__ __forceinline__ explicit Mainloop(const uint8_t* a)
-      : panels(matrix(a, 0, 1024, 1)) {}
-
-  // A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
-  __device__ __forceinline__ static void fence(Bank& held) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+f"(held[i / kCount][i % kCount])::"memory");
+  __device__ __forceinline__ explicit Mainloop(const uint8_t*) {
+    const int lane = threadIdx.x % 32;
+    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: the 16-byte chunk XOR the row
+    columns[1] = columns[0] ^ 64;
   }
 
-  // Issues the MMAs of a slab of each block of rows, and returns while the last are in flight. `own`: the slab's
-  // index among the consumer's of the stage. Releases the previous stage, if one is held, once its MMAs are done.
-  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+  __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+        "{ %0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+  }
+
+  // The MMAs of a slab of each block of rows, the first at `slabs`, with A's panels of the same k.
+  __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
     Codes codes[kBlocks];
     Group group[kBlocks];
+    constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
+    Accumulators part;
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // two steps: 64 bytes of A's rows
+      uint32_t rows[kOfRows][4];
       CUTE_UNROLL
-      for (int piece = 0; piece < Slab::kPieces; ++piece)
-        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
-    }
-    CUTE_UNROLL
-    for (int issue = 0; issue < kIssues; ++issue) {
-      constexpr int kEach = kIssues / Slab::kGroups;
-      if (issue % kEach == 0) {
+      for (int f = 0; f < kOfRows; ++f)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                     : "=r"(rows[f][0]), "=r"(rows[f][1]), "=r"(rows[f][2]), "=r"(rows[f][3])
+                     : "r"(panels + pair * 2 / kOfPanel * OperandA::kBytes + f * 1024 + columns[pair % 2]));
+      CUTE_UNROLL
+      for (int step = pair * 2; step < pair * 2 + 2; ++step) {
         CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block)
-          group[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, issue / kEach);
-      }
-      uint32_t registers[kBlocks][kIssued][4];
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued * kBlocks; ++i) {
-        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
-        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // all are written before the MMAs are issued
-        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
-      const int bank = own * Slab::kGroups + issue / kOfGroup;
-      Bank& into = banks[bank % 2];
-      fence(into);
-      cute::warpgroup_arrive();
-      CUTE_UNROLL
-      for (int i = 0; i < kIssued; ++i) {
-        const int step = issue * kIssued + i;
-        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
-        CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block)
-          Wgmma::fma(registers[block][i], at, into[block], issue % kOfGroup != 0 || i > 0);
-      }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();  // the batch before is done: its A registers may be overwritten
-      if (issue % kOfGroup == 0) {
-        if (bank > 0) {
-          fence(banks[1 - bank % 2]);
-          promote(accumulators, banks[1 - bank % 2], pending);
+        for (int block = 0; block < kBlocks; ++block) {
+          const uint32_t slab = slabs + block * Slab::kOfStage * Slab::kBytes;
+          if (step * Slab::kWords % 4 == 0) codes[block].read(slab, step * Slab::kWords / 4);
+          if (step % kGroupSteps == 0) group[block].read(slab, step / kGroupSteps);
         }
+        if (step % kGroupSteps == 0) clear(part);
         CUTE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) pending[block] = group[block];
+        for (int block = 0; block < kBlocks; ++block) {
+          uint32_t registers[4];
+          group[block].decode().step(codes[block].words[step], registers);
+          CUTE_UNROLL
+          for (int f = 0; f < kOfRows; ++f)
+            multiply(part[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
+        }
+        if ((step + 1) % kGroupSteps == 0) promote(accumulators, part, group);
       }
     }
   }
 
-  // Runs the main loop over `count` stages, one at least, for these rows of the tile and this share of k.
+  // Runs the main loop over `count` stages, for these rows of the tile and this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
     clear(accumulators);
-    int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
-    do {  // with a loop of zero trips ptxas would serialize wgmma (C7514)
+    for (int i = 0; i < count; ++i) {
       shared.full[position.stage].wait(position.phase);
       const int stage = __shfl_sync(~0u, position.stage, 0);  // the shuffle makes it warp-uniform
-      const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
+      const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
       const uint32_t slabs =
           cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
       CUTE_UNROLL
       for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
         const int slab = own * kShares + share;
-        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
-            i > 0);
+        add(panels + slab * kSlabPanels * OperandA::kBytes, slabs + slab * Slab::kBytes);
       }
-      // ptxas tracks a bank in flight within an iteration, but not into the next.
-      cute::warpgroup_wait<0>();
-      fence(banks[1 - kBanks % 2]);
-      release(shared.empty[position.stage]);
-      promote(accumulators, banks[1 - kBanks % 2], pending);
-      previous = position.stage;
+      release_read(shared.empty[position.stage]);
       position.advance();
-    } while (++i < count);
+    }
   }
 };
 
@@ -702,17 +690,18 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!total.finishes(i)) continue;
+      const Epilogue::Operands operands = epilogue.load(coordinates(at, i, 0));
       Value x[1][2][2];
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(mainloop.accumulators[i / kAcross][i % kAcross * 4 + j]);
-      epilogue.apply(x[0], block[i / kAcross]);
+      epilogue.apply(x[0], block[i / kAcross], operands);
       store(p, x, at, i);
     }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_16x64x256_wgmma_sums_stages13_consumers1_split2_8898081b(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle makes it warp-uniform

@@ -1,23 +1,28 @@
-// gemm_sm90a_bf16_row_row_scale_host_sparse_d_pingpong_128x128x64_cluster1x2_stages6_97941acf
+// gemm_sm90a_bf16_row_row_scale_host_sparse_d_pingpong_128x128x64_cluster1x2_stages6_dynamic_30e4a476
 //
 // D[m, n] = epilogue(A[m, k] B[k, n]): scale_host
 //   A bf16 row, B bf16 row, accumulated in fp32, D bf16 row
 //   blocks of 128x128 of D count where a mask says so, the others are zeros
 //   tile 128x128x64, cluster 1x2, 2 consumers, 6 stages, along_m, swizzle 8, store tma
-// Digest 97941acf2ed2d05a30b5e2db26046689ef08dbf298117154b03352fde8573d97; `warploom show` prints this file.
+//   clusters take tiles from a counter, those with the longest lists first
+// Digest 30e4a4769c0b5a617807add8d72bc274263bfa93d357b158cbb0769c841d2be7; `warploom show` prints this file.
 //
-// Warpgroup 0, the producer: thread 0 issues the TMA loads.
+// Warpgroup 0, the producer: thread 0 issues the TMA loads; warp 1 stores zeros.
 // Warpgroups 1 and 2, the consumers: wgmma on 128 rows of a tile each (ping-pong), then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
 //   A consumer thread has 128 accumulators.
 //   Its epilogue takes 64 columns at a time, to save registers.
-// Shared memory: 229472 bytes; the launch asks for 230400 of 232448
+// Shared memory: 230688 bytes; the launch asks for 231424 of 232448
 //   a, b         6 stages * (16384 + 16384) = 196608
 //   staging      2 consumers * 2 buffers * 8192 = 32768
+//   zeros        8 rows * 128 = 1024
+//   tiles        6 stages * 16 = 96
+//   mails        6 stages * 16 = 96
 //   full, empty  6 stages * 2 * 8 = 96
 // Barriers    waited for by    guards                        a phase completes after
 // full        consumers        a stage until it is filled    1 arrival and the stage's bytes
 // empty       the producer     a stage while wgmma reads it  2 arrivals: 1 consumer of 2 CTAs
+// arrived     other producers  a tile's number               1 arrival and the mail's bytes
 // named 1, 2  all that arrive  its staging buffers           128 threads of a consumer
 // named 3, 4  one consumer     one main loop at a time       128 threads of each consumer
 // cluster     all that arrive  barriers, at start and exit   all threads of 2 CTAs
@@ -65,9 +70,11 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
+  cute::TmaDescriptor zeros_map;  // D, in boxes of zeros
   cute::TmaDescriptor d_map;  // D, in staging boxes
   const uint8_t* mask;  // not 0 for each block of 128x128 that counts
   int* tiles;  // blocks of D, those of zeros as -1 - number
+  int* counter;  // tiles that clusters have taken; blocks of D that count
   int64_t mask_row;  // elements of it between blocks along m
   int64_t mask_column;  // elements of it between blocks along n
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
@@ -76,14 +83,15 @@ struct alignas(128) Parameters {
   int32_t k;  // columns of A, rows of B
   float scale_0;  // scale
 };
-static_assert(sizeof(Parameters) == 640);
+static_assert(sizeof(Parameters) == 768);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, mask) == 512 && OFFSET(Parameters, tiles) == 520);
-static_assert(OFFSET(Parameters, mask_row) == 528 && OFFSET(Parameters, mask_column) == 536);
-static_assert(OFFSET(Parameters, a_tail_rows) == 544 && OFFSET(Parameters, m) == 548);
-static_assert(OFFSET(Parameters, n) == 552 && OFFSET(Parameters, k) == 556);
-static_assert(OFFSET(Parameters, scale_0) == 560);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, zeros_map) == 384);
+static_assert(OFFSET(Parameters, d_map) == 512 && OFFSET(Parameters, mask) == 640);
+static_assert(OFFSET(Parameters, tiles) == 648 && OFFSET(Parameters, counter) == 656);
+static_assert(OFFSET(Parameters, mask_row) == 664 && OFFSET(Parameters, mask_column) == 672);
+static_assert(OFFSET(Parameters, a_tail_rows) == 680 && OFFSET(Parameters, m) == 684);
+static_assert(OFFSET(Parameters, n) == 688 && OFFSET(Parameters, k) == 692);
+static_assert(OFFSET(Parameters, scale_0) == 696);
 
 // Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
 // the next grid start. What comes before this call may run under the previous grid.
@@ -232,11 +240,6 @@ struct ListedTiles {
     const bool shares_a = computed && list[0] / columns == list[1] / columns;
     return {row * kBlock, (block - row * columns) * kTileN, first, shares_a, k_tiles};
   }
-
-  // How many k tiles a tile has; 0 where there is no such tile.
-  __device__ __forceinline__ int k_tiles(int index, int rank) const {
-    return index < count() ? at(index, rank).k_tiles : 0;
-  }
 };
 
 // The k tiles of a tile, for the producer.
@@ -246,6 +249,104 @@ struct KTiles {
   __device__ __forceinline__ KTiles(const Parameters&, const TileCoord& at) : first(at.first_k_tile) {}
 
   __device__ __forceinline__ int next(int k_tile, int) const { return first + k_tile; }
+};
+
+// The tiles of a list that are computed: clusters take no others.
+struct ComputedTiles : ListedTiles {
+  const int blocks;
+
+  __device__ __forceinline__ explicit ComputedTiles(const Parameters& p)
+      : ListedTiles(p), blocks(p.counter[1]) {}
+
+  __device__ __forceinline__ int count() const { return (blocks + kClusterSize - 1) / kClusterSize; }
+};
+
+// ---- Zeros: one warp stores the blocks of D that do not count ----------------------------------------
+// By TMA, from a box in shared memory: consumers have no part in it. It pauses between blocks, so that they are
+// stored in about half of the time that MMAs take: all at once, they would keep operands waiting in L2.
+__device__ __forceinline__ void store_zeros(const Parameters& p, uint8_t* box) {
+  constexpr int kBoxColumns = 64, kBoxRows = 8;
+  constexpr float kHalfKTile = 200, kLongest = 10000;  // ns
+  const int lane = threadIdx.x % 32;
+  for (int i = lane; i < 1024 / 16; i += 32) reinterpret_cast<uint4*>(box)[i] = {};
+  cute::tma_store_fence();  // orders these writes before TMA's reads, across the warp
+  __syncwarp();
+  if (lane > 0) return;
+  const ComputedTiles tiles(p);
+  const int zeros = tiles.rows * tiles.columns - tiles.blocks;
+  const float k_tiles = float(tiles.all_k_tiles) * tiles.blocks / max(zeros, 1);  // for each block of zeros
+  const int* const last = tiles.tiles + tiles.ListedTiles::count() * kClusterSize - 1;  // zeros begin there
+  for (int zero = blockIdx.x; zero < zeros; zero += gridDim.x) {
+    const int block = ~last[-zero], row = block / tiles.columns, column = block - row * tiles.columns;
+    CUTE_NO_UNROLL
+    for (int i = 0; i < kBlock; i += kBoxRows)
+      for (int j = 0; j < kTileN; j += kBoxColumns)
+        cute::SM90_TMA_STORE_2D::copy(&p.zeros_map, box, column * kTileN + j, row * kBlock + i);
+    cute::tma_store_arrive();
+    __nanosleep(uint32_t(min(kHalfKTile * k_tiles, kLongest)));
+  }
+  cute::tma_store_wait<0>();  // the CTA must not exit while TMA reads the box
+}
+
+// The dynamic tile scheduler: each cluster takes its next tile from a counter in global memory, one tile ahead,
+// which hides the latency of the atomic. The first launch sets the counter to 0.
+//
+// The producer of rank 0 takes tiles for its cluster. It mails each to the other producers, in a slot of the
+// tile's first stage, once consumers have released that: since then all producers have read its last mail.
+struct Mail {
+  FullBarrier arrived;
+  uint32_t phase;  // of the next mail, for the producer that reads it
+  volatile int tile;
+
+  __device__ __forceinline__ void init() {
+    arrived.init(1);
+    phase = 0;
+  }
+
+  __device__ __forceinline__ void send(int tile) {
+    for (int rank = 1; rank < kClusterSize; ++rank)
+      cute::store_shared_remote(tile, cute::cast_smem_ptr_to_uint(const_cast<int*>(&this->tile)),
+                                cute::cast_smem_ptr_to_uint(&arrived), rank);
+  }
+
+  __device__ __forceinline__ int receive() {
+    arrived.arrive_and_expect_tx(sizeof(tile));
+    arrived.wait(phase);
+    phase ^= 1;
+    return tile;
+  }
+};
+
+struct TileCounter {
+  int* const counter;
+  const int clusters;
+  int taken = 0;
+
+  __device__ __forceinline__ TileCounter(const Parameters& p, int clusters)
+      : counter(p.counter), clusters(clusters) {}
+
+  // Takes the tile that follows this one. Each cluster begins with the tile of its own number.
+  __device__ __forceinline__ void take() { taken = clusters + atomicAdd(counter, 1); }
+};
+
+// What consumers need of a tile, in a slot of its first stage. It is written before the producer arrives at the
+// stage's full barrier, and read behind a wait for that: volatile, as asm keeps no other accesses in place.
+struct alignas(16) TileSlot {
+  volatile int m, n, k_tiles;  // no k tiles: there are no more tiles
+
+  __device__ __forceinline__ void write(const TileCoord& at) {
+    m = at.m;
+    n = at.n;
+    k_tiles = at.k_tiles;
+  }
+
+  __device__ __forceinline__ TileCoord read() const {
+    TileCoord at{};
+    at.m = m;
+    at.n = n;
+    at.k_tiles = k_tiles;
+    return at;
+  }
 };
 
 // Multiplies by a scalar that the host passed.
@@ -340,17 +441,23 @@ struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
   alignas(1024) uint8_t staging[32768];
+  alignas(128) uint8_t zeros[1024];  // a box of D
+  TileSlot tiles[kStages];  // that begin with the stage
+  Mail mails[kStages];  // of the number of the tile that begins with the stage
   FullBarrier full[kStages];    // all bytes of the stage have arrived
   EmptyBarrier empty[kStages];  // every consumer has read the stage
 };
-static_assert(sizeof(SharedStorage) <= 230400);
+static_assert(sizeof(SharedStorage) <= 231424);
 
 // ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
                                         int cluster, int clusters) {
-  const ListedTiles tiles(p);
+  const ComputedTiles tiles(p);
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
-  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+  TileCounter counter(p, clusters);
+  int tile = cluster;
+  while (tile < tiles.count()) {
+    if (rank == 0) counter.take();
     const TileCoord at = tiles.at(tile, rank);
     const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
@@ -364,6 +471,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int listed = k_tiles.next(k_tile, at.k_tiles);
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
+      if (k_tile == 0) shared.tiles[position.stage].write(at);
       // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
       CUTE_NO_UNROLL
@@ -372,7 +480,17 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, listed * kTileK);
       position.advance();
     }
+    if (rank == 0) {
+      shared.empty[position.stage].wait(position.phase);
+      shared.mails[position.stage].send(counter.taken);
+      tile = counter.taken;
+    } else {
+      tile = shared.mails[position.stage].receive();
+    }
   }
+  shared.empty[position.stage].wait(position.phase);
+  shared.tiles[position.stage].k_tiles = 0;  // ends the consumers' loops
+  shared.full[position.stage].arrive();
 }
 
 // ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
@@ -430,8 +548,8 @@ struct Mainloop {
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
                                         int cluster, int clusters) {
-  const ListedTiles tiles(p);
-  const int k_tiles = tiles.k_tiles(cluster, rank);  // of the first tile
+  shared.full[0].wait(0);
+  const int k_tiles = shared.tiles[0].k_tiles;  // of the first tile
   const int part = consumer % kSharing;  // which rows of a tile it has
   const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
   const uint64_t columns = matrix(shared.b[0], 8192, 1024, 1);
@@ -439,13 +557,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const OrderedBarrier order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
   Epilogue epilogue(p);
-  for (int tile = cluster + consumer / kSharing * clusters; tile < tiles.count();
-       tile += kConsumers / kSharing * clusters) {
-    TileCoord at = tiles.at(tile, rank);
-    at.m += part * kBlocks * kWgmmaM;
-    const int skipped = tiles.k_tiles(tile + clusters, rank);  // of the other consumer's tile
-    Mainloop mainloop;
+  int skipped = consumer == 0 ? 1 : k_tiles;  // k tiles of the other consumer's last tile; 0: there was none
+  while (skipped > 0) {
     order.begin();
+    shared.full[position.stage].wait(position.phase);
+    TileCoord at = shared.tiles[position.stage].read();
+    if (at.k_tiles == 0) break;
+    at.m += part * kBlocks * kWgmmaM;
+    Mainloop mainloop;
     int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
     mainloop.issue(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, false);
@@ -458,6 +577,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       previous = position.stage;
       position.advance();
     }
+    shared.full[position.stage].wait(position.phase);  // of the other consumer's tile, or where there is none
+    skipped = shared.tiles[position.stage].k_tiles;
     order.pass(position, skipped);
     mainloop.finish(shared.empty[previous]);
     CUTE_UNROLL
@@ -475,12 +596,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       store(p, x, at, chunk);
     }
   }
-  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_row_row_scale_host_sparse_d_pingpong_128x128x64_cluster1x2_stages6_97941acf(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_row_row_scale_host_sparse_d_pingpong_128x128x64_cluster1x2_stages6_dynamic_30e4a476(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
@@ -493,6 +613,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);
     }
+    for (auto& mail : shared.mails) mail.init();
     cutlass::arch::fence_barrier_init();
   }
   cute::cluster_arrive_relaxed();  // no CTA arrives at barriers of another before they are initialized
@@ -501,6 +622,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
+    if (threadIdx.x / 32 == 1) store_zeros(p, shared.zeros);
   } else {
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
@@ -512,11 +634,12 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 
 // ---- Lists: what the tiles take of the mask, in a launch of one block before that of the tiles ------------
 extern "C" __global__ void __launch_bounds__(1024)
-    gemm_sm90a_bf16_row_row_scale_host_sparse_d_pingpong_128x128x64_cluster1x2_stages6_97941acf_lists(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_row_row_scale_host_sparse_d_pingpong_128x128x64_cluster1x2_stages6_dynamic_30e4a476_lists(const __grid_constant__ Parameters p) {
   constexpr int kThreads = 1024, kWarps = kThreads / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t lower = (1u << lane) - 1;  // the lanes before this one
   wait_for_previous_grid();
+  if (threadIdx.x == 0) p.counter[0] = 0;  // tiles that clusters have taken
   const ListedTiles tiles(p);
   const int rows = tiles.rows, columns = tiles.columns, places = tiles.count() * kClusterSize;
   int* const counted = p.tiles + places;  // blocks of each row that count
@@ -572,6 +695,7 @@ extern "C" __global__ void __launch_bounds__(1024)
       if (own >> lane & 1) p.tiles[place] = block;
       else if (column < columns) p.tiles[places - 1 - zeros - (column - index)] = ~block;
     }
+    if (row == rows - 1 && lane == 0) p.counter[1] = left + counted[row] % kClusterSize;  // blocks that count
     const int end = left + counted[row] % kClusterSize, alone = end % kClusterSize;  // behind the last row: all
     if (row == rows - 1 && lane < places - rows * columns)
       p.tiles[end + lane] = lane < alone ? rows * columns : ~(rows * columns);
