@@ -23,7 +23,6 @@ from warploom.runtime.families.cast import reference
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.cast.call import CastCall
 from warploom.runtime.families.cast.family import FAMILY as RUNTIME
-from warploom.runtime.families.cast.reference import Results
 from warploom.runtime.measure import largest_share
 from warploom.runtime.plan import Plan, make
 
@@ -126,7 +125,7 @@ def torchs(calls: Sequence[CastCall], first: int = 0, *, is_compiled: bool = Fal
         *(calls[0].dtype, calls[0].blocks, calls[0].transpose, calls[0].pow2)
     )
 
-    def quantized(x: torch.Tensor, scale: torch.Tensor | None) -> Results:
+    def quantized(x: torch.Tensor, scale: torch.Tensor | None) -> reference.Both:
         q, own, q_t, scale_t = reference.cast(x, options, scale)
         q_t = None if q_t is None else q_t.contiguous()
         return (None, None, q_t, scale_t) if first else (q, own, q_t, scale_t)

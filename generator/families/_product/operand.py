@@ -45,7 +45,13 @@ class Operand:
     @property
     def apart(self) -> bool:
         """Whether its tensor map has a dimension of batches, or of groups."""
-        return self.operation.batched and not (self.groups == "rows" and self.side == "m")
+        rows, k = self.groups == "rows" and self.side == "m", self.groups == "k"
+        return self.operation.batched and not rows and not (k and self.tile.k_major)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether boxes stop where a group of k ends: rows of k count by two coordinates."""
+        return self.groups == "k" and not self.tile.k_major
 
     @property
     def row_constants(self) -> str:
@@ -66,7 +72,7 @@ class Operand:
             return TemplateText(f"{words}{receivers}.")
         if self.multicast:
             return TemplateText(f"Multicasts the tile at ({side}, k) to {everyone}.")
-        if self.groups == "k":
+        if self.bounded:
             rows = "that has the kTileK - k rows of k before `end`, and zeros behind them"
             return TemplateText(f"Starts the load of the tile at {side} {rows}.")
         return TemplateText(f"Starts the load of the tile at ({side}, k).")
@@ -78,13 +84,13 @@ class Operand:
         place = f", int {self.side}_place" * self.schedule.along_both
         if self.paired:
             return f"{first}{place}, uint16_t receivers"
-        batch = ", int end" if self.groups == "k" else ", int batch" * self.apart
+        batch = ", int end" if self.bounded else ", int batch" * self.apart
         return first + place + batch
 
     @property
     def copy(self) -> str:
         """The copy of a box, whose map has a dimension more for batches and two for a gate."""
-        dimensions = 2 + self.apart + 2 * self.tile.gated + (self.groups == "k")
+        dimensions = 2 + self.apart + 2 * self.tile.gated + self.bounded
         return f"cute::SM90_TMA_LOAD_{'MULTICAST_' * self.multicast}{dimensions}D::copy"
 
     @property
@@ -108,7 +114,7 @@ class Operand:
             inner, outer = "k", self.side
         else:
             inner = f"{self.side} + box * kBoxColumns"
-            outer = "kRowsEnd - kTileK + k" if self.groups == "k" else "k"
+            outer = "kRowsEnd - kTileK + k" if self.bounded else "k"
         outer += " + first" * self.sliced
         if self.tile.gated:  # 8 rows of the gate, then 8 of up
             outer = f"0, 0, {f'({outer})' if self.sliced else outer} / 16"
@@ -116,7 +122,7 @@ class Operand:
 
     @property
     def _last(self) -> str:
-        if self.groups == "k":
+        if self.bounded:
             return ", end, int(kRowsEnd)"
         return ", batch" * (self.apart and not self.paired)
 
@@ -156,4 +162,4 @@ class Operand:
         first = f", {name}_first" * self.sliced
         place = f", {self.side}_place" * self.schedule.along_both
         batch = {"none": f", batch_{name}", "rows": ", at.batch", "k": ", end"}[self.groups]
-        return first + place + batch * (self.apart or self.groups == "k")
+        return first + place + batch * (self.apart or self.bounded)

@@ -50,6 +50,7 @@ def _parts(operation: CastOperation) -> list[str]:
     """Return the files of a tile's options, in the order in which hooks include them."""
     own = operation.transposes_scales
     options = {
+        "offsets": operation.offsets,
         "transpose": operation.transpose,
         "factors": operation.reads_factors,
         "row_scales": own and not operation.reads_factors,

@@ -15,6 +15,7 @@ from warploom.generator.families.cast.schedule import (
     CastSchedule,
     CastShape,
     CastSpec,
+    most_tiles,
 )
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.model.arithmetic import Value
@@ -38,8 +39,8 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
 
     @property
     def down(self) -> int:
-        """The parts of COLUMNS rows, likewise."""
-        return -(-self.problem.m // COLUMNS)
+        """The parts of COLUMNS rows, likewise; of groups of rows as many as these may have."""
+        return tiles_down(self.operation, self.problem)
 
     @property
     def pieces(self) -> int:
@@ -66,6 +67,13 @@ class AtLaunch(data.AtLaunch[CastOperation, CastSchedule, CastProblem]):
             )
         resident = min(_AMAX_CTAS, 2048 // self.schedule.threads) * self.device.multiprocessors
         return min(-(-self.pieces // loads), resident)
+
+
+def tiles_down(operation: CastOperation, problem: CastProblem) -> int:
+    """The tiles of COLUMNS rows that there may be, the last of all, or of groups, being short."""
+    if operation.offsets:
+        return most_tiles(problem.m, problem.groups)
+    return -(-problem.m // COLUMNS)
 
 
 def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
@@ -109,6 +117,12 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
             pointer("factor", "float", "what x is multiplied by"),
             pointer("peak", "unsigned", "[2]: left as zeros; the largest bits of x, and CTAs done"),
         ]
+    if operation.offsets:
+        fields += [
+            pointer("offsets", "const int", "[groups]: where each ends in x"),
+            pointer("ends", "int", "[groups]: where each ends in q_t, a multiple of 128"),
+            int32("groups", "of rows", lambda at: at.problem.groups),
+        ]
     if operation.reads_factors:
         fields += [
             pointer("factors", "float", "what rows and, behind all, columns are multiplied by"),
@@ -121,7 +135,8 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
 def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list[Launch]:
     """One launch, behind one of the largest magnitude, or of rows' and columns' factors.
 
-    No extent may be 0. Tensors are named x, gradient, q, scale, q_t, scale_t, state and amax.
+    No extent may be 0. Tensors are named x, gradient, q, scale, q_t, scale_t, state, amax,
+    offsets and ends.
     Raises ProblemError for extents beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
@@ -130,7 +145,7 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
     spare = threads * AMAX_VALUES // COLUMNS * (at.amax_grid + 1)
     refuse_beyond(
         {
-            f"m {m}": m + COLUMNS,
+            f"m {m}": (at.down + 1) * COLUMNS,
             f"n {n}": n + threads * VALUES * spec.schedule.vectors,
             f"m {m}, n {n}": at.pieces + spare,
         }
@@ -153,7 +168,7 @@ def workspaces(spec: CastSpec, problem: CastProblem) -> list[Workspace]:
     Rows and columns are padded to whole parts.
     """
     if spec.operation.reads_factors:
-        down, across = -(-problem.m // COLUMNS), -(-problem.n // COLUMNS)
+        down, across = tiles_down(spec.operation, problem), -(-problem.n // COLUMNS)
         part = COLUMNS * _FACTOR_BYTES
         return [
             Workspace("factors", (down + across) * part),

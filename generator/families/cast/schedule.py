@@ -61,6 +61,13 @@ class CastOperation:
         doc="with a gate: quantize the gradient of z, computed from z and from the gradient of "
         "the gate's result [m, n]",
     )
+    offsets: bool = knob(
+        default=False,
+        later=True,
+        doc="rows are in groups that end at offsets in device memory. In q of x.T each begins at a "
+        "multiple of 128, with zeros behind a group that is shorter, so that no block of scales "
+        "has values of two. Requires transpose",
+    )
 
     @property
     def body(self) -> Body:
@@ -135,12 +142,23 @@ class CastShape(Shape):
     n: int
 
 
+def most_tiles(m: int, groups: int) -> int:
+    """The tiles of COLUMNS rows that as many groups of m rows have at most, wherever they end.
+
+    All groups but one may have a single row in a tile of their own.
+    """
+    some = min(m, groups)
+    return some + (m - some) // COLUMNS
+
+
 @dataclass(frozen=True, slots=True)
 class CastProblem:
     """The extents of one call, and elements between neighbours of what it has.
 
     x_pitch, q_pitch, q_t_pitch, gradient_pitch   from row to row
     scale, scale_t                from block to block, down and across
+
+    `groups` is how many groups its rows are in, where they are.
     """
 
     m: int
@@ -151,6 +169,7 @@ class CastProblem:
     q_t_pitch: int = 0
     scale_t: tuple[int, int] = (0, 0)
     gradient_pitch: int = 0
+    groups: int = 0
 
 
 # ---- Shared memory -------------------------------------------------------------------------------
@@ -175,14 +194,15 @@ class CastLayout:
         whole = TILE_THREADS // 32 * _FLOAT
         if operation.transpose:
             whole = COLUMNS * COLUMNS
+        scan = 2 * TILE_THREADS // 32 * _FLOAT + _VECTOR if operation.offsets else 0
         if not operation.transposes_scales:
-            return whole
+            return whole + scan
         pitch = COLUMNS * element(operation.x).bytes + _VECTOR
         peaks = _SIDES * COLUMNS // TILE_VALUES * pitch
         blocks = COLUMNS // 32 if operation.block == "1x32" else 1
         factors = _SIDES * blocks * COLUMNS * _FLOAT
         flags = _VECTOR if operation.reads_factors else 0  # two, padded
-        return max(whole, peaks) + factors + flags
+        return max(whole, peaks) + factors + scan + flags
 
     @property
     def ctas_per_sm(self) -> int:
@@ -220,6 +240,11 @@ def operation_reasons(operation: CastOperation) -> list[str]:
             reasons.append("a gate without transpose: must be of both orientations")
     elif operation.gradient:
         reasons.append("gradient without a gate: must be of one")
+    if operation.offsets:
+        if not operation.transpose:
+            reasons.append("offsets without transpose: must be with it, as rows alone have no gaps")
+        if block not in ("tensor", "row", "1x128"):
+            reasons.append(f"offsets with block {block}: must be tensor, row or 1x128")
     if operation.amax and block != "tensor":
         reasons.append(f"amax with block {block}: must be tensor")
     return reasons

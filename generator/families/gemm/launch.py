@@ -163,7 +163,9 @@ class GroupedAtLaunch(AtLaunch):
     def operand_map(
         self, tensor: str, tile: OperandTile, extent: int, pitch: int, batches: Batches
     ) -> TensorMap:
-        """The map of an operand: groups of rows of A are no batches, those of k end anywhere."""
+        """The map of an operand: groups of rows of A are no batches; those of k are none, and end
+        anywhere in operands whose rows are k.
+        """
         by_k = self.operation.groups == "k"
         if tensor == "b" and not by_k:
             return super().operand_map(tensor, tile, extent, pitch, batches)
@@ -177,7 +179,7 @@ class GroupedAtLaunch(AtLaunch):
             span=tile.span,
             promotion=self.schedule.l2_promotion,
         )
-        return bounded(plain) if by_k else plain
+        return bounded(plain) if by_k and not tile.k_major else plain
 
 
 def at_launch(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> AtLaunch:

@@ -213,15 +213,16 @@ def _grouped_operation(operation: GemmOperation) -> list[rules.Reason]:
         else None,
         f"terms {operation.terms} with {groups}: must be 1" if operation.terms != 1 else None,
         f"block_scales {operation.block_scales} with {groups}: must be none, or row_block with "
-        "groups rows"
-        if operation.block_scales not in ("none", "row_block" if operation.by_rows else "none")
+        "groups rows, or row_row with groups k"
+        if operation.block_scales not in ("none", "row_block" if operation.by_rows else "row_row")
         else None,
         f"layout_a {operation.layout_a} with {groups}: must be row, as groups begin at any row"
         if operation.by_rows and operation.layout_a != "row"
         else None,
         f"layout_a {layouts[0]}, layout_b {layouts[1]} with groups k: must be col and row, as "
-        "groups begin at any row of k"
-        if operation.groups == "k" and layouts != ("col", "row")
+        "groups begin at any row of k; of 8 bits row and col, where they begin at multiples of 128"
+        if operation.groups == "k"
+        and layouts != (("row", "col") if ELEMENTS[operation.a].bits == 8 else ("col", "row"))
         else None,
         f"epilogue of {', '.join(written)} with {groups}: must be without outputs beside D"
         if written

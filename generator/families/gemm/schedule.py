@@ -114,7 +114,7 @@ class GemmOperation(ProductOperation):
         "with its own matrix of B [G, K, N]; masked: A has G groups of as many rows each, of "
         "which only the first count, and their numbers take the place of offsets; k: the K "
         "dimension of A [M, S] and B [S, N] is divided into G groups, each with its own "
-        "matrix of D [G, M, N]",
+        "matrix of D [G, M, N]; those of 8-bit operands begin at multiples of 128",
     )
 
     terms: Literal[1, 2, 3, 6] = knob(

@@ -38,9 +38,13 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     shared = template.context(operation, schedule, layout, groups=groups)
     paired = operation.sparse == "d" and schedule.cluster_size > 1
     a = Operand(operation, schedule, layout.a, "m", groups, layout.trims_a, paired)
+    whole_k = groups == "k" and layout.a.k_major
     main_loop = "ahead" if layout.ahead else "scaled" if scaled else "plain"
     applies = {
         "groups_of_k": groups == "k",
+        "whole_k": whole_k,
+        "bounded_k": groups == "k" and not whole_k,
+        "listed": listed,
         "listed_d": operation.sparse == "d",
         "listed_k": listed and operation.sparse != "d",
         "split": split,
@@ -83,6 +87,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "half_k_tile": HALF_K_TILE,
         "longest_pause": LONGEST_PAUSE,
         "operands": (a, Operand(operation, schedule, layout.b, "n", groups)),
+        "whole_k": whole_k,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
         "most_groups": MOST_GROUPS,
         "rows_end": f"1 << {ROWS_END.bit_length() - 1}",

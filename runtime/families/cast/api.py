@@ -15,6 +15,7 @@ _cast = Function("cast", CastCall, written=WRITTEN)
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # q, scale
 Both = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # and of x.T
+Grouped = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # and ends
 
 
 class _Keywords(TypedDict, total=False):
@@ -30,6 +31,17 @@ class _Keywords(TypedDict, total=False):
     gate: str | None
     gradient: torch.Tensor | None
     spec: KernelSpec | str | None
+
+
+@overload
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    transpose: Literal[True],
+    offsets: torch.Tensor,
+    **keywords: Unpack[_Keywords],
+) -> Grouped: ...
 
 
 @overload
@@ -77,7 +89,8 @@ def cast(
     gate: str | None = None,
     gradient: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
-) -> Pair | Both:
+    offsets: torch.Tensor | None = None,
+) -> Pair | Both | Grouped:
     """Quantize a matrix to 8 bits: return q and scales with x ~ q * scale, and those of x.T.
 
     Args:
@@ -105,6 +118,12 @@ def cast(
             x, fp16 or bf16: f is relu, gelu, gelu_tanh or silu. With `transpose`. None: x itself.
         gradient: Of the gate's result, [.., m, n] of x's type: quantize the gradient of gate and up
             [.., m, 2n]. n must be a multiple of 128.
+        offsets: int32 [G], on the device of x [m, n]: where groups of rows end, in order, as
+            `warploom.grouped_gemm` takes them; the host does not read it. In x.T each group begins
+            at a multiple of 128, with zeros behind one that is shorter, so that no block of scales
+            has values of two. With `transpose`, and a block of "tensor", "row" or (1, 128). At most
+            1,024 groups, of any size, also of none; an offset below the one before it counts as
+            that, and one past m as m. Rows past the last offset are neither read nor written.
         spec: The kernel to run, or its name.
 
     Returns:
@@ -112,7 +131,9 @@ def cast(
         and q_t are a multiple of 16 bytes apart. Scales are fp32, of (1, 32) float8_e8m0fnu: [] of
         a tensor, [.., m, 1] of rows, [.., m, ceil(n / 128)] of (1, 128), [ceil(m / 128),
         ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). A given `scale` is returned.
-        Rows of x.T have scales [n, 1].
+        Rows of x.T have scales [n, 1]. With `offsets` also ends, int32 [G]: where groups end in
+        q_t, which has as many columns as G groups of m rows may need: at most m + 127 G, rounded
+        down to a multiple of 128. Columns past the last end are not written, nor are their scales.
 
     A computed scale is the inverse of (the largest number of `dtype`: 448, 57344 or 127, divided by
     the largest magnitude of the block), each rounded to fp32; it is 1 where that magnitude is 0,
@@ -128,10 +149,16 @@ def cast(
         >>> q, scale = warploom.cast(torch.randn(16, 256), torch.float8_e4m3fn, block=(1, 128))
         >>> q.shape, scale.shape
         (torch.Size([16, 256]), torch.Size([16, 2]))
+        >>> rows, offsets = torch.randn(16, 256), torch.tensor([3, 16], dtype=torch.int32)
+        >>> *_, q_t, scale_t, ends = warploom.cast(
+        ...     rows, torch.float8_e4m3fn, block=(1, 128), transpose=True, offsets=offsets
+        ... )
+        >>> q_t.shape, scale_t.shape, ends.tolist()
+        (torch.Size([256, 256]), torch.Size([256, 2]), [128, 256])
     """
     if rounding == "stochastic" and rounding_state is None and isinstance(x, torch.Tensor):
         rounding_state = drawn(x.device)
-    q, computed, q_t, scale_t = _cast(
+    q, computed, q_t, scale_t, ends = _cast(
         x,
         dtype,
         block,
@@ -145,6 +172,7 @@ def cast(
         gate,
         gradient,
         spec,
+        offsets,
     )
     own = scale if computed is None else computed
     assert q is not None and own is not None  # noqa: S101 (for type checkers)
@@ -152,4 +180,4 @@ def cast(
         return q, own
     if scale_t is None:  # of a tensor, or of squares
         scale_t = own.t() if own.dim() == 2 else own
-    return q, own, q_t, scale_t
+    return (q, own, q_t, scale_t) if ends is None else (q, own, q_t, scale_t, ends)

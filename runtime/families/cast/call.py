@@ -9,13 +9,14 @@ import torch
 
 from warploom.arguments import require_boolean, require_dtype
 from warploom.generator.families.cast import CastOperation, CastProblem, CastShape
-from warploom.generator.families.cast.schedule import COLUMNS, Block
+from warploom.generator.families.cast.schedule import COLUMNS, Block, most_tiles
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
 from warploom.runtime.call import Draft
 from warploom.runtime.elements import LARGEST, NAMES
+from warploom.runtime.families._product.groups import ends_of
 from warploom.runtime.families.cast import checks, reference
 from warploom.runtime.families.cast.reference import Results
 from warploom.runtime.operands import refuse_overlap
@@ -37,11 +38,11 @@ class Details:
 class CastCall(Arguments[Details, Results]):
     """The arguments of `cast`, which says what they mean.
 
-    out, scale_out, out_t, scale_t_out   where results go; None: they are made
+    out, scale_out, out_t, scale_t_out, ends_out   where results go; None: they are made
     """
 
     function = "cast"
-    outputs = ("q", "scale", "q_t", "scale_t")
+    outputs = ("q", "scale", "q_t", "scale_t", "ends")
     no_gradient = (
         "x or scale that requires grad",
         "cast is not differentiable",
@@ -61,10 +62,12 @@ class CastCall(Arguments[Details, Results]):
     gate: str | None = option(default=None, schema="str?")
     gradient: torch.Tensor | None = tensor(default=None, aligned=False)
     spec: KernelSpec | str | None = named_spec(default=None)
+    offsets: torch.Tensor | None = tensor(default=None, schema="Tensor?=None", aligned=False)
     out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
     scale_t_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    ends_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
 
     @property
     def blocks(self) -> Block:
@@ -77,6 +80,17 @@ class CastCall(Arguments[Details, Results]):
         columns = self.x.shape[-1]
         is_half = self.gate is not None and self.gradient is None
         return self.x.shape[:-1].numel(), columns // 2 if is_half else columns
+
+    @property
+    def groups(self) -> int:
+        """The groups that rows are in; 0 where they are in none."""
+        return 0 if self.offsets is None else self.offsets.shape[0]
+
+    @property
+    def columns_t(self) -> int:
+        """The columns of q of x.T: with groups as many as these may have, wherever they end."""
+        m, _ = self.extents
+        return m if self.offsets is None else most_tiles(m, self.groups) * COLUMNS
 
     def written(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that are given for a kernel to write."""
@@ -108,17 +122,23 @@ class CastCall(Arguments[Details, Results]):
             amax=self.amax is not None,
             gate=self.gate or "none",  # type: ignore[arg-type]
             gradient=self.gradient is not None,
+            offsets=self.offsets is not None,
         )
         choice = dispatch.choose(operation, CastShape(m, n), spec=self.kernel, device=target)
         read = [("x", self.x), ("scale", self.scale), ("gradient", self.gradient)]
         copies = tuple(name for name, one in read if one is not None and not _fits(name, one))
-        problem = self._problem(copies) if m and n else None
+        problem = None if self._is_empty() else self._problem(copies)
         return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
+
+    def _is_empty(self) -> bool:
+        """Whether there is nothing to cast."""
+        m, n = self.extents
+        return not (m and n) or (self.offsets is not None and not self.groups)
 
     def _problem(self, copies: tuple[str, ...]) -> CastProblem:
         """Where everything lies: of what is copied or made, as it will."""
         (m, n), x = self.extents, self.x
-        q, scale, q_t, scale_t = self._results(torch.device("meta"))
+        q, scale, q_t, scale_t, _ = self._results(torch.device("meta"))
         if self.scale is not None:
             scale = self.scale.new_empty(self.scale.shape, device="meta")
             scale = scale if "scale" in copies else self.scale
@@ -131,6 +151,7 @@ class CastCall(Arguments[Details, Results]):
             0 if q_t is None else _down(q_t),
             (0, 0) if scale_t is None else self._steps(scale_t),
             self._gradient_pitch("gradient" in copies),
+            self.groups,
         )
 
     def _gradient_pitch(self, is_copied: bool) -> int:
@@ -146,16 +167,18 @@ class CastCall(Arguments[Details, Results]):
 
     def _results(self, device: torch.device) -> Results:
         """What is computed: tensors that were given for it, or new ones on a device."""
-        m, n = self.extents
+        (m, n), columns = self.extents, self.columns_t
         rows, block, places = self.x.shape[:-1], self.blocks, list[_Place | None]()
         places.append(_row_major((*rows, n), self.dtype, _ALIGNMENT))
         scales = self._scales(checks.scale_shape(self), m)
         places.append(scales if self.scale is None else None)
-        places.append(_row_major((n, m), self.dtype, _ALIGNMENT) if self.transpose else None)
-        across = 1 if block == "row" else -(-m // (32 if block == "1x32" else COLUMNS))
+        places.append(_row_major((n, columns), self.dtype, _ALIGNMENT) if self.transpose else None)
+        across = 1 if block == "row" else -(-columns // (32 if block == "1x32" else COLUMNS))
         places.append(self._scales(torch.Size((n, across)), n) if self.computed()[3] else None)
-        outs = (self.out, self.scale_out, self.out_t, self.scale_t_out)
-        q, scale, q_t, scale_t = (
+        is_grouped = self.offsets is not None
+        places.append(_row_major((self.groups,), torch.int32, 1) if is_grouped else None)
+        outs = (self.out, self.scale_out, self.out_t, self.scale_t_out, self.ends_out)
+        q, scale, q_t, scale_t, ends = (
             None
             if place is None
             else torch.empty_strided(place[0], place[1], dtype=place[2], device=device)
@@ -163,7 +186,7 @@ class CastCall(Arguments[Details, Results]):
             else out
             for place, out in zip(places, outs, strict=True)
         )
-        return q, scale, q_t, scale_t
+        return q, scale, q_t, scale_t, ends
 
     def _scales(self, shape: torch.Size, rows: int) -> _Place:
         """Where scales lie: those of 1x128 one column after the other, unless asked otherwise."""
@@ -179,9 +202,9 @@ class CastCall(Arguments[Details, Results]):
         return self._results(self.x.device)
 
     def computed(self) -> tuple[bool, ...]:
-        """Of scales, where none are given; of x.T, where it is asked for."""
+        """Of scales, where none are given; of x.T, where it is asked for; of groups, likewise."""
         own = self.transpose and self.blocks in ("row", "1x128", "1x32")
-        return True, self.scale is None, self.transpose, own
+        return True, self.scale is None, self.transpose, own, self.offsets is not None
 
     def fake(self) -> Results:
         """Those that are computed."""
@@ -196,7 +219,7 @@ class CastCall(Arguments[Details, Results]):
 
     def check(self, details: Details, results: Results) -> None:
         """Raise ProblemError for memory that is missing or shared."""
-        names = ("out", "scale_out", "out_t", "scale_t_out")
+        names = ("out", "scale_out", "out_t", "scale_t_out", "ends_out")
         made = zip(names, results, strict=True)
         written = [("amax", self.amax), *made]
         require_memory([*self.named(), *written])
@@ -208,21 +231,33 @@ class CastCall(Arguments[Details, Results]):
 
     def compute(self, details: Details, results: Results) -> None:
         """Compute all by plain torch operations; scales of nothing are 1."""
-        (m, n), amax = self.extents, self.amax
+        (m, n), amax, offsets = self.extents, self.amax, self.offsets
         options = reference.Options(
             self.dtype, self.blocks, self.transpose, self.pow2, self.rounding_state
         )
         with torch.no_grad(), torch.autocast(self.x.device.type, enabled=False):
-            if not (m and n):
+            ends = [0] if self._is_empty() or offsets is None else ends_of("offsets", offsets, m)
+            if self._is_empty() or (offsets is not None and not ends[-1]):
                 for one in (results[1], results[3]):
                     if one is not None and one.numel():
                         one.fill_(1.0)
+                if results[4] is not None:
+                    results[4].zero_()
                 return
             x, scale = reference.gated(self.x, self.gate, self.gradient).reshape(m, n), self.scale
             if scale is not None:
                 down, across = reference.sizes(self.blocks, m, n)
                 scale = scale.reshape(-(-m // down), -(-n // across))
-            for one, value in zip(results, reference.cast(x, options, scale), strict=True):
+            if offsets is not None:
+                x = x[: ends[-1]]  # other rows are neither read nor written
+                found = reference.cast_groups(x, options, scale, ends)
+                places = tuple(
+                    one if one is None or value is None else _part(one, value.shape)
+                    for one, value in zip(results, found, strict=True)
+                )
+            else:
+                found, places = (*reference.cast(x, options, scale), None), results
+            for one, value in zip(places, found, strict=True):
                 if one is not None and value is not None:
                     one.copy_(value.reshape(one.shape))
             if amax is not None:
@@ -231,6 +266,13 @@ class CastCall(Arguments[Details, Results]):
 
 _Place = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, type
 _BLOCK = [name for name, _ in CastCall.declaration.crossing].index("block")
+
+
+def _part(result: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """What of a result there is: behind the last group it is left as it is."""
+    for dim, extent in enumerate(shape if result.dim() == len(shape) else ()):
+        result = result.narrow(dim, 0, extent)
+    return result
 
 
 def _multiple(extent: int, of: int) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Function
+from warploom.generator.families._product.groups import refuse_groups
 from warploom.generator.families.cast.schedule import COLUMNS, Block, Rounding
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.rounding import check_rounding, check_state
@@ -61,6 +62,7 @@ def check(call: CastCall) -> None:
         )
     _check_gate(call)
     _check_options(call)
+    _check_offsets(call)
     _check_scale(call)
     check_rounding(call.rounding, call.rounding_state)
     if call.rounding_state is not None:
@@ -115,6 +117,44 @@ def _check_gate(call: CastCall) -> None:
             rule=f"must be {list(like[0])} of {like[1]}, as the result of the gate of x is",
             fix="convert or reshape it",
         )
+
+
+def _check_offsets(call: CastCall) -> None:
+    """Raise ProblemError for groups of rows that no kernel casts."""
+    offsets, x = call.offsets, call.x
+    if offsets is None:
+        return
+    if offsets.dtype != torch.int32 or offsets.dim() != 1 or not offsets.is_contiguous():
+        raise ProblemError(
+            f"offsets {list(offsets.shape)} of {offsets.dtype} with strides "
+            f"{list(offsets.stride())}",
+            rule="must be contiguous int32 [G]: where each group of rows ends",
+            fix="use counts.cumsum(0, dtype=torch.int32)",
+        )
+    refuse_groups(offsets.shape[0])
+    refused: list[tuple[bool, str, str, str]] = [
+        (
+            x.dim() != 2,
+            f"x {list(x.shape)} with offsets",
+            "must be [m, n], whose rows are in groups",
+            "use x.flatten(0, -2)",
+        ),
+        (
+            not call.transpose,
+            "offsets without transpose",
+            "must be with transpose=True: groups have gaps in x.T alone",
+            "leave offsets out: rows of x are cast alike in whatever group they are",
+        ),
+        (
+            call.blocks not in ("tensor", "row", "1x128"),
+            f"offsets with block {shown(call.block)}",
+            'must have a block of "tensor", "row" or (1, 128), which grouped GEMMs read',
+            "use (1, 128)",
+        ),
+    ]
+    for is_refused, value, rule, fix in refused:
+        if is_refused:
+            raise ProblemError(value, rule=rule, fix=fix)
 
 
 def _check_options(call: CastCall) -> None:

@@ -8,12 +8,15 @@ from functools import partial
 import torch
 
 from warploom.generator.families.cast import CastOperation, CastShape
+from warploom.generator.families.cast.schedule import COLUMNS
 from warploom.runtime.baselines import Baseline, eager_and_compiled
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.cast import reference
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.cast.call import CastCall, Details
 from warploom.runtime.sampled import CallTrial, Results, SampledFamily, bits_share
+
+GROUPS = 8  # of rows, as many in each, of sampled calls
 
 
 class CastRuntime(SampledFamily[CastOperation, CastShape]):
@@ -51,37 +54,51 @@ class CastRuntime(SampledFamily[CastOperation, CastShape]):
             gradient=gradient,
         )
         if operation.static:
-            (_, scale, _, _) = call.results(Details(()))
+            scale = call.results(Details(()))[1]
             assert scale is not None  # noqa: S101 (as none was given)
             call.scale = scale.fill_(2.0**-6)
         if operation.rounding == "stochastic":
             call.rounding_state = torch.arange(2, device=device)
         if operation.amax:
             call.amax = torch.zeros(1, device=device)
-        call.out, call.scale_out, call.out_t, call.scale_t_out = call.results(Details(()))
+        if operation.offsets:
+            ends = torch.arange(1, GROUPS + 1, device=device) * shape.m // GROUPS
+            call.offsets = ends.to(torch.int32)
+        results = call.results(Details(()))
+        call.out, call.scale_out, call.out_t, call.scale_t_out, call.ends_out = results
         return call
 
     def expected(self, call: CastCall) -> reference.Results:
         """What the results are, by plain torch operations on the same device."""
-        blank = replace(
-            call, out=None, scale_out=None, out_t=None, scale_t_out=None, amax=None, spec=None
-        )
+        places = ("out", "scale_out", "out_t", "scale_t_out", "ends_out", "amax", "spec")
+        blank = replace(call, **dict.fromkeys(places))  # type: ignore[arg-type]
         made = blank.results(Details(()))
         blank.compute(Details(()), made)
         return made
 
     def share(self, results: Results, expected: Results) -> float:
-        """0 where all bits are right, else more than 1."""
-        return bits_share(results, expected)
+        """0 where all bits are right, else more than 1; of x.T those that groups have."""
+        return bits_share(*(_of_groups(one, expected) for one in (results, expected)))
 
     def baselines(self, operation: CastOperation, trial: CallTrial) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         first = trial.sets[0]
-        if first.rounding_state is not None:
-            return []  # torch rounds to nearest alone
+        if first.rounding_state is not None or first.offsets is not None:
+            return []  # torch rounds to nearest alone, and has no function of groups
         options = reference.Options(first.dtype, first.blocks, first.transpose, first.pow2)
         function = partial(_cast, options)
         return eager_and_compiled(function, [(one.x, one.scale) for one in trial.sets])
+
+
+def _of_groups(results: Results, expected: Results) -> Results:
+    """Results without the columns of x.T past the last group, which are not written."""
+    if expected[4] is None:
+        return results
+    q, scale, q_t, scale_t, ends = results
+    last = int(expected[4][-1])
+    if scale_t is not None and scale_t.shape[1] > 1:
+        scale_t = scale_t[:, : last // COLUMNS]
+    return q, scale, None if q_t is None else q_t[:, :last], scale_t, ends
 
 
 def _cast(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast as cast_type
 
 import torch
 
 from warploom.generator.epilogue import GateFunction
-from warploom.generator.families.cast.schedule import Block
+from warploom.generator.families.cast.schedule import COLUMNS, Block
 from warploom.runtime.elements import LARGEST
 from warploom.runtime.families._product.steps.gate import activated, split
 from warploom.runtime.families._product.steps.gate_gradient import of_both
 from warploom.runtime.rounding import numbers, rounded
 
-Results = tuple[
+Both = tuple[
     torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
 ]  # q, scale, q_t, scale_t
+Results = tuple[
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | None,
+]  # and where groups of rows end in q_t
 
 _MOST = torch.finfo(torch.float32).max
 _POWER = 0x7F800000  # the bits of fp32's exponent
@@ -102,7 +110,7 @@ def quantized(
     return torch.where(x.isinf(), infinite, values.clamp(-largest, largest)).to(dtype)
 
 
-def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Results:
+def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Both:
     """q and scales of x [m, n] and of x.T, for given scales [down, across] or computed ones."""
     x = x.float()
     q, own = _cast(x, options, scale, transposed=False)
@@ -112,6 +120,30 @@ def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Resul
         return q, own, q.t(), None
     q_t, scale_t = _cast(x.t(), options, None, transposed=True)
     return q, own, q_t, scale_t
+
+
+def cast_groups(
+    x: torch.Tensor, options: Options, scale: torch.Tensor | None, ends: Sequence[int]
+) -> Results:
+    """q and scales of rows x [m, n], of which the last group has the last, and of x.T, where each
+    group has whole blocks of columns, with zeros behind its last row; and where groups end there.
+    """
+    x = x.float()
+    q, own = _cast(x, options, scale, transposed=False)
+    lengths = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    tiles = [-(-length // COLUMNS) for length in lengths]
+    ends_t = torch.tensor(tiles, dtype=torch.int32).cumsum(0, dtype=torch.int32) * COLUMNS
+
+    def spread(rows: torch.Tensor) -> torch.Tensor:
+        parts = [rows[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(one, (0, 0, 0, -one.shape[0] % COLUMNS)) for one in parts])
+
+    if options.block == "tensor":
+        bytes_t = spread(q.view(torch.uint8)).view(q.dtype)
+        return q, own, bytes_t.t(), None, ends_t.to(x.device)
+    q_t, scale_t = _cast(spread(x).t(), options, None, transposed=True)
+    return q, own, q_t, scale_t, ends_t.to(x.device)
 
 
 def _cast(

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateLayout
+from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.reference import apply, rounded
@@ -150,7 +151,9 @@ def grouped_gemm(
         count; the other rows of the result [G, M, N] are not written.
 
     Args:
-        a: fp16, bf16, e4m3, e5m2 or int8; groups of k take 16 bits.
+        a: fp16, bf16, e4m3, e5m2 or int8. Groups of k in 8 bits begin at multiples of 128, with
+            zeros behind those that are shorter: `warploom.cast` writes both operands so, and
+            where their groups end, from the offsets of rows.
         b: Of the type of a. A weight [G, N, K] is b after `.mT`; it is read in place, as is
             [G, K, N] of 16 bits.
         offs: int32 [G], on the device of a: where each group ends, in order; the first begins at 0.
@@ -164,10 +167,12 @@ def grouped_gemm(
         bias: [G, N] or [N], fp16, bf16 or fp32: added to the rows of its group.
         scale_a: fp32 [S], or [G, M] with lengths: a scale of each row of a, or of one element. Or
             block scales of fp8 rows, fp32 or e8m0 [S, K/128] or [G, M, K/128], as those that
-            `warploom.cast` makes: one for each 128 of k.
+            `warploom.cast` makes: one for each 128 of k. With groups of k in 8 bits fp32 [M], of
+            one element, or block scales [M, S/128].
         scale_b: fp32 [G, N], a scale of each column of b, or [G, 1] of each matrix, or of one
             element. With block scales of a, fp32 or e8m0 [G, N/128, K/128], rounded up: one for
-            each 128x128 of a weight [G, N, K].
+            each 128x128 of a weight [G, N, K]. With groups of k in 8 bits [N], of one element, or
+            block scales [N, S/128] of b.T.
         activation: relu, gelu, gelu_tanh or silu, applied behind the bias.
         gate: silu, gelu, gelu_tanh, relu or swiglu_oai: b has the columns of gate and up,
             and the result [S, N / 2] is gate(first half) * second half. b must be `.mT` of a weight
@@ -228,11 +233,15 @@ def grouped_gemm(
     steps["residual"] = residual
     if dimensions != (2, 3):
         given = [name for name, one in steps.items() if one is not None]
+        if dimensions == (2, 2) and a.dtype.itemsize == 1:
+            given = [name for name in given if name not in ("scale_a", "scale_b")]
+            scale_a, scale_b = _of_vectors(scale_a, scale_b, a)
         given += ["activation"] * (activation is not None) + ["gate"] * (gate is not None)
         if dimensions != (3, 3) and given:
             raise ProblemError(
                 f"{given[0]} with a {list(a.shape)} by b {list(b.shape)}",
-                rule="must be of groups of rows, a [S, K] by b [G, K, N]",
+                rule="must be of groups of rows, a [S, K] by b [G, K, N]; those of k have scales "
+                "in 8 bits alone",
                 fix="apply it to the result",
             )
     if dimensions == (3, 3):
@@ -365,6 +374,24 @@ def _of_columns(scale_b: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if scale_b.shape == (groups, 1) and n > 1:
         return scale_b.expand(-1, n).contiguous()
     return scale_b
+
+
+def _of_vectors(
+    scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, a: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Scales [M, 1] and [N, 1] of rows, as casts return them, as vectors; others as they are.
+
+    Where k is one block of 128 they are block scales of fp8 as well: the result is the same.
+    """
+    scales = (scale_a, scale_b)
+    of_rows = [one is not None and one.dim() == 2 and one.shape[1] == 1 for one in scales]
+    if all(of_rows) and a.shape[1] <= SCALE_BLOCK and a.dtype != torch.int8:
+        return scales
+    first, second = (
+        one[:, 0] if one is not None and is_vector else one
+        for one, is_vector in zip(scales, of_rows, strict=True)
+    )
+    return first, second
 
 
 def _rows_of(scale: torch.Tensor | None, groups: int, m: int) -> torch.Tensor | None:

@@ -1,17 +1,22 @@
 """One grouped GEMM: what its arguments ask for, and what is done with them.
 
 The kernels are gemm's. Groups end at `offs`, which only the device reads: groups of rows of A and D
-have a B each, and groups of k have a D each.
+have a B each, and groups of k have a D each. In 8 bits the latter begin at multiples of 128, where
+k tiles do; zeros are behind a group that is shorter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.generator.families.gemm import (
+    SCALE_BLOCK as BLOCK,
+)
 from warploom.generator.families.gemm import (
     GemmOperation,
     GemmProblem,
@@ -105,7 +110,7 @@ class GroupedCall(GroupedProduct):
     @property
     def scaled(self) -> block_scales.Pair | None:
         """scale_a and scale_b, where they are block scales."""
-        if self.scale_b is None or self.scale_b.dim() != 3:
+        if self.scale_b is None or self.scale_b.dim() != self.b.dim():
             return None
         return block_scales.block_scales(self.a, self.b, self.items, vectors=False)
 
@@ -140,7 +145,10 @@ class GroupedCall(GroupedProduct):
         items, scaled, scales = self.items, self.scaled, block_scales.NONE
         if scaled is not None:
             block_scales.check(scaled, a, b, items)
-            scales = block_scales.bind(scaled, b, shared, shared)
+            lead = shared if self.by_rows else ()
+            scales = block_scales.bind(scaled, b, lead, lead or None)
+            if n == 1 and not self.by_rows:  # whose only column is a block as well
+                scales = replace(scales, scaling="row_row")
             self._check_blocks(scales.scaling)
         else:
             block_scales.refuse_partner(a, b, items)
@@ -206,7 +214,8 @@ class GroupedCall(GroupedProduct):
     def _placed(self, spec: KernelSpec | None, *, gated: bool) -> tuple[Operand, Operand]:
         """A and B where TMA reads them."""
         if not self.by_rows:
-            return Operand.of(self.a, ("col",), None), Operand.of(self.b, ("row",), None)
+            own, other = ("row", "col") if self.a.dtype.itemsize == 1 else ("col", "row")
+            return Operand.of(self.a, (own,), None), Operand.of(self.b, (other,), None)
         allowed: tuple[str, ...] = ("col",)
         if spec is not None:
             allowed = (spec.operation.layout_b,)  # type: ignore[attr-defined]
@@ -244,13 +253,6 @@ class GroupedCall(GroupedProduct):
                 rule="must have one type, or are both fp8",
                 fix="convert one",
             )
-        if not self.by_rows and a.dtype.itemsize == 1:
-            raise ProblemError(
-                f"a of {a.dtype} with groups of k",
-                rule="must be of 16 bits: 8-bit operands of wgmma have contiguous k, in which a "
-                "group cannot begin anywhere",
-                fix="convert a and b to torch.bfloat16",
-            )
         if spec is not None:
             self._check_spec(spec)
 
@@ -263,14 +265,20 @@ class GroupedCall(GroupedProduct):
         self.bind(self.items if self.scaled is None else self.items[2:], self.b.shape[-1])
 
     def _check_blocks(self, scaling: str) -> None:
-        if scaling != "row_block" or not self.by_rows:
-            assert self.scale_b is not None  # noqa: S101 (for type checkers)
-            raise ProblemError(
-                f"scale_b {list(self.scale_b.shape)} with b {list(self.b.shape)}",
-                rule="block scales of groups must be [G, N/128, K/128], rounded up: one for each "
-                "128x128 of a weight [G, N, K]",
-                fix="quantize the weights by blocks of 128x128",
-            )
+        if scaling == ("row_block" if self.by_rows else "row_row"):
+            return
+        assert self.scale_b is not None  # noqa: S101 (for type checkers)
+        k, n = self.b.shape[-2:]
+        rule = "[G, N/128, K/128], rounded up: one for each 128x128 of a weight [G, N, K]"
+        fix = "quantize the weights by blocks of 128x128"
+        if not self.by_rows:
+            rule = f"{[n, -(-k // BLOCK)]}: one for each 1x128 of b.T"
+            fix = "use warploom.cast(.., block=(1, 128), transpose=True, offsets=offs)"
+        raise ProblemError(
+            f"scale_b {list(self.scale_b.shape)} with b {list(self.b.shape)}",
+            rule=f"block scales of groups must be {rule}",
+            fix=fix,
+        )
 
     def _check_spec(self, spec: KernelSpec) -> None:
         operation, groups = spec.operation, self.grouping
@@ -308,6 +316,8 @@ class GroupedCall(GroupedProduct):
         size = self.a.shape[0 if self.by_rows else 1]
         if self.expected_m is None:
             found = self.ends(size)
+            if not self.by_rows and self.a.dtype.itemsize == 1:
+                self._check_ends(found, size)
             return list(zip([0, *found], found, strict=False))
         found, each = self.offs.tolist(), size // max(1, self.groups)
         if any(not 0 <= one <= each for one in found):
@@ -317,6 +327,16 @@ class GroupedCall(GroupedProduct):
                 fix="use counts.clamp(0, a.shape[1]).int()",
             )
         return [(group * each, group * each + one) for group, one in enumerate(found)]
+
+    def _check_ends(self, ends: list[int], size: int) -> None:
+        """Raise ProblemError for groups of k in 8 bits that begin where no k tile does."""
+        if any(one % BLOCK and one != size for one in ends):
+            raise ProblemError(
+                f"offs {shown(ends)} of groups of k in {self.a.dtype}",
+                rule=f"must be multiples of {BLOCK}, at which k tiles of 8 bits begin",
+                fix="use what warploom.cast(x, .., transpose=True, offsets=offs) returns: it puts "
+                "zeros behind each group",
+            )
 
     def counted(self) -> torch.Tensor:
         """Which rows are of a group: bool [S], as the device says."""
@@ -388,7 +408,7 @@ class GroupedCall(GroupedProduct):
         rows each row is a batch of its own.
         """
         if not self.by_rows:
-            return x, [*self.items]
+            return x, [*self.items[0 if self.scaled is None else 2 :]]
         rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
         if self.expected_m is None:
             group = torch.searchsorted(self.offs.cummax(0).values, rows, right=True)

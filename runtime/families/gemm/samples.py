@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from warploom.generator.epilogue import GATES, Residual, columns
-from warploom.generator.families.gemm import GemmOperation, GemmShape, Sparse
+from warploom.generator.families.gemm import SCALE_BLOCK, GemmOperation, GemmShape, Sparse
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product import steps
@@ -65,7 +65,7 @@ class GemmData:
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
         items = steps.samples(operation.epilogue, self._draws, at)
-        scales = self._block_scales(shape.m)
+        scales = self._block_scales(shape.m, shape.k)
         return Operands(a, b, (*scales, *items), wrong(out), self._mask())
 
     def _grouped(self) -> Operands:
@@ -76,7 +76,8 @@ class GemmData:
         m += (m + 1) // 2 if masked else 0  # which is more than count of any group
         total = groups * (m if by_rows else k)
         m, k = (total, k) if by_rows else (m, total)
-        a = self._draws.values(operation.a, (m, k) if by_rows else (k, m))
+        whole = operation.groups == "k" and operation.layout_a == "row"  # groups of whole k tiles
+        a = self._draws.values(operation.a, (m, k) if by_rows or whole else (k, m))
         weight = (n, k) if operation.layout_b == "col" else (k, n)
         b = self._draws.values(operation.b, (groups, *weight) if by_rows else weight)
         columns_of_d = columns(operation.epilogue, n)
@@ -91,13 +92,15 @@ class GemmData:
         if masked:
             ends = (self._draws.scales(groups) * shape.m).to(torch.int32)
         else:
-            chosen = (self._draws.scales(total) - 0.5) * groups  # of [0, groups)
+            each = SCALE_BLOCK if whole else 1  # rows of k that are of one group
+            chosen = (self._draws.scales(-(-total // each)) - 0.5) * groups  # of [0, groups)
             at = torch.arange(groups, device=self.device)
             ends = (chosen.to(torch.int64)[:, None] <= at).sum(0, dtype=torch.int32)
+            ends = (ends * each).clamp(max=total)
         return Operands(
-            a if by_rows else a.t(),
+            a if by_rows or whole else a.t(),
             b.mT if operation.layout_b == "col" else b,
-            (*self._block_scales(total), *items),
+            (*self._block_scales(m, k), *items),
             wrong(out),
             offs=ends,
             expected_m=shape.m if masked else None,
@@ -111,7 +114,7 @@ class GemmData:
         rows, columns = map(blocks_of, size_of(sparse, shape.m, shape.n, shape.k))
         return self._draws.scales(rows, columns) < 1  # of [0.5, 1.5)
 
-    def _block_scales(self, m: int) -> Iterator[Item]:
+    def _block_scales(self, m: int, k: int) -> Iterator[Item]:
         """The block scales of A and B, if any: those of rows as `warploom.cast` lays them out, one
         column after the other, those of 128x128 blocks side by side along k as in checkpoints.
         """
@@ -124,8 +127,9 @@ class GemmData:
         )
         for operand, rows, kind in operands:
             each = operation.scale_rows(operand)
-            batches = () if operand == "a" and operation.by_rows else self._batches
-            extents = (*batches, -(-rows // each), blocks_of(shape.k))
+            rows_of_all = operation.groups == "k" or (operand == "a" and operation.by_rows)
+            batches = () if rows_of_all else self._batches
+            extents = (*batches, -(-rows // each), blocks_of(k))
             drawn = self._draws.scales(*extents)
             if kind == "e8m0":  # 2^-1 to 2^2, by the exponents of 126 to 129
                 drawn = (124 + 4 * drawn).to(torch.uint8).view(torch.float8_e8m0fnu)
@@ -226,12 +230,13 @@ def grouped_call(
     values: dict[str, Any] = {item[0]: item[1] for item in one.listed}
     rows = [item[1] for item in one.listed if item[0] == "scale_row"]
     leading = bool(one.listed) and one.listed[0][0] == "scale_row"  # of A, not of the result
+    whole = [item[1] for item in one.listed if item[0] == "scale"]  # of one element each
     gates = [item for item in one.listed if steps.step_of(item).step in GATES]
     return GroupedCall(
         *(one.a, one.b, one.offs),  # type: ignore[arg-type]
         bias=values.get("bias"),
-        scale_a=values.get("scale_a", rows[0] if leading else None),
-        scale_b=values.get("scale_b", values.get("scale_column")),
+        scale_a=values.get("scale_a", rows[0] if leading else next(iter(whole), None)),
+        scale_b=values.get("scale_b", values.get("scale_column", next(iter(whole[1:]), None))),
         row_scale=rows[-1] if len(rows) > leading else None,
         residual=values.get("residual"),
         activation=values.get("activation"),

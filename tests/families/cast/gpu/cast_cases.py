@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +41,8 @@ def spec(
 _SMOKE = [
     one for path in smoke() for one in expand_file(path).specs if one.operation.family == "cast"
 ]
-SMOKE = [one for one in _SMOKE if one.operation.gate == "none"]  # type: ignore[attr-defined]
+_PLAIN = [one for one in _SMOKE if one.operation.gate == "none"]  # type: ignore[attr-defined]
+SMOKE = [one for one in _PLAIN if not one.operation.offsets]  # type: ignore[attr-defined]
 SQUARES = [
     spec(block, x=x, q=q, transpose=transpose, rounding=rounding)
     for block in ("1x128", "128x128", "tensor", "1x32", "row")
@@ -84,6 +86,20 @@ GATES = [
     for gate in ("relu", "silu", "gelu", "gelu_tanh")
     for gradient in (False, True)
 ]
+# Of rows in groups, which only casts of both orientations have.
+GROUPS = [
+    spec(block, x=x, q=q, transpose=True, offsets=True, rounding=rounding)
+    for block in ("1x128", "row", "tensor")
+    for x, q in (("bf16", "e4m3"), ("fp32", "e5m2"), ("fp16", "int8"))
+    for rounding in ("nearest", "stochastic")
+] + [
+    spec("1x128", transpose=True, offsets=True, pow2=True),
+    spec("tensor", transpose=True, offsets=True, static=True, amax=True),
+    spec("tensor", transpose=True, offsets=True, amax=True),
+    spec("1x128", transpose=True, offsets=True, gate="relu"),
+    spec("row", transpose=True, offsets=True, gate="relu", gradient=True),
+    spec("tensor", transpose=True, offsets=True, gate="relu", gradient=True),
+]
 EVERY = list({one.name: one for one in [*SMOKE, *SQUARES, *ROWS, *STATIC, *POWERS]}.values())
 
 
@@ -107,26 +123,63 @@ class Made:
         """What is right, by torch: on the CPU, but for large calls."""
         call = self.call
         if call.x.numel() <= ON_CPU:
-            names = ("x", "scale", "rounding_state", "gradient")
+            names = ("x", "scale", "rounding_state", "gradient", "offsets")
             moved = ((name, getattr(call, name)) for name in names)
             call = replace(call, **{n: None if t is None else t.cpu() for n, t in moved})
         return [one for one in RUNTIME.expected(call) if one is not None]
 
     def verify(self) -> list[torch.Tensor]:
         """Run it, and assert that each bit is right and that nothing else was written."""
-        results = self.run()
+        results, last = self.run(), self.last
         names = [
             n
             for n, is_computed in zip(CastCall.outputs, self.call.computed(), strict=True)
             if is_computed
         ]
         for name, one, right in zip(names, results, self.expected(), strict=True):
+            if self.call.offsets is not None:
+                assert_unwritten(name, one, last, self.last_t)
+                one, right = (of_groups(name, t, last, self.last_t) for t in (one, right))
             wrong = differ(one.cpu(), right.cpu())
             assert not wrong.any(), (name, int(wrong.sum()), wrong.nonzero()[:4].tolist())
         assert all(one.untouched_outside() for one in self.guarded)
         if self.call.amax is not None:
-            assert self.call.amax.item() == self.call.x.abs().max().item()
+            assert self.call.amax.item() == self.call.x[:last].abs().max().item()
         return results
+
+    @property
+    def last(self) -> int:
+        """The rows that count: all, or those of groups."""
+        offsets = self.call.offsets
+        return self.call.x.shape[0] if offsets is None else int(offsets.amax().clamp(min=0))
+
+    @property
+    def last_t(self) -> int:
+        """The columns of x.T that groups of rows have."""
+        assert self.call.offsets is not None
+        lengths = self.call.offsets.diff(prepend=self.call.offsets.new_zeros(1))
+        return 128 * int((lengths + 127).div(128, rounding_mode="floor").sum())
+
+
+def of_groups(name: str, result: torch.Tensor, last: int, last_t: int) -> torch.Tensor:
+    """What of a result groups have, of so many rows of x and columns of x.T."""
+    if name in ("q", "scale"):
+        return result[:last] if result.dim() else result
+    if name == "scale_t" and result.shape[1] > 1:
+        return result[:, : last_t // 128]
+    return result[:, :last_t] if name == "q_t" else result
+
+
+def assert_unwritten(name: str, result: torch.Tensor, last: int, last_t: int) -> None:
+    """Rows of no group, and columns behind the last, are as they were."""
+    rest = {"q": result[last:], "scale": result[last:]} if result.dim() else {}
+    if name == "q_t":
+        rest = {"q_t": result[:, last_t:]}
+    elif name == "scale_t" and result.shape[1] > 1:
+        rest = {"scale_t": result[:, last_t // 128 :]}
+    if name in rest:
+        one = rest[name].contiguous()
+        assert (one.view(INTEGERS[one.dtype.itemsize]) == -1).all(), name
 
 
 def differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -141,6 +194,9 @@ def differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def guarded(like: torch.Tensor, pad: int, shift: int) -> Guarded:
     """A tensor like a new one, whose rows (or columns) are longer and begin `shift` elements on."""
+    if like.dim() == 1:
+        row = guarded(like[None], pad, shift)
+        return Guarded(row.room, row.view[0], row.inside)
     rows, columns = like.shape if like.dim() else (1, 1)
     is_turned = like.dim() == 2 and like.stride(1) > like.stride(0)
     if is_turned:
@@ -171,10 +227,12 @@ def made(
     shift: int = 0,
     seed: int = 0,
     layout: str = "column_major",
+    ends: Sequence[int] | None = None,
 ) -> Made:
     """A call of a kernel; rows of x and of results are `pad` elements longer.
 
-    Magnitudes differ from block to block, and the largest is the last.
+    Magnitudes differ from block to block, and the largest is the last. Rows are in groups that end
+    at `ends`, or where it is drawn, if the kernel's are; those of no group are NaN.
     """
     operation: CastOperation = kernel.operation  # type: ignore[assignment]
     random = torch.Generator("cuda").manual_seed(seed + 7 * m + n)
@@ -207,6 +265,12 @@ def made(
         usual = call.results(Details(()))[1]
         assert usual is not None
         call.scale = torch.rand(usual.shape, generator=random, device="cuda") + 0.01
+    if operation.offsets:
+        if ends is None:
+            drawn_ends = torch.randint(m + 1, (9,), generator=random, device="cuda").sort()[0]
+            ends = drawn_ends.clamp(min=1).tolist()
+        call.offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        x[max(0, min(m, max(ends))) :] = torch.nan
     if operation.rounding == "stochastic":
         call.rounding_state = torch.randint(
             2**62, (2,), generator=random, device="cuda", dtype=torch.int64
@@ -215,7 +279,7 @@ def made(
         call.amax = torch.zeros(1, device="cuda")
     blank: Results = call.results(Details(()))
     rooms = [None if one is None else guarded(one, pad, shift) for one in blank]
-    call.out, call.scale_out, call.out_t, call.scale_t_out = (
+    call.out, call.scale_out, call.out_t, call.scale_t_out, call.ends_out = (
         None if one is None else one.view for one in rooms
     )
     return Made(call, [one for one in rooms if one is not None])

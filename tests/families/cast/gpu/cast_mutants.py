@@ -14,6 +14,7 @@ BOTH_ROWS = cases.spec("row", transpose=True)
 GATE = cases.spec("1x128", transpose=True, gate="relu")
 LONG_ROWS = cases.spec("row", cases.CastSchedule(256, 2, "cta"))
 STOCHASTIC = cases.spec("1x128", rounding="stochastic")
+GROUPS = cases.spec("1x128", transpose=True, offsets=True)
 
 
 def mutant(
@@ -102,6 +103,13 @@ MUTANTS = {
         wrong=("use(vectors[i], first + i * kStep)", "use(vectors[0], first + i * kStep)"),
         kernel=LONG_ROWS,
         n=8200,
+    ),
+    "a block of scales has rows of the next group": mutant(
+        wrong=("  p.m = at.end;  // past which x counts as zeros\n", ""), kernel=GROUPS
+    ),
+    "groups have no rows of zeros between them": mutant(
+        wrong=("before = side == 0 ? column0 : column_t;", "before = side == 0 ? column0 : row0;"),
+        kernel=GROUPS,
     ),
     "random numbers come twice": mutant(
         wrong=("(column / 8 + i) ^ state.y", "(column / 8) ^ state.y"), kernel=STOCHASTIC

@@ -37,11 +37,13 @@ def spec(
     **schedule: Any,
 ) -> KernelSpec:
     """Return a kernel; what is not given is the plainest. `scales` are A's of blocks, if any."""
-    layouts = ("col", "row") if groups == "k" else ("row", layout_b)
     blocks: dict[str, Any] = {}
     if scales:
         a, accumulation = "e4m3", "promoted"
-        blocks = {"block_scales": "row_block", "block_scale_a": scales}
+        scaling = "row_row" if groups == "k" else "row_block"
+        blocks = {"block_scales": scaling, "block_scale_a": scales}
+    by_k = groups == "k" and element(a).bits == 16
+    layouts = ("col", "row") if by_k else ("row", layout_b)
     operation = GemmOperation(
         *(a, a, d, *layouts, epilogue, accumulation),  # type: ignore[arg-type]
         batched=True,
@@ -106,7 +108,23 @@ BY_K = [
     spec((128, 128), "k", **PINGPONG),
     spec((64, 64), "k", consumers=1, store="direct", a="fp16", d="fp16"),
 ]
-KERNELS = [*ROWS, *BLOCKS, *MASKED, *BY_K]
+# Groups of k in 8 bits, which have whole k tiles.
+WHOLE_K = [
+    spec((128, 256), "k", a="e4m3", cluster=(2, 1)),
+    spec((128, 128), "k", a="e4m3", d="fp32", **PINGPONG),
+    spec((128, 128), "k", a="e4m3", accumulation="promoted", epilogue=(ROW, COLUMN)),
+    spec((64, 64), "k", a="int8", d="int32", consumers=1, store="direct"),
+    spec((64, 128), "k", a="e4m3", **SWAPPED),
+]
+BLOCKS_OF_K = [
+    spec((128, 128), "k", scales="fp32", d="fp32"),
+    spec((256, 128), "k", scales="fp32"),
+    spec((64, 128), "k", scales="fp32", **PINGPONG),
+    spec((64, 64), "k", scales="e8m0", consumers=1),
+    spec((64, 128), "k", scales="fp32", **SWAPPED),
+    spec((64, 64), "k", scales="fp32", d="fp32", consumers=1, store="direct"),
+]
+KERNELS = [*ROWS, *BLOCKS, *MASKED, *BY_K, *WHOLE_K, *BLOCKS_OF_K]
 
 
 @dataclass(frozen=True)
@@ -237,6 +255,8 @@ def call(
     routing = routing.masked if masked else routing
     offs = routing.lengths(generator) if masked else routing.offsets(generator)
     kind, d_kind = TORCH[operation.a], TORCH[operation.d]
+    if operation.groups == "k" and element(operation.a).bits == 8:
+        return _whole_k(kernel, routing, offs, generator, along_k=along_k)
     ends = offs.tolist()
     counts = ends if masked else [b - a for a, b in zip([0, *ends], ends, strict=False)]
     if operation.groups == "k":
@@ -278,6 +298,49 @@ def call(
             255 if scale.dtype.itemsize == 1 else torch.nan
         )
     return made
+
+
+EACH = 8  # times as many of k as a routing has, so that few groups are empty
+
+
+def _whole_k(
+    kernel: KernelSpec,
+    routing: Routing,
+    offs: torch.Tensor,
+    generator: torch.Generator,
+    *,
+    along_k: bool,
+) -> Call:
+    """A call with groups of k that begin at multiples of 128."""
+    operation = cast("GemmOperation", kernel.operation)
+    kind, d_kind = TORCH[operation.a], TORCH[operation.d]
+    odd = kernel.schedule.store == "direct"  # type: ignore[attr-defined]
+    offs = (offs * EACH + 127) // 128 * 128
+    ends, blocks = offs.tolist(), (routing.size * EACH + 127) // 128
+    (m, n), k = SIDES["k"], 128 * blocks
+    n += odd
+    a, b = guarded(m, k, kind), guarded(k, n, kind, "col")
+    d = guarded(m, n, d_kind, odd=odd, batches=(routing.groups,))
+    for matrix in (a.view, b.view.t()):
+        fill(matrix, generator)
+        for group in range(0, routing.groups, 3):  # whose neighbours must not see it
+            poison(matrix[:, 0 if group == 0 else ends[group - 1] : ends[group]])
+        poison(matrix[:, ends[-1] :])
+    keywords: dict[str, Any] = {}
+    if operation.block_scales != "none":
+        for name, rows, type_ in (
+            ("scale_a", m, operation.block_scale_a),
+            ("scale_b", n, operation.block_scale_b),
+        ):
+            scale = drawn(generator, rows, blocks)
+            scale[:, ends[-1] // 128 :] = torch.nan
+            if type_ == "e8m0":
+                scale = (124 + 4 * scale.nan_to_num(nan=32.75)).to(torch.uint8)
+                scale = scale.view(torch.float8_e8m0fnu)
+            keywords[name] = scale if along_k else along_rows(scale)
+    elif operation.epilogue:
+        keywords = {"scale_a": drawn(generator, m), "scale_b": drawn(generator, n)}
+    return Call(kernel, a, b, d, offs, keywords)
 
 
 def drawn(generator: torch.Generator, *extents: int) -> torch.Tensor:
@@ -396,6 +459,18 @@ MUTANTS = {
     ),
     "the last k tile of a group has rows of the next": Mutant(
         BY_K[0], r"end = min\(full_end, at\.k_end\)", _SHAPE, "end = full_end"
+    ),
+    "a group of whole k tiles begins where the one before does": Mutant(
+        WHOLE_K[0],
+        r"min\(table\.ends\[place\.batch\], place\.k_end\)",
+        _SHAPE,
+        "min(table.ends[max(place.batch - 1, 0)], place.k_end)",
+    ),
+    "a group of k has the block scales of the first": Mutant(
+        BLOCKS_OF_K[0],
+        r"at\.m \+ \(first \+ k_tile\) \* p\.a_scales_k",
+        _SHAPE,
+        "at.m + k_tile * p.a_scales_k",
     ),
 }
 

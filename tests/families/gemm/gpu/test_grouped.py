@@ -39,6 +39,12 @@ def test_groups_are_multiplied_and_nothing_else(
     grouped.verify(grouped.call(kernel, routing))
 
 
+@pytest.mark.parametrize("kernel", grouped.BLOCKS_OF_K, ids=short)
+def test_block_scales_of_groups_of_k_are_read_wherever_they_lie(kernel: KernelSpec) -> None:
+    for name in ("ragged", "skewed", "most are empty", "a row"):
+        grouped.verify(grouped.call(kernel, grouped.ROUTINGS[name], seed=3, along_k=True))
+
+
 @pytest.mark.parametrize("k", [400, 2880, 64])
 @pytest.mark.parametrize("kernel", grouped.BLOCKS, ids=short)
 def test_block_scales_are_read_wherever_they_lie(kernel: KernelSpec, k: int) -> None:
@@ -87,7 +93,11 @@ def test_a_kernel_that_takes_a_neighbour_for_its_own_is_caught(name: str) -> Non
     assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("kernel", [grouped.ROWS[0], grouped.ROWS[7], grouped.BY_K[0]], ids=short)
+@pytest.mark.parametrize(
+    "kernel",
+    [grouped.ROWS[0], grouped.ROWS[7], grouped.BY_K[0], grouped.WHOLE_K[0]],
+    ids=short,
+)
 def test_one_graph_serves_all_routings(kernel: KernelSpec) -> None:
     routing = grouped.ROUTINGS["ragged"]
     made = grouped.call(kernel, routing)
@@ -136,12 +146,13 @@ def test_offsets_that_only_the_device_sees_are_clamped(ends: list[int]) -> None:
         exact, bound = made.exact()
         last = int(clamped[-1])
         assert_within(d[:last], exact[:last], bound[:last])
-    by_k = grouped.call(grouped.BY_K[0], grouped.Routing(700, 6, "even", 0))
-    by_k.offs.copy_(offs)
-    by_k.d.room.fill_(-1)
-    by_k.run()
-    torch.cuda.synchronize()
-    assert by_k.d.untouched_outside()
+    for kernel in (grouped.BY_K[0], grouped.WHOLE_K[0], grouped.BLOCKS_OF_K[0]):
+        by_k = grouped.call(kernel, grouped.Routing(700, 6, "even", 0))
+        by_k.offs.copy_(offs)
+        by_k.d.room.fill_(-1)
+        by_k.run()
+        torch.cuda.synchronize()
+        assert by_k.d.untouched_outside()
 
 
 def test_results_are_the_same_in_every_run_and_on_another_stream() -> None:
