@@ -234,8 +234,9 @@ class GatedMLP(torch.nn.Module):
         if both is not None:
             both.separate()
         for layer in PROJECTIONS[:2]:
-            for parameter in vars(self._modules[layer])["_parameters"].values():
-                separate(parameter)
+            for module in cast("torch.nn.Module", self._modules[layer]).modules():  # an adapter's
+                for parameter in module._parameters.values():
+                    separate(parameter)
 
     def _trained(
         self,
