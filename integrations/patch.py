@@ -92,11 +92,11 @@ class Patch:
                 parent._modules[name] = self._originals[child]
         for parent, name, child in list(_children(model)):
             if isinstance(child, GatedMLP) and child in self._gated:
-                original = self._gated[child]
+                own = self._gated[child]
                 child.separate()
-                original.training = child.training
-                original._modules = {**child._modules}  # adapters and all that came since
-                parent._modules[name] = original
+                own.training = child.training
+                own._modules = {**child._modules}  # adapters and all that came since
+                parent._modules[name] = own
         for one in self._calls:
             one.undo()
         _patched.difference_update([*self._originals, *self._gated, model])

@@ -10,14 +10,12 @@ rounding is its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 
-from warploom.arguments import is_number
 from warploom.generator.step import Reads, Step
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps import operand
@@ -180,8 +178,3 @@ class Draws:
     def zeros(self, *extents: int) -> torch.Tensor:
         """An fp32 tensor of zeros."""
         return torch.zeros(extents, device=self.device)
-
-
-def finite(value: object) -> bool:
-    """True for a number, but for infinities, NaN and truth values."""
-    return is_number(value) and math.isfinite(cast("float", value))
