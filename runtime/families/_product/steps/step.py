@@ -29,6 +29,11 @@ Item = tuple[Any, ...]
 ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
 
 
+_VALUES = ("apply", "error")
+_BESIDE = ("write", "rounded")
+_BOTH = "apply and error, or neither and write or rounded"
+
+
 class TorchStep(Generic[StepT]):
     """A step, as items ask for it; it holds nothing of any.
 
@@ -51,6 +56,19 @@ class TorchStep(Generic[StepT]):
     in_place: ClassVar[bool] = False
     overwrites: ClassVar[bool] = False
     no_gradient: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError for a step that would leave values as they are because it forgot to say.
+
+        Those that only write an output, or round, leave `apply` and `error` out together.
+        """
+        super().__init_subclass__(**options)
+        missing = [name for name in _VALUES if not _is_own(cls, name)]
+        passive = any(_is_own(cls, name) for name in _BESIDE)
+        if hasattr(cls, "step") and missing and not (passive and len(missing) == len(_VALUES)):
+            raise TypeError(
+                f"{cls.__name__} without {' and '.join(missing)}: a step must have both {_BOTH}"
+            )
 
     def columns(self, n: int) -> int:
         """Columns that are left of the n that it is given."""
@@ -80,7 +98,7 @@ class TorchStep(Generic[StepT]):
         """Raise ProblemError for a number of the item that is not finite."""
 
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        """The step on x [.., m, n], in x's own precision; unless it says so, it changes nothing."""
+        """The step on x [.., m, n], in x's own precision; one that only writes leaves it out."""
         return x
 
     def beside(self, x: torch.Tensor, item: Item) -> torch.Tensor:
@@ -132,6 +150,10 @@ class TorchStep(Generic[StepT]):
             return (word, next(given.tensors), given.written.get(word))
         tensor = given.written.get(word) if self.step.auxiliary else next(given.tensors)
         return (word, tensor, next(given.numbers)) if self.number else (word, tensor)
+
+
+def _is_own(kind: type[TorchStep[Any]], name: str) -> bool:
+    return getattr(kind, name) is not getattr(TorchStep, name)
 
 
 @dataclass(slots=True)
