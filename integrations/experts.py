@@ -6,13 +6,14 @@ knows, and summed again: one captured CUDA graph serves every routing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
-from warploom.arguments import is_number, require_boolean
+from warploom.arguments import is_finite, is_number, require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateFunction, GateLayout
 from warploom.generator.families.gemm import SCALE_BLOCK
@@ -120,6 +121,7 @@ def experts(
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
     _check_types(given, {**biases, **scales}, alpha, limit, transposed)
     kind, shape = hidden.dtype, hidden.shape
+    alpha, limit = float(alpha), float(limit)  # for torch, which takes no fractions
     hidden, ids, weights = (one.flatten(0, -2) for one in (hidden, ids, weights))
     gate_up, down = _lowered(gate_up), _lowered(down)
     if isinstance(gate_up, torch.Tensor) and gate_up.dtype in _TYPES:
@@ -283,8 +285,11 @@ def _check_types(
     if not torch.compiler.is_dynamo_compiling():
         require_tensors("warploom.experts", [*given.items(), *biases.items()], [*given])
         for name, value in (("alpha", alpha), ("limit", limit)):
-            if not is_number(value):
-                _refuse(f"{name} {shown(value)}", "must be a number", "pass a float")
+            unlimited = name == "limit" and is_number(value) and value == math.inf
+            if not is_finite(value) and not unlimited:
+                _refuse(
+                    f"{name} {shown(value)}", "must be a number, finite in fp32", "pass a float"
+                )
         require_boolean("transposed", transposed)
     if not given["hidden"].is_floating_point():
         _refuse(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, Self, cast
 
@@ -83,7 +84,8 @@ class GatedMLP(torch.nn.Module):
     `warploom.patch` makes them of checkpoints, the input is quantized once. If they are
     warploom.nn.QuantizedLinear without biases, `join()` makes them one weight. Everything else is
     computed layer by layer, with the same meaning: in compiled functions of 16 bits without
-    gradients, if a layer has hooks or was replaced, and if the memory of the weights was separated.
+    gradients, if a layer or `act_fn` has hooks or was replaced, and if the memory of the weights
+    was separated.
 
     Example:
         >>> layer = warploom.nn.GatedMLP(64, 256, dtype=torch.bfloat16)
@@ -127,6 +129,9 @@ class GatedMLP(torch.nn.Module):
             [.., hidden].
         """
         gate, up, down = (self._modules[name] for name in PROJECTIONS)
+        function = self._modules.get("act_fn")
+        if function is not None and not _applies(function, self.gate):
+            return cast("torch.Tensor", down(function(gate(x)) * up(x)))  # type: ignore[misc]
         both = cast("GateUp | None", self._modules.get("gate_up"))
         if both is not None and both.holds(gate, up) and all(map(_unhooked, both.layers)):
             return cast("torch.Tensor", down(both(x, self.gate)))  # type: ignore[misc]
@@ -145,8 +150,8 @@ class GatedMLP(torch.nn.Module):
                 hidden = self._gated(x, gate, up)
             if hidden is not None:
                 return cast("torch.Tensor", down(hidden))  # type: ignore[misc]
-        function = self._modules.get("act_fn") or ACTIVATIONS[self.gate]
-        return cast("torch.Tensor", down(function(gate(x)) * up(x)))  # type: ignore[misc]
+        by_torch = function or ACTIVATIONS[self.gate]
+        return cast("torch.Tensor", down(by_torch(gate(x)) * up(x)))  # type: ignore[misc]
 
     @classmethod
     def from_torch(cls, module: torch.nn.Module) -> Self:
@@ -202,7 +207,9 @@ class GatedMLP(torch.nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """As a module's, after which parameters have memory of their own: it is joined again."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        both = cast("GateUp | None", self._modules.get("gate_up"))
+        with nullcontext() if both is None else both.moving():
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.join()
         return self
 
@@ -227,8 +234,9 @@ class GatedMLP(torch.nn.Module):
         if both is not None:
             both.separate()
         for layer in PROJECTIONS[:2]:
-            for parameter in vars(self._modules[layer])["_parameters"].values():
-                separate(parameter)
+            for module in cast("torch.nn.Module", self._modules[layer]).modules():  # an adapter's
+                for parameter in module._parameters.values():
+                    separate(parameter)
 
     def _trained(
         self,
@@ -475,6 +483,11 @@ def _plain(
     elif type(layer) is not torch.nn.Linear or recipe is not None:
         return False
     return _unhooked(layer)
+
+
+def _applies(activation: torch.nn.Module, gate: str) -> bool:
+    """Whether a module of transformers is this function, and nobody is told of its calls."""
+    return FUNCTIONS.get(type(activation).__name__) == gate and _unhooked(activation)
 
 
 def _unhooked(layer: torch.nn.Module) -> bool:

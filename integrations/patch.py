@@ -73,8 +73,9 @@ class Patch:
         """Put the model's own modules and its attention back; a second time does nothing.
 
         The modules are the objects that they were, wherever the layers in their place are by now,
-        with the parameters, the mode and the hooks that these have. One that was interrupted is
-        finished by another call. Raises ProblemError, and leaves the model as it is, where a
+        with the parameters, the mode and the hooks that these have; gated layers have the modules,
+        such as adapters, that were put into them since. One that was interrupted is finished by
+        another call. Raises ProblemError, and leaves the model as it is, where a
         layer's parameters have other names than its own had, and where weights were packed.
         """
         self._require_weights()
@@ -89,10 +90,13 @@ class Patch:
         for parent, name, child in list(_children(model)):
             if isinstance(child, Linear | Float8Linear) and child in self._originals:
                 parent._modules[name] = self._originals[child]
-            elif isinstance(child, GatedMLP) and child in self._gated:
-                self._gated[child].training = child.training
+        for parent, name, child in list(_children(model)):
+            if isinstance(child, GatedMLP) and child in self._gated:
+                own = self._gated[child]
                 child.separate()
-                parent._modules[name] = self._gated[child]
+                own.training = child.training
+                own._modules = {**child._modules}  # adapters and all that came since
+                parent._modules[name] = own
         for one in self._calls:
             one.undo()
         _patched.difference_update([*self._originals, *self._gated, model])

@@ -6,7 +6,8 @@ asks for one of them: then each has memory of its own again, with the bytes that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self, cast
 
 import torch
@@ -27,6 +28,9 @@ from warploom.runtime.families.mixed_gemm.api import mixed_gemm
 from warploom.runtime.operator import is_distributed
 
 MULTIPLE = 8  # of rows of the gate, and of up
+# What a call of a layer reads of it: a layer that is given another is no part of one kernel.
+_READ = ("activation", "forward", "metadata")
+_ASSIGNED = "assign_to_params_buffers"  # of torch: whether a state's tensors become parameters
 
 _joining = fork_lock()  # guards which layers have a weight of their own: several threads may ask
 
@@ -46,6 +50,7 @@ class GateUp(torch.nn.Module):
     def __init__(self, gate: QuantizedLinear, up: QuantizedLinear) -> None:
         super().__init__()
         self.layers = gate, up  # in a tuple, which makes them no children
+        self.is_moving = False
         self.join()
 
     def forward(self, x: torch.Tensor, function: GateFunction) -> torch.Tensor:
@@ -87,8 +92,7 @@ class GateUp(torch.nn.Module):
             with torch.inference_mode(False), torch.no_grad():
                 weight = interleave(gate.weight, up.weight)
             self.metadata = weight.metadata
-            for name, tensor in weight.tensors().items():
-                self.register_parameter(name, FrozenParameter(tensor))
+            self._parameters = _frozen(weight)
             for half, layer in enumerate(self.layers):
                 # Past torch, which would make it a child.
                 vars(layer).update(_gate_up=self, _half=half)
@@ -101,17 +105,47 @@ class GateUp(torch.nn.Module):
             if not self._parameters:
                 return
             with torch.inference_mode(False), torch.no_grad():
-                halves = [self.weight_of(index) for index in range(2)]
+                halves = [self._apart(index) for index in range(2)]
             for layer, weight in zip(self.layers, halves, strict=True):
-                own = {name: FrozenParameter(one) for name, one in weight.tensors().items()}
-                layer._parameters = {**own, **layer._parameters}
+                layer._parameters = {**_frozen(weight), **layer._parameters}
                 layer.__class__ = QuantizedLinear
                 for name in ("_gate_up", "_half"):
                     del vars(layer)[name]
             self._parameters = {}
 
-    def weight_of(self, index: int) -> PackedWeight:
-        """The weight of one of the layers, in memory of its own."""
+    def weight_of(self, index: int) -> PackedWeight | None:
+        """The weight of one of the layers, in memory of its own; None if it has one already."""
+        with _joining:
+            return self._apart(index) if self._parameters else None
+
+    def write(self, index: int, weight: PackedWeight) -> None:
+        """Write the weight of one of the layers to the memory where kernels read it.
+
+        That memory stays, as a parameter's that torch loads: CUDA graphs have its address.
+        """
+        with _joining, torch.inference_mode(False), torch.no_grad():
+            if self._parameters:
+                other = self._apart(1 - index)
+                weight = interleave(*((other, weight) if index else (weight, other)))
+            kept = self._parameters or self.layers[index]._parameters
+            for name, tensor in weight.tensors().items():
+                cast("torch.Tensor", kept[name]).copy_(tensor)
+
+    def can_be_written(self) -> bool:
+        """Whether its memory is there, and whole."""
+        found = [*self._parameters.values()]
+        return all(type(one) is FrozenParameter and not one.is_meta for one in found)
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While this and both layers are moved or converted together."""
+        self.is_moving = True
+        try:
+            yield
+        finally:
+            self.is_moving = False
+
+    def _apart(self, index: int) -> PackedWeight:
         if is_distributed(self.data):
             raise ProblemError(
                 "a gated layer with quantized weights, whose parameters are sharded",
@@ -148,69 +182,114 @@ class GateUp(torch.nn.Module):
 
 
 class InterleavedLinear(QuantizedLinear):
-    """A QuantizedLinear whose weight is in a GateUp, and becomes its own when it is asked for."""
+    """A QuantizedLinear whose weight is in a GateUp, and becomes its own when it is asked for.
+
+    What needs the weight as parameters asks `separated` for the layer, which is a QuantizedLinear
+    from then on. Another thread may make it one at any time: so there is no `super()` here.
+    """
 
     _gate_up: GateUp
     _half: int
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name in vars(self).get("_names", ()):
-            self._separate()
-            return getattr(self, name)
-        return super().__getattr__(name)
+            return getattr(separated(self), name)
+        return QuantizedLinear.__getattr__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+        changed = name in _READ or name in self._names
+        QuantizedLinear.__setattr__(separated(self) if changed else self, name, value)
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """Register a parameter, as torch does, of a layer with a weight of its own."""
-        self._separate()
-        self.register_parameter(name, param)
+        separated(self).register_parameter(name, param)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters of the layer, for who asks it and not the model.
+
+        What goes through all modules, as fully_shard does without `recurse`, finds the GateUp's.
+        """
+        asked = separated(self) if recurse else self
+        return QuantizedLinear.named_parameters(asked, prefix, recurse, remove_duplicate)
 
     def reset_parameters(self) -> None:
         """Make the weight 0, as that of a new layer."""
-        self._separate()
-        self.reset_parameters()
+        separated(self).reset_parameters()
 
-    def _separate(self) -> None:
-        both = cast("GateUp | None", vars(self).get("_gate_up"))
-        if both is None:  # another thread was first
-            return
-        both.separate()
-        if type(self) is InterleavedLinear:  # a shallow copy, which has what its original has
-            original = both.layers[self._half]
-            own = {name: getattr(original, name) for name in self._names}
-            self._parameters = {**own, **self._parameters}
-            self.__class__ = QuantizedLinear  # type: ignore[assignment]
-            for name in ("_gate_up", "_half"):
-                del vars(self)[name]
-
-    def _is_copied(self) -> bool:
-        return self._gate_up.layers[self._half] is not self
+    def _packed(self) -> list[torch.Tensor]:
+        """The weight's tensors; compilers, which cannot trace locks, take both weights apart."""
+        if not torch.compiler.is_dynamo_compiling():
+            return QuantizedLinear._packed(self)
+        return [*self._gate_up._apart(self._half).tensors().values()]
 
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> QuantizedLinear:
-        """Move both layers: their weight is one."""
-        if self._is_copied():
-            self._separate()
-            return self._apply(fn, recurse)
+        """Move the layer; where its GatedMLP moves, the weight does with that of the other."""
+        both = _joined(self)
+        if both is None or not both.is_moving:
+            return separated(self)._apply(fn, recurse)
         torch.nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
-        self._gate_up._apply(fn)
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self._gate_up.data.device)).dtype
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=both.data.device)).dtype
         return self
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        if keep_vars or self._is_copied():  # who asks for parameters may write to them
-            self._separate()
-            self._save_to_state_dict(destination, prefix, keep_vars)
-            return
-        for name, tensor in self._gate_up.weight_of(self._half).tensors().items():
-            destination[prefix + name] = tensor
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+        both = None if keep_vars else _joined(self)  # who asks for parameters may write to them
+        weight = both and both.weight_of(both.layers.index(self))
+        tensors = weight.tensors() if weight else {}
+        destination.update({prefix + name: tensor for name, tensor in tensors.items()})
+        saved = self if weight else separated(self)
+        QuantizedLinear._save_to_state_dict(saved, destination, prefix, keep_vars)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._separate()
-        self._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        *collected: Any,
+    ) -> None:
+        """Load into a layer apart, whose weight is then written to where kernels read it."""
+        both = None if local_metadata.get(_ASSIGNED, False) else _joined(self)
+        half = both.layers.index(self) if both else 0
+        weight = both.weight_of(half) if both and both.can_be_written() else None
+        if both is None or weight is None:
+            separated(self)._load_from_state_dict(state_dict, prefix, local_metadata, *collected)
+            return
+        layer = QuantizedLinear.from_packed(weight)
+        layer._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks
+        layer._load_from_state_dict(state_dict, prefix, local_metadata, *collected)
+        if any(prefix + name in state_dict for name in self._names):
+            both.write(half, layer.weight)
+
+
+def separated(layer: QuantizedLinear) -> QuantizedLinear:
+    """Return a layer, which has a weight of its own by then; and so has the other of its two."""
+    both = cast("GateUp | None", vars(layer).get("_gate_up"))
+    if both is None:  # another thread was first
+        return layer
+    both.separate()
+    if type(layer) is InterleavedLinear:  # a shallow copy, which has what its original has
+        original = both.layers[layer._half]
+        own = {name: getattr(original, name) for name in layer._names}
+        layer._parameters = {**own, **layer._parameters}
+        layer.__class__ = QuantizedLinear  # type: ignore[assignment]
+        for name in ("_gate_up", "_half"):
+            vars(layer).pop(name, None)
+    return layer
+
+
+def _joined(layer: QuantizedLinear) -> GateUp | None:
+    """Where the weight of a layer is; None if that is a copy, or has one of its own."""
+    both = cast("GateUp | None", vars(layer).get("_gate_up"))
+    return both if both is not None and any(one is layer for one in both.layers) else None
+
+
+def _frozen(weight: PackedWeight) -> dict[str, torch.nn.Parameter | None]:
+    return {name: FrozenParameter(one) for name, one in weight.tensors().items()}
 
 
 def interleavable(gate: object, up: object) -> bool:

@@ -211,10 +211,13 @@ class WarploomQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Record what was quantized, so that the model's configuration says it.
 
-        Raises ProblemError for a weight that the checkpoint lacks: transformers only warns of it.
+        Raises ProblemError for a weight that the checkpoint lacks: transformers only warns of it. A
+        bias that a checkpoint of 16 or 32 bits lacks is 0, as transformers makes those of others.
         """
         if self.pre_quantized:
             _check_read(model)
+        else:
+            _zero_unread_biases(model)
         self.quantization_config.layers = records(model)
         return model
 
@@ -229,13 +232,24 @@ class WarploomQuantizer(HfQuantizer):  # type: ignore[misc]
 def _check_read(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
-            for part in module.metadata.tensors():
+            parts = [*module.metadata.tensors(), *["bias"] * (module.bias is not None)]
+            for part in parts:
                 if not getattr(module.get_parameter(part), READ, False):
                     raise ProblemError(
                         f"{name}.{part} is not in the checkpoint",
                         rule="must be there: config.json lists the layer as quantized",
                         fix="save the model again, or download the checkpoint again",
                     )
+
+
+def _zero_unread_biases(model: torch.nn.Module) -> None:
+    """Fill biases that transformers left as memory that nothing wrote to: it takes quantized
+    layers for filled.
+    """
+    for module in model.modules():
+        bias = module.bias if isinstance(module, QuantizedLinear) else None
+        if bias is not None and not getattr(bias, READ, False):
+            torch.nn.init.zeros_(bias)
 
 
 def _plain(module: QuantizedLinear, dtype: torch.dtype) -> torch.nn.Linear:

@@ -6,9 +6,7 @@ Python takes "no" for true and True for 1: neither is taken here. Warm calls ask
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
-from contextlib import suppress
 from numbers import Real
 from typing import cast
 
@@ -23,6 +21,14 @@ shown = brief  # any argument, shortly
 def is_number(value: object) -> bool:
     """True for a real number that is no boolean."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def is_finite(value: object) -> bool:
+    """True for a real number that is no boolean, and finite in fp32, as kernels are given it."""
+    return is_number(value) and -_LARGEST <= cast(float, value) <= _LARGEST
 
 
 _BOOLEAN_FIX = "pass the boolean itself: any string that is not empty would count as True"
@@ -43,10 +49,8 @@ def require_boolean(
 
 def require_number(name: str, value: object, *, fix: str = "pass a float") -> None:
     """Raise ProblemError unless `value` is a finite number."""
-    if is_number(value):
-        with suppress(OverflowError):  # an int that no float holds
-            if math.isfinite(cast(float, value)):
-                return
+    if is_finite(value):
+        return
     kind = "" if is_number(value) else f" of type {type(value).__name__}"
     raise ProblemError(f"{name} {shown(value)}{kind}", rule="must be a finite number", fix=fix)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,36 @@ def test_a_saved_model_that_was_damaged_is_refused(tmp_path: Path, what: str) ->
     _change(tmp_path / "saved", what)
     with pytest.raises(ProblemError):
         load(tmp_path / "saved")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("Qwen2", "self_attn.k_proj.bias"), ("GptOss", "mlp.experts.gate_up_proj_bias")],
+)
+def test_biases_that_are_not_in_a_checkpoint_are_no_memory_of_before(
+    tmp_path: Path, name: str, place: str
+) -> None:
+    """Transformers takes quantized layers for filled: such biases were whatever memory had."""
+    made = saved(tmp_path / "given", name)
+    lost, kept = (f"model.layers.{layer}.{place}" for layer in (1, 0))
+    for one in (lost, kept):
+        torch.nn.init.normal_(made.get_parameter(one))
+    made.save_pretrained(tmp_path / "given")
+    options = {"format": "int8", "group": 32}
+    patch = warploom.patch(made, weights=options, attention=False)  # type: ignore[arg-type]
+    assert patch.rows
+    made.save_pretrained(tmp_path / "quantized")
+    if name == "GptOss":  # whose experts from_pretrained does not quantize
+        lost = "model.layers.1.mlp.experts.gate_up_proj.1.bias"
+    else:
+        change(tmp_path / "given", lambda tensors: tensors.pop(lost))
+        found = load(tmp_path / "given", warploom.WarploomConfig("int8", 32))
+        assert not found.get_parameter(lost).any()
+        assert torch.equal(found.get_parameter(kept), made.get_parameter(kept))
+    change(tmp_path / "quantized", lambda tensors: tensors.pop(lost))
+    with pytest.raises(ProblemError, match=f"{re.escape(lost)} is not in the checkpoint"):
+        load(tmp_path / "quantized")
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -237,7 +238,10 @@ def test_compiled_code_has_the_same_results_and_gradients() -> None:
         ({"hidden": torch.zeros(TOKENS, H, dtype=torch.int32)}, "must be floating-point"),
         ({"hidden": [0.0]}, "must be a torch tensor"),
         ({"gate": "swiglu_oai", "alpha": "1.7"}, "alpha '1.7': must be a number"),
+        ({"gate": "swiglu_oai", "alpha": math.nan}, "alpha nan: must be a number, finite in fp32"),
         # Each of these was an error of torch's.
+        ({"gate": "swiglu_oai", "limit": 1e39}, "limit 1e.39: must be a number, finite in fp32"),
+        ({"limit": torch.ones(2)}, r"limit <tensor \[2\]>: must be a number"),
         ({"gate_up": torch.zeros(8)}, r"gate_up \[8\], down .* must be \[E, 2 I, H\]"),
         ({"gate_up": torch.zeros(EXPERTS, 2 * INNER, H).int()}, "must be of one type"),
         ({"ids": chosen() + 7}, f"ids with .*must be from 0 to {EXPERTS - 1}.*pass first_expert"),

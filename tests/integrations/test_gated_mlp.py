@@ -92,6 +92,26 @@ def test_the_layers_compute_where_one_product_would_not_serve(
     assert len(products) == 1
 
 
+@torch.no_grad()
+def test_what_a_model_has_between_the_layers_is_called_where_it_is_watched_or_another(
+    products: list[dict[str, Any]],
+) -> None:
+    """A hook that never ran, and a function that took no part in the result."""
+    speaking = model("Llama", "eager")
+    warploom.patch(speaking, attention=False)
+    mlp, x = speaking.model.layers[0].mlp, torch.randn(5, 64).to(BF16)
+    expected = mlp(x)
+    assert len(products) == 1
+    seen: list[torch.Tensor] = []
+    hook = mlp.act_fn.register_forward_hook(lambda *given: seen.append(given[2]))
+    assert torch.equal(mlp(x), mlp.down_proj(seen[0] * mlp.up_proj(x)))
+    assert len(seen) == len(products) == 1
+    hook.remove()
+    assert torch.equal(mlp(x), expected) and len(products) == 2
+    mlp.act_fn = torch.nn.Tanh()
+    assert torch.equal(mlp(x), mlp.down_proj(torch.tanh(mlp.gate_proj(x)) * mlp.up_proj(x)))
+
+
 def test_parameters_stay_what_they_are_and_follow_the_model(
     products: list[dict[str, Any]],
 ) -> None:

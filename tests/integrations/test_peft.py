@@ -56,6 +56,27 @@ def test_adapters_alone_train(options: dict[str, Any]) -> None:
     assert changed == trainable(speaking)
 
 
+@torch.no_grad()
+def test_adapters_stay_where_a_patch_is_undone() -> None:
+    """The layers that a GatedMLP had taken the place of came back as they were before it."""
+    speaking = model("Llama", "eager")
+    patch = warploom.patch(speaking)
+    trained = adapted(speaking)
+    for name, one in trained.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(one)
+    mlp = speaking.model.layers[0].mlp
+    expected, modules, state = trained(IDS).logits, {**mlp._modules}, trained.state_dict()
+    patch.undo()
+    mlp = speaking.model.layers[0].mlp
+    assert type(mlp).__name__ == "LlamaMLP" and mlp._modules == modules
+    assert type(mlp.gate_proj.base_layer) is torch.nn.Linear
+    weights = {one.untyped_storage().data_ptr() for one in mlp.parameters()}
+    assert len(weights) == len([*mlp.parameters()])
+    assert (trained(IDS).logits - expected).abs().max() <= 0.05 * expected.abs().max()
+    assert all(torch.equal(one, state[name]) for name, one in trained.state_dict().items())
+
+
 @pytest.mark.parametrize("options", [{}, {"bias": "all"}])
 def test_adapters_are_saved_alone_and_loaded(tmp_path: Path, options: dict[str, Any]) -> None:
     """Into a base that is quantized alike; biases too, which are a part of a quantized layer."""

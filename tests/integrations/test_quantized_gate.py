@@ -280,3 +280,100 @@ def test_two_threads_that_ask_for_weights_both_get_them(
         layers = (mlp.gate_proj, mlp.up_proj)
         found = [*pool.map(lambda layer: layer.weight.dequantize(), layers)]
     assert [one.shape for one in found] == [(mlp.gate_proj.out_features, 64)] * 2
+
+
+def joined(seed: int = 0) -> GatedMLP:
+    torch.manual_seed(seed)
+    mlp = GatedMLP(64, 96, dtype=BF16)
+    for name in ("gate_proj", "up_proj"):
+        setattr(mlp, name, QuantizedLinear.from_linear(getattr(mlp, name), "int8", 32))
+    mlp.join()
+    return mlp
+
+
+@torch.no_grad()
+def test_a_state_is_loaded_to_where_kernels_read_the_weight(gated: list[Any]) -> None:
+    """A CUDA graph that was captured before would read memory that is another's by now."""
+    mlp, other, x = joined(), joined(1), torch.ones(2, 64, dtype=BF16)
+    places = {name: one.data_ptr() for name, one in mlp.named_parameters()}
+    before, state = mlp.state_dict(), other.state_dict()
+    mlp.load_state_dict({key: one for key, one in state.items() if "gate" in key}, strict=False)
+    assert {key for key, one in mlp.state_dict().items() if not torch.equal(one, before[key])} == {
+        "gate_proj.data"
+    }
+    mlp.load_state_dict(state)
+    assert {name: one.data_ptr() for name, one in mlp.named_parameters()} == places
+    assert same(mlp.state_dict(), state) and torch.equal(mlp(x), other(x))
+    mlp.load_state_dict(before, assign=True)
+    assert same(mlp.state_dict(), before) and type(mlp.gate_proj) is InterleavedLinear
+    assert len(gated) == 2
+
+
+@torch.no_grad()
+def test_one_of_the_layers_moves_alone(gated: list[Any]) -> None:
+    """The other lost its weight: to no memory, or to that of `to_empty`."""
+    for move in (lambda one: one.to("meta"), lambda one: one.to_empty(device="cpu")):
+        mlp, expected = joined(), joined().up_proj.weight.dequantize()
+        move(mlp.gate_proj)
+        assert torch.equal(mlp.up_proj.weight.dequantize(), expected)
+    mlp = joined()
+    state = {key: one.clone() for key, one in mlp.state_dict().items()}
+    mlp.to("meta")
+    assert type(mlp.gate_proj) is InterleavedLinear
+    mlp.to_empty(device="cpu").load_state_dict(state)
+    assert same(mlp.state_dict(), state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["activation", "forward", "metadata"])
+def test_what_a_layer_gets_after_it_was_joined_is_what_it_computes_with(
+    name: str, gated: list[Any]
+) -> None:
+    mlp, x = joined(), torch.randn(3, 64).to(BF16)
+    gate = mlp.gate_proj
+    given = {"activation": "relu", "forward": lambda x: x.new_ones(3, 96)}
+    setattr(gate, name, given.get(name, gate.metadata))
+    assert type(gate) is QuantizedLinear
+    assert torch.equal(mlp(x), mlp.down_proj(F.silu(gate(x)) * mlp.up_proj(x))) and not gated
+    mlp = joined()
+    with pytest.raises(TypeError, match="cannot assign"):  # as a parameter
+        mlp.up_proj.data = torch.zeros(3)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_asked_has_parameters_and_its_model_has_them_once(
+    gated: list[Any],
+) -> None:
+    mlp = joined()
+    assert [*dict(mlp.named_parameters())] == ["down_proj.weight", "gate_up.data"]
+    assert not [*mlp.gate_proj.named_parameters(recurse=False)]
+    assert next(mlp.gate_proj.parameters()).dtype == torch.uint8
+    assert [*dict(mlp.named_parameters())] == [
+        *("gate_proj.data", "up_proj.data", "down_proj.weight")
+    ]
+
+
+@torch.no_grad()
+def test_layers_are_compiled_whole_where_they_compute_one_by_one(gated: list[Any]) -> None:
+    """No compiler traces how layers get a weight of their own, under a lock."""
+    torch.compiler.reset()
+    mlp, x = joined(), torch.randn(3, 64).to(BF16)
+    mlp.gate_proj.register_forward_hook(lambda *_: None)
+    expected = mlp.down_proj(F.silu(joined().gate_proj(x)) * joined().up_proj(x))
+    compiled = torch.compile(mlp, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected, rtol=2**-5, atol=2**-8)
+    assert type(mlp.gate_proj) is InterleavedLinear and not gated
+
+
+def test_a_state_that_is_read_while_layers_are_separated_has_both(
+    gated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlp = joined()
+    state, whole = mlp.state_dict(), quantized_gate.GateUp.weight_of
+
+    def weight_of(both: quantized_gate.GateUp, index: int) -> Any:  # noqa: ANN401
+        both.separate()  # as another thread may
+        return whole(both, index)
+
+    monkeypatch.setattr(quantized_gate.GateUp, "weight_of", weight_of)
+    assert same(mlp.state_dict(), state)

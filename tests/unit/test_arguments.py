@@ -30,7 +30,9 @@ def test_an_optional_boolean_may_be_none() -> None:
         require_boolean("deterministic", "false", optional=True)
 
 
-@pytest.mark.parametrize("value", ["1", True, None, math.inf, math.nan, 1j, torch.ones(1), {}])
+@pytest.mark.parametrize(
+    "value", [1e39, "1", True, None, math.inf, math.nan, 1j, torch.ones(1), {}]
+)
 def test_only_finite_numbers_are_numbers(value: object) -> None:
     """A tensor as a number raised AttributeError from within, and True counted as 1."""
     for fine in (0, 1, -2.5, numpy.float32(2), numpy.int64(3)):

@@ -7,7 +7,6 @@ sequences. Only `check_offsets` reads a tensor's contents.
 from __future__ import annotations
 
 import itertools
-import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from numbers import Real
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
-from warploom.arguments import is_number, require_boolean
+from warploom.arguments import is_finite, require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS, GRADIENT_DIMS, UNLIKE_DIMS
 from warploom.generator.specification import KernelSpec
@@ -262,7 +261,7 @@ def check_numbers(call: Arguments) -> None:
     for name, value in (("scale", call.scale), ("softcap", call.softcap)):
         if value is None:
             continue
-        if not (is_number(value) and math.isfinite(value) and value > 0):
+        if not (is_finite(value) and value > 0):
             raise ProblemError(
                 f"{name} {shown(value)}",
                 rule=f"{name} is finite and greater than 0",

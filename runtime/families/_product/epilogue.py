@@ -26,7 +26,13 @@ from warploom.runtime.families._product.steps import (
     step_of,
     unflatten,
 )
-from warploom.runtime.families._product.steps.gate import ALPHA, LAYOUTS, LIMIT, gate_item
+from warploom.runtime.families._product.steps.gate import (
+    ALPHA,
+    LAYOUTS,
+    LIMIT,
+    gate_item,
+    has_own_numbers,
+)
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Given
 from warploom.runtime.families._product.steps.step import Item as Item
@@ -86,7 +92,7 @@ def items(
         listed.append(("bias", bias))
     if activation is not None:
         listed.append(("activation", activation))
-    if gate is not None or (gate_layout, gate_alpha, gate_limit) != ("halves", ALPHA, LIMIT):
+    if gate is not None or gate_layout != "halves" or has_own_numbers(gate_alpha, gate_limit):
         _check_gate(gate, gate_layout, activation)
         listed.append(gate_item(gate, gate_layout, gate_alpha, gate_limit))
     if residual is not None:

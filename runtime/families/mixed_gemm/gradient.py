@@ -186,7 +186,8 @@ def gradients(ctx: Any, dd: torch.Tensor | None) -> Found:  # noqa: ANN401
     how: Differentiated = ctx.how
     if dd is None:
         return (None,) * len(how.needed)
-    parts, read = ctx.saved_tensors[: len(how.names)], ctx.saved_tensors[len(how.names) :]
+    saved = ctx.saved_tensors  # once: activation checkpointing refuses a second time
+    parts, read = saved[: len(how.names)], saved[len(how.names) :]
     weight = PackedWeight(metadata=how.metadata, **dict(zip(how.names, parts, strict=True)))
     with torch.autocast(dd.device.type, enabled=False):
         w = weight.dequantize(how.computed) if how.needed[0] or how.recomputed else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -87,7 +88,11 @@ def test_swiglu_oai_takes_the_alpha_and_the_limit_of_a_model(kind: str) -> None:
         assert torch.equal(operators.call(call), found)
         seen.append(found)
     assert torch.equal(seen[0], seen[4]) and not torch.equal(seen[0], seen[2])
-    for wrong in (("1", 7.0), (1.0, None), (math.nan, 7.0), (math.inf, 7.0), (1.0, 0.0)):
+    fraction = warploom.gemm(a, weight.t(), epilogue=[(kind, Fraction(1, 2), 3)])
+    assert torch.equal(fraction, warploom.gemm(a, weight.t(), epilogue=[(kind, 0.5, 3.0)]))
+    # Of what fp32 cannot hold, the CPU's result was another than a GPU's.
+    beyond = ((1e39, 7.0), (1.0, 1e39), (10**400, 7.0))
+    for wrong in (("1", 7.0), (1.0, None), (math.nan, 7.0), (math.inf, 7.0), (1.0, 0.0), *beyond):
         with pytest.raises(ProblemError, match=r"must have two numbers, a finite alpha"):
             warploom.gemm(a, weight.t(), epilogue=[(kind, *wrong)])
     with pytest.raises(ProblemError, match=r"a swiglu_gate is \(kind, alpha, limit\)"):

@@ -108,6 +108,31 @@ def test_each_step_has_its_class_with_torch_and_kinds_of_its_own() -> None:
     assert kinds == list(KINDS)
 
 
+@pytest.mark.parametrize(
+    ("methods", "missing"),
+    [
+        ((), "apply and error"),
+        (("apply",), "error"),
+        (("error",), "apply"),
+        (("apply", "write"), "error"),
+        (("rounded", "error"), "apply"),
+        (("apply", "error"), None),
+        (("write",), None),
+        (("rounded",), None),
+    ],
+)
+def test_a_step_says_what_it_does_to_values(methods: tuple[str, ...], missing: str | None) -> None:
+    """One that forgot to had its kernel compared with values that it left as they were."""
+    own = {name: getattr(TorchClamp, name) for name in ("bind", "sample")}
+    own |= {name: lambda *_: None for name in methods}
+    if missing is None:
+        type("TorchForgetful", (TorchStep,), {**own, "step": Clamp})
+        return
+    with pytest.raises(TypeError, match=f"TorchForgetful without {missing}: a step must have"):
+        type("TorchForgetful", (TorchStep,), {**own, "step": Clamp})
+    type("Shared", (TorchStep,), own)  # what several steps have in common is none
+
+
 def test_a_step_that_joins_is_called_like_any_other() -> None:
     listed = [("bias", torch.ones(8)), ("clamp", 0.5), ("scale", 2.0)]
     found = warploom.gemm(A, B, epilogue=listed)

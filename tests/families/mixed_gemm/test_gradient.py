@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mixed_samples import E4M3, FP32, K, N, random, sample
+from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
@@ -79,6 +80,25 @@ def test_gradients_are_those_of_the_weight_given_back(name: str, compiled: bool)
         torch.testing.assert_close(
             found[key], one.grad, rtol=3e-2, atol=3e-2 * float(one.grad.abs().max())
         )
+
+
+@pytest.mark.parametrize("name", ["bias", "activation"])
+def test_activation_checkpointing_gives_the_same_gradients(name: str) -> None:
+    """It counts how often what was saved is read, and refuses a second time."""
+    way = dict(WAYS[name])
+    only = way.pop("only")
+    found: list[list[torch.Tensor]] = []
+    for recomputed in (False, True):
+        read = [leaves()[one] for one in only]
+
+        def call(*read: torch.Tensor) -> torch.Tensor:
+            a, *others = read
+            named = dict(zip(only[1:], others, strict=True))
+            return warploom.mixed_gemm(a, sample().packed, **named, **way)
+
+        d = checkpoint(call, *read, use_reentrant=False) if recomputed else call(*read)
+        found.append([*torch.autograd.grad(d.float().square().sum(), read)])
+    assert all(map(torch.equal, *found))
 
 
 def test_only_what_is_wanted_is_kept() -> None:

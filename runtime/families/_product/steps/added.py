@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from warploom.arguments import is_finite
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Bias, Residual
 from warploom.generator.step import Reads
 from warploom.runtime.families._product.steps.operand import Extents, float_type
-from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep, finite
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
 from warploom.runtime.tensors import shown
 
 
@@ -53,7 +54,7 @@ class TorchResidual(TorchStep[Residual]):
         return Residual(float_type("residual", value)), value
 
     def check_finite(self, item: Item) -> None:
-        if not finite(item[2]):
+        if not is_finite(item[2]):
             raise ProblemError(
                 f"beta {shown(item[2])}",
                 rule="must be a finite number",

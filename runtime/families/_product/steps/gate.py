@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 
 import torch
 
-from warploom.arguments import is_number
+from warploom.arguments import is_finite, is_number
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GATES as STEPS
 from warploom.generator.epilogue import Function, Gate, GateFunction, GateLayout, SwigluGate
@@ -56,7 +56,7 @@ def gate_item(
 
     Raises ProblemError for an alpha or a limit of another function.
     """
-    if (alpha, limit) == (ALPHA, LIMIT):
+    if not has_own_numbers(alpha, limit):
         return (kind_of(layout), function)
     if function != SWIGLU_OAI:
         raise ProblemError(
@@ -65,6 +65,21 @@ def gate_item(
             fix=f"pass gate={SWIGLU_OAI!r}",
         )
     return (SwigluGate.arguments[LAYOUTS.index(layout)], alpha, limit)
+
+
+def has_own_numbers(alpha: object, limit: object) -> bool:
+    """Whether the alpha or the limit of a call is another than gpt-oss's.
+
+    Raises ProblemError for what are no numbers.
+    """
+    for name, value in (("alpha", alpha), ("limit", limit)):
+        if not is_number(value):
+            raise ProblemError(
+                f"gate_{name} {shown(value)} of type {type(value).__name__}",
+                rule="must be a number, which the launch hands to the kernel",
+                fix="pass a float, such as float(tensor)",
+            )
+    return (alpha, limit) != (ALPHA, LIMIT)
 
 
 def gate_options(listed: Sequence[Item]) -> dict[str, Any]:
@@ -79,7 +94,9 @@ def gate_options(listed: Sequence[Item]) -> dict[str, Any]:
 
 def has_kernel(function: object, alpha: float, limit: float) -> bool:
     """Whether kernels take these numbers of a gate."""
-    return function != SWIGLU_OAI or (math.isfinite(alpha) and limit > 0)
+    return function != SWIGLU_OAI or (
+        is_finite(alpha) and limit > 0 and (is_finite(limit) or limit == math.inf)
+    )
 
 
 def layout_of(item: Item) -> GateLayout:
@@ -195,7 +212,7 @@ class TorchSwigluGate(_AnyGate[SwigluGate]):
     example = '("swiglu_gate", 1.702, 7.0)'
 
     def function(self, item: Item) -> tuple[GateFunction, float, float]:
-        return SWIGLU_OAI, item[1], item[2]
+        return SWIGLU_OAI, float(item[1]), float(item[2])
 
     def bind(self, item: Item, at: Extents, device: int) -> tuple[SwigluGate, None]:
         self.check_finite(item)

@@ -6,10 +6,11 @@ from math import prod
 
 import torch
 
+from warploom.arguments import is_finite
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import GROUP, MeanSquare, RmsScale
 from warploom.runtime.families._product.steps.operand import Extents, fp32_tensor
-from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep, finite
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import shown
 
@@ -91,7 +92,7 @@ class TorchRmsScale(TorchStep[RmsScale]):
         return value.stride(0)
 
     def check_finite(self, item: Item) -> None:
-        if not finite(item[2]) or item[2] < 0:
+        if not is_finite(item[2]) or item[2] < 0:
             raise ProblemError(
                 f"eps {shown(item[2])}",
                 rule="must be a finite number, 0 or larger",

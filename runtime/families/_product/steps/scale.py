@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from warploom.arguments import is_number
+from warploom.arguments import is_finite, is_number
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import By, Scale
 from warploom.generator.step import Reads
@@ -18,7 +18,6 @@ from warploom.runtime.families._product.steps.step import (
     Given,
     Item,
     TorchStep,
-    finite,
 )
 from warploom.runtime.tensors import shown
 
@@ -42,6 +41,7 @@ class TorchScale(TorchStep[Scale]):
         kind, value = item[0], item[1]
         if kind not in _VECTORS and not isinstance(value, torch.Tensor):
             if is_number(value):
+                self.check_finite(item)
                 return Scale("host"), None
             rule = "must be a tensor, or a number"
             raise ProblemError(f"{kind} {shown(value)}", rule=rule, fix="pass a torch tensor")
@@ -51,7 +51,7 @@ class TorchScale(TorchStep[Scale]):
 
     def check_finite(self, item: Item) -> None:
         kind, value = item[0], item[1]
-        if kind not in _VECTORS and not isinstance(value, torch.Tensor) and not finite(value):
+        if kind not in _VECTORS and not isinstance(value, torch.Tensor) and not is_finite(value):
             raise ProblemError(
                 f"{kind} {shown(value)}",
                 rule="must be a finite number, or a tensor",

@@ -10,14 +10,12 @@ rounding is its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 
-from warploom.arguments import is_number
 from warploom.generator.step import Reads, Step
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps import operand
@@ -29,6 +27,11 @@ Item = tuple[Any, ...]
 """A kind, a value (a tensor, a number or a word), and in some a number for the kernel."""
 
 ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
+
+
+_VALUES = ("apply", "error")
+_BESIDE = ("write", "rounded")
+_BOTH = "apply and error, or neither and write or rounded"
 
 
 class TorchStep(Generic[StepT]):
@@ -53,6 +56,19 @@ class TorchStep(Generic[StepT]):
     in_place: ClassVar[bool] = False
     overwrites: ClassVar[bool] = False
     no_gradient: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError for a step that would leave values as they are because it forgot to say.
+
+        Those that only write an output, or round, leave `apply` and `error` out together.
+        """
+        super().__init_subclass__(**options)
+        missing = [name for name in _VALUES if not _is_own(cls, name)]
+        passive = any(_is_own(cls, name) for name in _BESIDE)
+        if hasattr(cls, "step") and missing and not (passive and len(missing) == len(_VALUES)):
+            raise TypeError(
+                f"{cls.__name__} without {' and '.join(missing)}: a step must have both {_BOTH}"
+            )
 
     def columns(self, n: int) -> int:
         """Columns that are left of the n that it is given."""
@@ -82,7 +98,7 @@ class TorchStep(Generic[StepT]):
         """Raise ProblemError for a number of the item that is not finite."""
 
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
-        """The step on x [.., m, n], in x's own precision; unless it says so, it changes nothing."""
+        """The step on x [.., m, n], in x's own precision; one that only writes leaves it out."""
         return x
 
     def beside(self, x: torch.Tensor, item: Item) -> torch.Tensor:
@@ -136,6 +152,10 @@ class TorchStep(Generic[StepT]):
         return (word, tensor, next(given.numbers)) if self.number else (word, tensor)
 
 
+def _is_own(kind: type[TorchStep[Any]], name: str) -> bool:
+    return getattr(kind, name) is not getattr(TorchStep, name)
+
+
 @dataclass(slots=True)
 class Flat:
     """Items as operators take them: a word for each, all tensors and numbers in order, and the
@@ -180,8 +200,3 @@ class Draws:
     def zeros(self, *extents: int) -> torch.Tensor:
         """An fp32 tensor of zeros."""
         return torch.zeros(extents, device=self.device)
-
-
-def finite(value: object) -> bool:
-    """True for a number, but for infinities, NaN and truth values."""
-    return is_number(value) and math.isfinite(cast("float", value))
