@@ -55,12 +55,17 @@ def of_scores(operation: Operation, *, leans: bool) -> dict[str, Any]:
     `leans`: whether kernels have Score::offset(), what all scores of a row have in common.
     """
     bounded = operation.mask != "none"
+    adds = any(modifier.adds for modifier in operation.modifiers)
     return {
         "scored": operation.scored,
         "staged": operation.staged,
         "hides": operation.hides,
         "reads": operation.masked or operation.bias != "none",
         "leans": leans,
+        # Whether kernels have Score::add(): what a bias and others add is Score::term().
+        "adds_apart": adds and operation.bias == "none" and not leans,
+        # Whether packed sequences have their number.
+        "numbered": operation.scored or operation.dropout or operation.eight,
         "bias_element": element(operation.element if operation.bias == "none" else operation.bias),
         "sequence_number": "number" if operation.lengths == "packed" else "batch",
         "bounds_left": operation.mask == "window",
@@ -68,6 +73,10 @@ def of_scores(operation: Operation, *, leans: bool) -> dict[str, Any]:
         # What bounds are relative to, beside a row.
         "diagonal": " + diagonal" if bounded and operation.lengths == "packed" else "",
     }
+
+
+SEPARATE_BATCHES = "_attention/separate_batches.cuh.jinja"
+"""The file of kernels whose batches share no bias: both passes take them one after the other."""
 
 
 def options(folder: str, applies: dict[str, bool]) -> list[str]:

@@ -116,6 +116,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and schedule.overlap
         and schedule.accumulate == "bulk",
         "fused": fused,
+        # Whether a q tile has the number of its packed sequence, as those of KV tiles have.
+        "numbers_q_tiles": operation.dropout or operation.bias != "none",
         # By the probability that a weight is kept; ds leaves as it is where a bias has a gradient.
         "divides_gradients": operation.dropout and not operation.bias_gradient,
         "divides_weights": operation.dropout and operation.bias_gradient,
@@ -175,7 +177,12 @@ def _parts(
         "fully_masked": operation.masks_rows,
         "single_do": layout.do_stages < layout.stages,
     }
+    adds = any(modifier.adds for modifier in operation.modifiers)
     behind = {
+        "tiles_in_order": not operation.blocks,
+        "weights_kept": not operation.dropout,
+        "weights_plain": not adds,
+        "weights_added": adds and operation.bias == "none",
         "scored": operation.scored,
         "staged": operation.staged,
         "mask_alone": mask_alone,
@@ -185,4 +192,5 @@ def _parts(
     }
 
     files = partial(modifiers.options, "attention_backward")
-    return [*files(before), *own, *files(behind)]
+    separate = [modifiers.SEPARATE_BATCHES] * (operation.bias == "none")
+    return [*files(before), *own, *files(behind), *separate]

@@ -86,6 +86,7 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "keys_threads": KEYS_THREADS,
         "change_part": "leans" if operation.leans else "mask" if operation.mask_alone else "any",
         "makers": MAKERS,
+        "producer_part": f"attention_forward/producer{'_listed' * operation.blocks}.cuh.jinja",
         "header": described(spec, layout, MAKERS),
         "takes_early": takes_early,
         # All of the softmax runs under the output's products: faster at dimension 128 without a
@@ -122,7 +123,8 @@ def _parts(operation: AttentionOperation, schedule: AttentionSchedule, own: list
     behind = {"promoted": operation.promoted, "pingpong": schedule.pingpong}
 
     files = partial(modifiers.options, "attention_forward")
-    return [*files(before), *own, *files(behind)]
+    separate = [modifiers.SEPARATE_BATCHES] * (operation.bias == "none")
+    return [*files(before), *own, *files(behind), *separate]
 
 
 def _changed(operation: AttentionOperation) -> TemplateText:
