@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from warploom import templates
+from warploom.generator.families._attention.modifiers import MODIFIERS
 
 (FOLDER,) = map(Path, templates.__path__)
 FILES = {
@@ -52,6 +53,19 @@ def test_a_template_has_few_conditionals() -> None:
     assert len(counts) > 100
     many = {name: count for name, count in counts.items() if count > MOST}
     assert many == MORE, "use hooks, a file for each choice, or values from Python; lower MORE"
+
+
+def test_shared_text_of_attention_asks_for_no_modifier() -> None:
+    """An option's text is in its own file, which hooks include: no other has a branch for it."""
+    fields = "|".join(kind.name for kind in MODIFIERS)
+    folders = ("_attention/", "attention_forward/", "attention_backward/", "attention_decode/")
+    asked = {
+        name: found
+        for name, text in FILES.items()
+        if name.startswith(folders) and "/modifiers/" not in name
+        if (found := re.findall(rf"operation\.(?:{fields})\b", text))
+    }
+    assert asked == {}
 
 
 def test_names_tell_which_files_hold_jinja() -> None:

@@ -64,7 +64,7 @@ def of_scores(operation: Operation, *, leans: bool) -> dict[str, Any]:
         "leans": leans,
         # Whether kernels have Score::add(): what a bias and others add is Score::term().
         "adds_apart": adds and operation.bias == "none" and not leans,
-        # Whether packed sequences have their number.
+        # Whether varlen sequences have their number.
         "numbered": operation.scored or operation.dropout or operation.eight,
         "bias_element": element(operation.element if operation.bias == "none" else operation.bias),
         "sequence_number": "number" if operation.lengths == "packed" else "batch",

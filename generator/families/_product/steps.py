@@ -124,7 +124,7 @@ class StepText:
         return []
 
     def _applied_to(self, factor: str) -> str:
-        """Return what it is given beside the values; `factor`: of gate or up, if these differ."""
+        """Return its arguments after the values; `factor`: of gate or up, if these differ."""
         gated = gate_of(self.operation.epilogue) is not None
         if self.held == "place" and gated and self.place == "behind":
             return f", {AT} / 2"

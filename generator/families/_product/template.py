@@ -40,7 +40,7 @@ def context(
     exchanged: bool = False,
     ahead: bool = True,
 ) -> dict[str, Any]:
-    """What the shared parts are rendered with beside what every family's are.
+    """What the shared parts are rendered with, in addition to what every family's are.
 
     `groups`: of what the groups of an operation are; `exchanged`: whether a gate and up take turns
     in the rows of wgmma; `ahead`: whether consumers load operands of fragments a chunk ahead.
@@ -52,7 +52,7 @@ def context(
     # For how long threads hold what steps read: a `block` of 64 rows of wgmma, or a `fragment`.
     loads = {held(step, schedule) for step in operation.epilogue} & {"block", "fragment"}
     auxiliary, of_value = any(step.auxiliary for step in applied), halved(operation, schedule)[1]
-    placed = bool(loads) or auxiliary  # whether steps are told where in D they are
+    placed = bool(loads) or auxiliary  # whether steps need the place in D
     gate = gate_of(operation.epilogue)
     # Gate and up of a step before the gate, where it reads or stores columns of its own.
     kept = {"fragment", "place", *["block"] * schedule.swap_ab}
@@ -97,7 +97,7 @@ def context(
         "factor_sets": schedule.consumers // preparing(schedule),
         "group_columns": GROUP,
         "gate": gate,
-        "product_columns": any(step.place == "before" and step.held in kept for step in steps),
+        "columns_before_gate": any(step.place == "before" and step.held in kept for step in steps),
         # Whether a thread has to know where in D its accumulators are.
         "located": placed
         or len(applied) < len(steps)
@@ -105,7 +105,7 @@ def context(
         or schedule.split_k > 1,
         "factors": of_value,
         "accumulators_of_fragment": 4 * of_value,
-        "product_fragments": "kFragments * 2" if of_value == 2 else "kFragments",
+        "mma_fragments": "kFragments * 2" if of_value == 2 else "kFragments",
         # The sides of D that wgmma's rows and columns are of, and where in a fragment of D the i-th
         # of its accumulators is.
         "row_side": "n" if schedule.swap_ab else "m",

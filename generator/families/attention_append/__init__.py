@@ -63,7 +63,7 @@ def _options(operation: AttentionAppendOperation) -> list[str]:
         "cached_bytes": operation.cache != "same",
         "rotary": rotates,
         "whole_rows": not rotates,
-        "tokens_packed": operation.packed,
+        "tokens_varlen": operation.packed,
         "tokens_padded": not operation.packed,
         "queries": operation.queries,
         "keys_alone": not operation.queries,

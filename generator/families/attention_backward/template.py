@@ -116,7 +116,7 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and schedule.overlap
         and schedule.accumulate == "bulk",
         "fused": fused,
-        # Whether a q tile has the number of its packed sequence, as those of KV tiles have.
+        # Whether a q tile has the number of its varlen sequence, as those of KV tiles have.
         "numbers_q_tiles": operation.dropout or operation.bias != "none",
         # By the probability that a weight is kept; ds leaves as it is where a bias has a gradient.
         "divides_gradients": operation.dropout and not operation.bias_gradient,

@@ -67,18 +67,18 @@ def _parts(spec: DecodeSpec) -> list[str]:
     """Return the files of this family's options, in the order in which hooks include them."""
     operation, schedule = spec.operation, spec.schedule
     chunked, clusters, merged = _chunked(spec), schedule.cluster > 1, _combined(spec)
-    packed_keys = operation.keys == "packed" and not operation.page
+    varlen_keys = operation.keys == "packed" and not operation.page
     applies = {
         f"merge_{merged}": not clusters,
         "merge_wide": not clusters and merged != "few",
         "items_in_chunks": chunked,
         "items_in_ranges": not chunked and not clusters,
         "items_of_clusters": clusters,
-        "queries_packed": operation.queries == "packed",
+        "queries_varlen": operation.queries == "packed",
         "queries_padded": operation.queries != "packed",
         "keys_paged": operation.page > 0,
-        "keys_packed": packed_keys,
-        "keys_padded": not packed_keys and not operation.page,
+        "keys_varlen": varlen_keys,
+        "keys_padded": not varlen_keys and not operation.page,
         "lengths": operation.lengths,
         "starts": operation.starts,
         "token_scales": operation.scales == "token",

@@ -25,7 +25,7 @@ LONGEST_PAUSE = 10_000  # ns between blocks of zeros
 
 
 def context(spec: GemmSpec) -> dict[str, Any]:
-    """What this family's template is rendered with beside what every family's is."""
+    """What this family's template is rendered with, in addition to what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     layout = gemm_layout(operation, schedule)
     row_side, column_side = ("b", "a") if schedule.swap_ab else ("a", "b")

@@ -16,7 +16,7 @@ from warploom.generator.wgmma import wgmma
 
 
 def context(spec: MixedGemmSpec) -> dict[str, Any]:
-    """What this family's template is rendered with beside what every family's is."""
+    """What this family's template is rendered with, in addition to what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     layout = mixed_gemm_layout(operation, schedule)
     a, scale = element(operation.a), layout.slab.scale_type
