@@ -28,7 +28,7 @@ SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs
 COUNT = 42  # kernels whose text is kept
 SHARE = 0.79  # of all distinct lines, without their numbers, that these show at least
 FEATURES_SHARE = 0.8  # of the words of all names, family by family
-FEATURE = 30  # lines that a feature weighs as much as, where kernels are chosen
+FEATURE = 40  # lines that a feature weighs as much as, where kernels are chosen
 
 # Words of kernels' names, each of which at least one of the kept kernels shows.
 MECHANISMS = {

@@ -1,8 +1,8 @@
-// sparse_gemm_sm90a_bf16_gelu_tanh_2x1x32_stages8_4b5fd5db
+// sparse_gemm_sm90a_bf16_bias_silu_2x1x32_stages8_a4219a98
 //
-// y = gelu_tanh(x W'), bf16, W 2:4 sparse
+// y = silu(x W' + bias), bf16, W 2:4 sparse
 //   128 rows of W by 32 of x a tile, 2 consumers, 8 stages
-// Digest 4b5fd5db725f3215c7173fd7907267dbec252b95aa68c4ff4a122d44eb195f63; `warploom show` prints this file.
+// Digest a4219a986d8f1f229489ea67fdb1d6ebbc8c3e45b46f4fcf60fff69ac0c0637c; `warploom show` prints this file.
 //
 // Warpgroup 0, the producer: thread 0 issues the TMA loads.
 // Warpgroups 1 to 2, 2 consumers: wgmma.sp on 64 rows of W, then the epilogue.
@@ -60,6 +60,7 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor values_map;  // values of W [n, k / 2]
   cute::TmaDescriptor metadata_map;  // words [n / 64, k / 64, 128]
   cutlass::bfloat16_t* y;  // [m][y_pitch]
+  const cutlass::bfloat16_t* bias;  // [n]
   int64_t y_pitch;  // elements between rows of y
   int32_t m;  // rows of x
   int32_t n;  // rows of W
@@ -68,8 +69,9 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, x_map) == 0 && OFFSET(Parameters, values_map) == 128);
 static_assert(OFFSET(Parameters, metadata_map) == 256 && OFFSET(Parameters, y) == 384);
-static_assert(OFFSET(Parameters, y_pitch) == 392 && OFFSET(Parameters, m) == 400);
-static_assert(OFFSET(Parameters, n) == 404 && OFFSET(Parameters, k_tiles) == 408);
+static_assert(OFFSET(Parameters, bias) == 392 && OFFSET(Parameters, y_pitch) == 400);
+static_assert(OFFSET(Parameters, m) == 408 && OFFSET(Parameters, n) == 412);
+static_assert(OFFSET(Parameters, k_tiles) == 416);
 
 // Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
 // the next grid start. What comes before this call may run under the previous grid.
@@ -117,18 +119,14 @@ __device__ __forceinline__ float logistic2(float x) {
   return inverse;
 }
 
-// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2u)): no
-// cancellation in the negative tail.
-struct GeluTanh {
+// x / (1 + exp(-x)).
+struct Silu {
   __device__ __forceinline__ void apply(float (&x)[2][2]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
   }
 
-  __device__ __forceinline__ static float function(float x) {
-    constexpr float kScale = 2.f * 0.79788456f * 1.44269504f;  // 2 sqrt(2 / pi) log2(e)
-    return x * logistic2(x * fmaf(kScale * 0.044715f, x * x, kScale));
-  }
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
 };
 
 struct Shared {
@@ -223,15 +221,17 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum
                                       int consumer) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(Output)) % 16 == 0;
+  const int own = row + warp * 16 + lane / 4;  // and 8 below
+  const float upper = own < p.n ? float(p.bias[own]) : 0.f, lower = own + 8 < p.n ? float(p.bias[own + 8]) : 0.f;
   CUTE_UNROLL
   for (int chunk = 0; chunk < kTokens; chunk += kChunk) {
     asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all threads have read the previous chunk
     CUTE_UNROLL
     for (int f = 0; f < kChunk / 8; ++f) {
       const Sum* sum = &sums[(chunk / 8 + f) * 4];
-      float x[2][2] = { {float(sum[0]), float(sum[1])},
-                        {float(sum[2]), float(sum[3])}};
-      GeluTanh().apply(x);
+      float x[2][2] = { {float(sum[0]) + upper, float(sum[1]) + upper},
+                        {float(sum[2]) + lower, float(sum[3]) + lower}};
+      Silu().apply(x);
       uint32_t pairs[2];
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -321,7 +321,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
-    sparse_gemm_sm90a_bf16_gelu_tanh_2x1x32_stages8_4b5fd5db(const __grid_constant__ Parameters p) {
+    sparse_gemm_sm90a_bf16_bias_silu_2x1x32_stages8_a4219a98(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform

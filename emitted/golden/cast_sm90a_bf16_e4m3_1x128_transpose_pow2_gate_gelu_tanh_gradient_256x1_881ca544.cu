@@ -1,10 +1,9 @@
-// cast_sm90a_bf16_e4m3_1x128_transpose_gate_silu_gradient_offsets_256x1_3067c8de
+// cast_sm90a_bf16_e4m3_1x128_transpose_pow2_gate_gelu_tanh_gradient_256x1_881ca544
 //
-// x bf16 to q e4m3 with computed fp32 scales of blocks of 1x128; of x.T too
-//   what is quantized is the gradient of z, gate and up, of silu(gate) * up, in the type of x
-//   rows are in groups that end at offsets in device memory; in q of x.T each begins at a multiple of 128
+// x bf16 to q e4m3 with computed fp32 scales of blocks of 1x128, powers of two; of x.T too
+//   what is quantized is the gradient of z, gate and up, of gelu_tanh(gate) * up, in the type of x
 //   rounded to nearest; 256 threads a CTA
-// Digest 3067c8dee330af85ab2cfe3ec673e0debc2b6ee49e152164c3de2f7993b3b5e9; `warploom show` prints this file.
+// Digest 881ca544ccc9f8a091d59796b234ba79b5f8b1e1040d96d98299b659f5b7076b; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -34,23 +33,30 @@ __device__ __forceinline__ float logistic2(float x) {
   return inverse;
 }
 
-// x / (1 + exp(-x)).
-struct Silu {
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2u)): no
+// cancellation in the negative tail.
+struct GeluTanh {
   __device__ __forceinline__ void apply(float (&x)[2][2]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
   }
 
-  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
+  __device__ __forceinline__ static float function(float x) {
+    constexpr float kScale = 2.f * 0.79788456f * 1.44269504f;  // 2 sqrt(2 / pi) log2(e)
+    return x * logistic2(x * fmaf(kScale * 0.044715f, x * x, kScale));
+  }
 };
 
-// s (1 + x (1 - s)) with s = 1 / (1 + exp(-x)), the derivative of x s. The smaller of s and 1 - s is
-// computed, the other is its difference from 1: no cancellation in either tail.
-struct SiluGradient {
+// s + x s (1 - s) 2 u' with s = 1 / (1 + exp(-2u)) and u = sqrt(2 / pi) (x + 0.044715 x^3), the derivative
+// of x s. The smaller of s and 1 - s is computed: no cancellation in either tail.
+struct GeluTanhGradient {
   __device__ __forceinline__ static float slope(float x) {
-    const float small = logistic2(-1.44269504f * fabsf(x)), large = 1.f - small;
-    const float limit = x < 0.f ? small : large;
-    return small == 0.f ? limit : fmaf(x * small, large, limit);  // x may be infinite there
+    constexpr float kScale = 2.f * 0.79788456f, kLog2 = 1.44269504f;  // 2 sqrt(2 / pi), log2(e)
+    const float square = x * x;
+    const float small = logistic2(-kLog2 * fabsf(x) * fmaf(kScale * 0.044715f, square, kScale));
+    const float large = 1.f - small, limit = x < 0.f ? small : large;
+    const float rise = x * fmaf(kScale * 3.f * 0.044715f, square, kScale);  // x 2u'
+    return small == 0.f ? limit : fmaf(rise * small, large, limit);  // rise may be infinite there
   }
 };
 
@@ -68,8 +74,6 @@ struct alignas(128) Parameters {
   uint8_t* q_t;  // [n][q_t_pitch]: q of x.T
   float* scale_t;  // of blocks of x.T
   const cutlass::bfloat16_t* gradient;  // [m][gradient_pitch]
-  const int* offsets;  // [groups]: where each ends in x
-  int* ends;  // [groups]: where each ends in q_t, a multiple of 128
   int64_t x_pitch;  // elements between rows of x
   int64_t q_pitch;  // bytes between rows of q
   int64_t scale_down;  // elements to the scale below
@@ -81,19 +85,17 @@ struct alignas(128) Parameters {
   int32_t m;  // rows of x
   int32_t n;  // columns of x
   int32_t across;  // parts of 128 columns
-  int32_t groups;  // of rows
 };
-static_assert(sizeof(Parameters) == 256);
+static_assert(sizeof(Parameters) == 128);
 static_assert(OFFSET(Parameters, x) == 0 && OFFSET(Parameters, q) == 8);
 static_assert(OFFSET(Parameters, scale) == 16 && OFFSET(Parameters, q_t) == 24);
 static_assert(OFFSET(Parameters, scale_t) == 32 && OFFSET(Parameters, gradient) == 40);
-static_assert(OFFSET(Parameters, offsets) == 48 && OFFSET(Parameters, ends) == 56);
-static_assert(OFFSET(Parameters, x_pitch) == 64 && OFFSET(Parameters, q_pitch) == 72);
-static_assert(OFFSET(Parameters, scale_down) == 80 && OFFSET(Parameters, scale_across) == 88);
-static_assert(OFFSET(Parameters, q_t_pitch) == 96 && OFFSET(Parameters, scale_t_down) == 104);
-static_assert(OFFSET(Parameters, scale_t_across) == 112 && OFFSET(Parameters, gradient_pitch) == 120);
-static_assert(OFFSET(Parameters, m) == 128 && OFFSET(Parameters, n) == 132);
-static_assert(OFFSET(Parameters, across) == 136 && OFFSET(Parameters, groups) == 140);
+static_assert(OFFSET(Parameters, x_pitch) == 48 && OFFSET(Parameters, q_pitch) == 56);
+static_assert(OFFSET(Parameters, scale_down) == 64 && OFFSET(Parameters, scale_across) == 72);
+static_assert(OFFSET(Parameters, q_t_pitch) == 80 && OFFSET(Parameters, scale_t_down) == 88);
+static_assert(OFFSET(Parameters, scale_t_across) == 96 && OFFSET(Parameters, gradient_pitch) == 104);
+static_assert(OFFSET(Parameters, m) == 112 && OFFSET(Parameters, n) == 116);
+static_assert(OFFSET(Parameters, across) == 120);
 
 // Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
 // the next grid start. What comes before this call may run under the previous grid.
@@ -161,6 +163,7 @@ __device__ __forceinline__ void store(uint8_t* to, const Bytes& bytes, int count
 // The factor that values are multiplied by, from a block's largest magnitude; 1 where this is 0, infinite or NaN.
 __device__ __forceinline__ float factor_of(float peak) {
   float factor = fminf(__fdiv_rn(kLargest, peak), 3.402823466e38f);
+  factor = __uint_as_float(__float_as_uint(factor) & 0x7f800000);
   return peak > 0.f && peak < infinity() ? factor : 1.f;
 }
 // The scale of a factor, as it is stored.
@@ -200,10 +203,6 @@ __device__ __forceinline__ Bytes quantized(Value&& x, float factor) {
   return make_uint2(words[0], words[1]);
 }
 
-// ---- Groups of rows -----------------------------------------------------------------------------------
-// Where a group ends: an offset past the last row of x counts as that.
-__device__ __forceinline__ int end_of(const Parameters& p, int group) { return min(p.offsets[group], p.m); }
-
 // ---- Tiles of 128 rows and columns ------------------------------------------------------------------------
 // A thread holds kDown rows by kValues columns in registers until x and x.T are quantized.
 constexpr int kTile = kColumns, kDown = 8;
@@ -217,11 +216,8 @@ struct Shared {
     float peaks_of_warps[kThreads / 32];
   };
   float factors[2][1][kTile];  // of x and of x.T, for each block of a row
-  // For `tile_of_group`: of each warp's groups, and the tile that is found.
-  alignas(16) int largest[kThreads / 32];
-  int counts[kThreads / 32], at[4];
 };
-static_assert(sizeof(Shared) == 17488);
+static_assert(sizeof(Shared) == 17408);
 
 // One register of magnitudes: two values.
 using Word = uint32_t;
@@ -242,8 +238,8 @@ __device__ __forceinline__ float value_of(const Vector& vector, int i) {
   return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000);
 }
 
-using Function = Silu;
-using Slope = SiluGradient;
+using Function = GeluTanh;
+using Slope = GeluTanhGradient;
 
 // The activation function of a vector of the gate.
 __device__ __forceinline__ void activate(const Vector& gate, float (&values)[kValues]) {
@@ -268,7 +264,7 @@ __device__ __forceinline__ Vector pairs(const float (&values)[kValues]) {
   return result;
 }
 
-// The gradient of silu(gate) * up, of gate or of up.
+// The gradient of gelu_tanh(gate) * up, of gate or of up.
 template <bool kOfUp>
 __device__ __forceinline__ Vector differentiate(const Vector& gradient, const Vector& gate, const Vector& up) {
   float values[kValues];
@@ -324,57 +320,6 @@ __device__ __forceinline__ Vector peaks_of_columns(const Vector (&x)[kDown]) {
   return peaks;
 }
 
-// A tile's rows of x, which begin at `row` and are those of one group, and how many tiles all groups have.
-struct TileOfGroup {
-  int row, end, tiles;
-};
-
-// Tiles are those of one group after the other, each of which has whole ones: in q of x.T a tile is where its number
-// says, and behind a group's last row are zeros. Tile 0 is there where no group has a row. A thread has some
-// consecutive groups; scans find where these begin, an offset below the one before it counting as that, and add up the
-// tiles before them. All threads of a CTA must call it. Where asked, it writes where groups end in q of x.T.
-__device__ __forceinline__ TileOfGroup tile_of_group(const Parameters& p, Shared& shared, int down, bool writes) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (p.groups + kThreads - 1) / kThreads;
-  const int first = min(int(threadIdx.x) * each, p.groups), last = min(first + each, p.groups);
-  int largest = 0;
-  for (int group = first; group < last; ++group) largest = max(largest, end_of(p, group));
-  CUTE_UNROLL
-  for (int apart = 1; apart < 32; apart *= 2) {
-    const int other = __shfl_up_sync(~0u, largest, apart);
-    if (lane >= apart) largest = max(largest, other);
-  }
-  if (lane == 31) shared.largest[warp] = largest;
-  if (threadIdx.x == 0) shared.at[0] = shared.at[1] = 0;
-  __syncthreads();
-  int start = __shfl_up_sync(~0u, largest, 1);
-  if (lane == 0) start = 0;
-  for (int i = 0; i < warp; ++i) start = max(start, shared.largest[i]);
-  int count = 0;
-  for (int group = first, begin = start; group < last; ++group) {
-    const int end = max(begin, end_of(p, group));
-    count += (end - begin + kTile - 1) / kTile;
-    begin = end;
-  }
-  const int own = count;
-  CUTE_UNROLL
-  for (int apart = 1; apart < 32; apart *= 2) {
-    const int other = __shfl_up_sync(~0u, count, apart);
-    if (lane >= apart) count += other;
-  }
-  if (lane == 31) shared.counts[warp] = count;
-  __syncthreads();
-  for (int i = 0; i < warp; ++i) count += shared.counts[i];
-  int before = count - own;
-  for (int group = first; group < last; ++group) {
-    const int end = max(start, end_of(p, group)), past = before + (end - start + kTile - 1) / kTile;
-    if (before <= down && down < past) shared.at[0] = start + (down - before) * kTile, shared.at[1] = end;
-    if (writes) p.ends[group] = past * kTile;
-    start = end, before = past;
-  }
-  if (threadIdx.x == kThreads - 1) shared.at[2] = count;
-  __syncthreads();
-  return {shared.at[0], shared.at[1], max(1, shared.at[2])};
-}
 // The same, of its rows.
 __device__ __forceinline__ Vector peaks_of_rows(const Vector (&x)[kDown]) {
   Word peaks[kDown];
@@ -398,9 +343,9 @@ __device__ __forceinline__ void write(X* to, const Vector& vector) {
 }
 
 // Computes the scales of the tile: a thread those of a row of x, or of x.T.
-__device__ __forceinline__ void scale_rows(const Parameters& p, Shared& shared, int row0, int column0, int column_t) {
+__device__ __forceinline__ void scale_rows(const Parameters& p, Shared& shared, int row0, int column0) {
   const int side = threadIdx.x / kTile, row = threadIdx.x % kTile;
-  const int above = side == 0 ? row0 : column0, before = side == 0 ? column0 : column_t;
+  const int above = side == 0 ? row0 : column0, before = side == 0 ? column0 : row0;
   const int rows = side == 0 ? p.m : p.n;
   auto* scales = side == 0 ? p.scale : p.scale_t;
   const int64_t scales_down = side == 0 ? p.scale_down : p.scale_t_down;
@@ -423,12 +368,12 @@ __device__ __forceinline__ void scale_rows(const Parameters& p, Shared& shared, 
 __device__ __forceinline__ int place(int row, int chunk) { return chunk ^ row / kValues; }
 
 // Writes it, whole rows of 128 bytes at a time.
-__device__ __forceinline__ void store_transposed(const Parameters& p, const Shared& shared, int column_t, int column0) {
+__device__ __forceinline__ void store_transposed(const Parameters& p, const Shared& shared, int row0, int column0) {
   constexpr int kBytes = sizeof(uint4), kAcross = kTile / kBytes, kRows = kThreads / kAcross;  // at a time
   const bool is_aligned = aligned(p.q_t, p.q_t_pitch);
   const int lane = threadIdx.x % kAcross, first_row = threadIdx.x / kAcross;
-  constexpr int columns = kBytes;  // behind a group's last row are zeros
-  uint8_t* to = p.q_t + (column0 + first_row) * p.q_t_pitch + column_t + lane * kBytes;
+  const int columns = p.m - (row0 + lane * kBytes);  // that there are from here on
+  uint8_t* to = p.q_t + (column0 + first_row) * p.q_t_pitch + row0 + lane * kBytes;
   CUTE_UNROLL
   for (int i = 0; i < kTile / kRows; ++i, to += kRows * p.q_t_pitch) {
     const int row = i * kRows + first_row, first = place(row, 2 * lane);
@@ -439,7 +384,7 @@ __device__ __forceinline__ void store_transposed(const Parameters& p, const Shar
 }
 
 // Writes infinite values of a thread once more, after all threads have written them as if they were finite.
-__device__ __forceinline__ void rewrite_infinities(const Parameters& p, const Vector (&x)[kDown], float peak, float factor, int row, int column, int ahead) {
+__device__ __forceinline__ void rewrite_infinities(const Parameters& p, const Vector (&x)[kDown], float peak, float factor, int row, int column) {
   __syncthreads();
   if (peak < infinity()) return;
   CUTE_UNROLL
@@ -451,25 +396,20 @@ __device__ __forceinline__ void rewrite_infinities(const Parameters& p, const Ve
       if (fabsf(value) != infinity() || i >= p.m || j >= p.n) continue;
       const uint8_t code = uint8_t(code_of_infinity((value < 0.f) != (factor < 0.f)));
       p.q[i * p.q_pitch + j] = code;
-      p.q_t[j * p.q_t_pitch + i + ahead] = code;
+      p.q_t[j * p.q_t_pitch + i] = code;
     }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    cast_sm90a_bf16_e4m3_1x128_transpose_gate_silu_gradient_offsets_256x1_3067c8de(const __grid_constant__ Parameters given) {
+    cast_sm90a_bf16_e4m3_1x128_transpose_pow2_gate_gelu_tanh_gradient_256x1_881ca544(const __grid_constant__ Parameters p) {
   wait_for_previous_grid();
   extern __shared__ __align__(128) uint8_t dynamic_shared[];
   [[maybe_unused]] Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
-  Parameters p = given;
   const int tile = blockIdx.x;
   // Tiles of gate and of up that read the same follow each other.
   const int down = tile / p.across, part = tile % p.across % 2 * (p.across / 2) + tile % p.across / 2;
-  const TileOfGroup at = tile_of_group(p, shared, down, tile == 0);
-  if (down >= at.tiles) return;
-  p.m = at.end;  // past which x counts as zeros
-  const int column_t = down * kTile;  // of q of x.T, where the tile begins
-  const int row0 = at.row, column0 = part * kTile;
+  const int row0 = down * kTile, column0 = part * kTile;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;  // its columns; its rows
   const int row = row0 + group * kDown, column = column0 + lane * kValues;
   const bool is_whole = row0 + kTile <= p.m && column0 + kTile <= p.n;
@@ -482,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   write(&shared.peaks[0][lane][group * kDown], peaks_of_rows(x));
   write(&shared.peaks[1][group][lane * kValues], of_columns);
   __syncthreads();
-  scale_rows(p, shared, row0, column0, column_t);
+  scale_rows(p, shared, row0, column0);
   __syncthreads();
   const float* factors = &shared.factors[0][0][group * kDown];
   uint2 q[kDown];
@@ -512,6 +452,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     shared.q[row_t][place(row_t, group)] = bytes;
   }
   __syncthreads();
-  store_transposed(p, shared, column_t, column0);
-  rewrite_infinities(p, x, peak, 1.f, row, column, column_t - row0);
+  store_transposed(p, shared, row0, column0);
+  rewrite_infinities(p, x, peak, 1.f, row, column);
 }

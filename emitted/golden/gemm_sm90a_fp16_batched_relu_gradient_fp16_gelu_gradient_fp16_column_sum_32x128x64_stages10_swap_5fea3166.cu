@@ -1,25 +1,25 @@
-// gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2
+// gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, gelu_tanh_gradient_bf16, column_sum
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
-//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, swizzle 8, store tma
-// Digest 6c5169b2ecd140c52466d1cad713af6cc95f8fa354c44c70f0b02133ea3fe0fa; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): relu_gradient_fp16, gelu_gradient_fp16, column_sum
+//   A fp16 row, B fp16 col, accumulated in fp32, D fp16 row
+//   tile 32x128x64, cluster 1x1, 2 consumers, 10 stages, along_m, swizzle 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+// Digest 5fea3166402dd31de7c6b4a6924ca160212dd8a158b5265d61ea25987a96ea39; `warploom show` prints this file.
 //
 // Warpgroup 0, the producer: thread 0 issues the TMA loads.
-// Warpgroups 1 and 2, the consumers: wgmma on 128 rows of a tile each (ping-pong), then the epilogue.
+// Warpgroups 1 and 2, the consumers: wgmma on 64 rows of the CTA's tile each, then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 = 3 * 168)
-//   A consumer thread has 128 accumulators.
+//   A consumer thread has 16 accumulators.
 //   Its epilogue takes 32 columns at a time, to save registers.
-// Shared memory: 213088 bytes; the launch asks for 214016 of 232448
-//   a, b         6 stages * (16384 + 16384) = 196608
+// Shared memory: 221344 bytes; the launch asks for 222208 of 232448
+//   a, b         10 stages * (4096 + 16384) = 204800
 //   staging      2 consumers * 2 buffers * 4096 = 16384
-//   full, empty  6 stages * 2 * 8 = 96
+//   full, empty  10 stages * 2 * 8 = 160
 // Barriers    waited for by    guards                        a phase completes after
 // full        consumers        a stage until it is filled    1 arrival and the stage's bytes
-// empty       the producer     a stage while wgmma reads it  2 arrivals: 1 consumer of 2 CTAs
+// empty       the producer     a stage while wgmma reads it  2 arrivals: 2 consumers
 // named 1, 2  all that arrive  its staging buffers           128 threads of a consumer
-// named 3, 4  one consumer     one main loop at a time       128 threads of each consumer
-// cluster     all that arrive  barriers, at start and exit   all threads of 2 CTAs
+// cluster     all that arrive  barriers before use           all threads of 1 CTA
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -41,15 +41,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
-constexpr int kClusterM = 2, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
+constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // consumer warpgroups
-constexpr int kSharing = 1;    // consumers that share a tile: each has some of its rows
-constexpr int kStages = 6;
+constexpr int kSharing = 2;    // consumers that share a tile: each has some of its rows
+constexpr int kStages = 10;
 constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
-constexpr int kRows = 128, kColumns = 128;  // of a tile, as wgmma sees it
+constexpr int kRows = 128, kColumns = 32;  // of a tile, as wgmma sees it
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // blocks of 64 rows in a consumer
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in one block of 64 rows
 constexpr int kChunkColumns = 32;  // columns of a block in one pass of the epilogue
@@ -65,25 +65,40 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  cutlass::bfloat16_t* bias_0;  // bias[n]
-  cutlass::bfloat16_t* activation_gradient_1;  // dy[m][pitch]
+  cutlass::half_t* activation_gradient_0;  // dy[m][pitch]
+  cutlass::half_t* activation_gradient_1;  // dy[m][pitch]
   float* column_sum_2;  // sums[n]
   float* column_sum_2_partial;  // partial[groups of rows][n]
+  int64_t activation_gradient_0_pitch;  // elements between rows of dy
   int64_t activation_gradient_1_pitch;  // elements between rows of dy
   int64_t column_sum_2_groups;  // partial sums of one sum
+  int64_t column_sum_2_partial_batch;  // elements between the partial sums of batches
+  int64_t activation_gradient_0_batch;  // elements between batches of activation_gradient_0
+  int64_t activation_gradient_1_batch;  // elements between batches of activation_gradient_1
+  int64_t column_sum_2_batch;  // elements between batches of column_sum_2
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // columns of A, rows of B
+  int32_t batches;  // of D
+  int32_t a_batches;  // of A
+  int32_t a_repeat;  // batches of D in a row that one of A serves
+  int32_t b_batches;  // of B
+  int32_t b_repeat;  // batches of D in a row that one of B serves
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
+static_assert(OFFSET(Parameters, activation_gradient_0) == 512 && OFFSET(Parameters, activation_gradient_1) == 520);
 static_assert(OFFSET(Parameters, column_sum_2) == 528 && OFFSET(Parameters, column_sum_2_partial) == 536);
-static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 544 && OFFSET(Parameters, column_sum_2_groups) == 552);
-static_assert(OFFSET(Parameters, a_tail_rows) == 560 && OFFSET(Parameters, m) == 564);
-static_assert(OFFSET(Parameters, n) == 568 && OFFSET(Parameters, k) == 572);
+static_assert(OFFSET(Parameters, activation_gradient_0_pitch) == 544 && OFFSET(Parameters, activation_gradient_1_pitch) == 552);
+static_assert(OFFSET(Parameters, column_sum_2_groups) == 560 && OFFSET(Parameters, column_sum_2_partial_batch) == 568);
+static_assert(OFFSET(Parameters, activation_gradient_0_batch) == 576 && OFFSET(Parameters, activation_gradient_1_batch) == 584);
+static_assert(OFFSET(Parameters, column_sum_2_batch) == 592 && OFFSET(Parameters, a_tail_rows) == 600);
+static_assert(OFFSET(Parameters, m) == 604 && OFFSET(Parameters, n) == 608);
+static_assert(OFFSET(Parameters, k) == 612 && OFFSET(Parameters, batches) == 616);
+static_assert(OFFSET(Parameters, a_batches) == 620 && OFFSET(Parameters, a_repeat) == 624);
+static_assert(OFFSET(Parameters, b_batches) == 628 && OFFSET(Parameters, b_repeat) == 632);
 
 // Programmatic dependent launch: waits until the previous grid has ended and its writes are visible, and lets
 // the next grid start. What comes before this call may run under the previous grid.
@@ -92,18 +107,16 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 }
 
 // ---- Device functions ----------------------------------------------------------------------------------
-// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -122,29 +135,27 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes has the k tile of one m.
 struct OperandA {
-  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kBytes = 4096;  // of one stage
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
 
   // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int m, int k) {
-    cute::SM90_TMA_LOAD_2D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally, tile, k, m);
+                                              int m, int k, int batch) {
+    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+        tile, k, m, batch);
   }
 };
 
 // B is K-major: a row of 128 bytes has the k tile of one n.
 struct OperandB {
   static constexpr int kBytes = 16384;  // of one stage
-  static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // in a descriptor, from one wgmma's k to the next
-  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Multicasts the tile's rows from `first` on, as many as the map's box has, to the whole cluster.
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k, int first) {
-    cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-        kReceivers, kEvictNormally, tile + first * kRowBytes,
-        k, n + first);
+                                              int n, int k, int batch) {
+    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full), kEvictNormally,
+        tile, k, n, batch);
   }
 };
 
@@ -160,51 +171,28 @@ template <int kDepth> struct PipelineState {
 };
 using Position = PipelineState<kStages>;
 
-// Ping-pong: one consumer runs its main loop while the other runs its epilogue (CUTLASS:
-// OrderedSequenceBarrier). A phase parity tells one lap of the stages from the next but not from the one after,
-// so a consumer waits for its own stages only once the other has waited for all of its. Consumer 0 starts its
-// main loop after named barrier 3, consumer 1 after 4.
-struct OrderedBarrier {
-  int consumer, k_tiles;
-
-  __device__ __forceinline__ OrderedBarrier(int consumer, int k_tiles, Position& position)
-      : consumer(consumer), k_tiles(k_tiles) {
-    if (consumer == 1) pass(position);  // consumer 0 starts
-  }
-
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + consumer); }
-
-  // Lets the other consumer start its main loop, and skips the stages of its tile.
-  __device__ __forceinline__ void pass(Position& position) const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 - consumer);
-    position.stage += k_tiles;
-    position.phase ^= position.stage / kStages % 2;
-    position.stage %= kStages;
-  }
-
-  // The last pass let a consumer start that has no tile: its arrival must not stay pending.
-  __device__ __forceinline__ void finish(int tiles) const {
-    if (tiles % 2 == consumer) begin();
-  }
-};
-
 // A tile of D.
 struct TileCoord {
   int m, n;  // the row and the column of its first element
+  int batch;
 };
 
 // The tile scheduler. It counts in tiles of clusters.
 struct Tiles {
   int rows, columns;
+  int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
       : rows((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
-        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
+        columns((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        batches(p.batches) {}
 
-  __device__ __forceinline__ int count() const { return rows * columns; }
+  __device__ __forceinline__ int count() const { return rows * columns * batches; }
 
   // The tile of the CTA with this rank.
   __device__ __forceinline__ TileCoord at(int index, int rank) const {
+    const int batch = index / (rows * columns);
+    index -= batch * rows * columns;
     // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
     // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
     const int band = index / (kSwizzle * columns);
@@ -212,7 +200,7 @@ struct Tiles {
     const int offset = index - band * kSwizzle * columns;
     const int row = band * kSwizzle + offset % width, column = offset / width;
     return {(row * kClusterM + rank % kClusterM) * kTileM,
-            (column * kClusterN + rank / kClusterM) * kTileN};
+            (column * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
@@ -224,64 +212,28 @@ struct Coordinates {
 
 // Coordinates of fragment f of a chunk of the consumer's part of the tile, which starts at `at`: the MMA gives
 // lane l the rows l / 4 and l / 4 + 8 of its warp's 16, and the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8.
+// Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const TileCoord& at, int chunk, int f) {
   const int lane = threadIdx.x % 32;
-  const int row = at.m + chunk / kChunks * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = at.n + chunk % kChunks * kChunkColumns + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
+  const int row = at.n + chunk / kChunks * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = at.m + chunk % kChunks * kChunkColumns + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
 }
 
-// A fragment's two columns of a row of C or of a vector, loaded as one word; 0 past the last column. n is even
-// here, and rows start at even elements. The word is split where it is used: split at the load, each load
-// would be waited for before the next is issued.
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
 template <class Element> struct Columns {
-  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
-  Word word;
+  Element value[2];
 
   Columns() = default;
   __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
 
-  __device__ __forceinline__ float operator[](int j) const {
-    const Word bits = word >> (j * 8 * sizeof(Element));
-    return float(reinterpret_cast<const Element&>(bits));
-  }
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
 };
 
-// Adds a vector over the columns of D.
-template <class Element> struct Bias {
-  const Element* bias;
-  using Operand = Columns<Element>;
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {bias, at.column, n};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
-  }
-};
-
-// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
-__device__ __forceinline__ float logistic2(float x) {
-  float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
-  return inverse;
-}
-
-// s + x s (1 - s) 2 u' with s = 1 / (1 + exp(-2u)) and u = sqrt(2 / pi) (x + 0.044715 x^3), the derivative
-// of x s. The smaller of s and 1 - s is computed: no cancellation in either tail.
-struct GeluTanhGradient {
-  __device__ __forceinline__ static float slope(float x) {
-    constexpr float kScale = 2.f * 0.79788456f, kLog2 = 1.44269504f;  // 2 sqrt(2 / pi), log2(e)
-    const float square = x * x;
-    const float small = logistic2(-kLog2 * fabsf(x) * fmaf(kScale * 0.044715f, square, kScale));
-    const float large = 1.f - small, limit = x < 0.f ? small : large;
-    const float rise = x * fmaf(kScale * 3.f * 0.044715f, square, kScale);  // x 2u'
-    return small == 0.f ? limit : fmaf(rise * small, large, limit);  // rise may be infinite there
-  }
+// Of max(x, 0): 0 at 0, NaN stays NaN.
+struct ReluGradient {
+  __device__ __forceinline__ static float slope(float x) { return x > 0.f ? 1.f : x <= 0.f ? 0.f : x; }
 };
 
 // Multiplies dy by a function's derivative (_activation/) at what passes here.
@@ -304,13 +256,27 @@ template <class Function, class Element> struct ActivationGradient {
   }
 };
 
+// Phi(x) + x phi(x), the derivative of x Phi(x): Phi, the normal distribution function, by the rational
+// approximation of erfc in Abramowitz and Stegun 7.1.26 (|error| < 1.5e-7). Exactly 0 and 1 far from 0.
+struct GeluGradient {
+  __device__ __forceinline__ static float slope(float x) {
+    float t, power;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.f)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-0.72134752f * x * x));  // exp(-x^2 / 2)
+    float tail = fmaf(t, 0.530702714f, -0.726576013f);  // half of erfc's coefficients
+    tail = fmaf(t, fmaf(t, fmaf(t, tail, 0.710706870f), -0.142248368f), 0.127414796f) * t * power;
+    const float limit = x < 0.f ? tail : 1.f - tail;
+    return power == 0.f ? limit : fmaf(0.398942280f * x, power, limit);  // x may be infinite there
+  }
+};
+
 // Sums of what passes here over the rows of a fragment that a warp has, stored in `partial` [groups of
 // rows][n]; a launch of its own adds the groups up (column_totals.cuh.jinja).
 struct ColumnSum {
   float* partial;
-  static constexpr int kRows = 16;  // of D, of one group
+  static constexpr int kRows = 8;  // of D, of one group
   // Lanes from kFirst to kLast apart have other rows of the same columns.
-  static constexpr int kFirst = 4, kLast = 16;
+  static constexpr int kFirst = 1, kLast = 2;
 
   // What lies outside of D [m, n] does not count.
   __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
@@ -336,20 +302,20 @@ struct ColumnSum {
 // Operands of a chunk are loaded a chunk ahead, so that the main loop or the chunk before hides their latency.
 struct Epilogue {
   struct Operands {
-    Bias<cutlass::bfloat16_t>::Operand step_0;
-    ActivationGradient<GeluTanhGradient, cutlass::bfloat16_t>::Operand step_1;
+    ActivationGradient<ReluGradient, cutlass::half_t>::Operand step_0;
+    ActivationGradient<GeluGradient, cutlass::half_t>::Operand step_1;
   };
   int m, n;  // past the last row and column
-  Bias<cutlass::bfloat16_t> step_0;
-  ActivationGradient<GeluTanhGradient, cutlass::bfloat16_t> step_1;
+  ActivationGradient<ReluGradient, cutlass::half_t> step_0;
+  ActivationGradient<GeluGradient, cutlass::half_t> step_1;
   ColumnSum step_2;
 
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
       : m(p.m),
         n(p.n),
-        step_0{p.bias_0},
-        step_1{p.activation_gradient_1, p.activation_gradient_1_pitch},
-        step_2{p.column_sum_2_partial} {}
+        step_0{p.activation_gradient_0 + batch * p.activation_gradient_0_batch, p.activation_gradient_0_pitch},
+        step_1{p.activation_gradient_1 + batch * p.activation_gradient_1_batch, p.activation_gradient_1_pitch},
+        step_2{p.column_sum_2_partial + batch * p.column_sum_2_partial_batch} {}
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
@@ -372,14 +338,14 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Converts two adjacent values of a row to D's type, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
 // Stores D by TMA from two staging buffers per consumer: one is filled while TMA reads the other.
 struct Store {
-  static constexpr int kSpan = 64;  // bytes of a staging row
-  static constexpr int kBytes = 64 * kSpan;
+  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kBytes = 32 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // this consumer's named barrier; the thread's index in its warpgroup
   int first = 0;        // the buffer of the tile's first chunk
@@ -404,22 +370,25 @@ struct Store {
     cute::tma_store_fence();  // orders these generic-proxy writes before the TMA store, across the barrier
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      const int column = at.n + chunk % kChunks * kChunkColumns, row = at.m + chunk / kChunks * kWgmmaM;
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, column, row);
+      const int column = at.n + chunk / kChunks * kWgmmaM, row = at.m + chunk % kChunks * kChunkColumns;
+      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, column, row, at.batch);
       cute::tma_store_arrive();
     }
   }
 
-  // stmatrix writes 16 x 16 elements of 16 bits; lanes 0-15 address the left 8 columns, 16-31 the right.
+  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
+  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
     CUTE_UNROLL
     for (int f = 0; f < kFragments; f += 2) {
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
-                             converted(x[f + 1][1])};
+      const int row = f * 8 + lane / 16 * 8 + lane % 8;
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
+      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
       const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
                    "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
     }
   }
@@ -437,7 +406,7 @@ struct SharedStorage {
   FullBarrier full[kStages];    // all bytes of the stage have arrived
   EmptyBarrier empty[kStages];  // every consumer has read the stage
 };
-static_assert(sizeof(SharedStorage) <= 214016);
+static_assert(sizeof(SharedStorage) <= 222208);
 
 // ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -447,24 +416,26 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const TileCoord at = tiles.at(tile, rank);
+    // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
+    const int batch_a = at.batch / p.a_repeat % p.a_batches;
+    const int batch_b = at.batch / p.b_repeat % p.b_batches;
     const bool tail = p.m - at.m < kTileM;  // its box has no rows past the last
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // 0: all of its rows are past the last
-    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this CTA multicasts
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
-      // Before any copy: the phase cannot complete without all bytes, those that peers multicast too.
+      // Before any copy: the phase cannot complete without all bytes.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
       position.advance();
     }
   }
 }
 
 // ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
-using RowOperand = OperandA; using ColumnOperand = OperandB;
+using RowOperand = OperandB; using ColumnOperand = OperandA;
 // What to add to a descriptor for the next stage, and for the next 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -475,8 +446,7 @@ __device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
-// Arrives at the empty barrier of a stage in every CTA of the cluster: each of them multicasts into this
-// CTA's stage, and must not do so before this consumer has read it. One lane arrives for each CTA.
+// Arrives at the empty barrier of a stage that this consumer has read.
 __device__ __forceinline__ void release(EmptyBarrier& empty) {
   const uint32_t cta = threadIdx.x % 128;
   empty.arrive(cta, cta < kClusterSize);
@@ -521,19 +491,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing;  // which rows of a tile it has
-  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
-  const OrderedBarrier order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
-  Epilogue epilogue(p);
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + consumer / kSharing * clusters; tile < tiles.count();
        tile += kConsumers / kSharing * clusters) {
     TileCoord at = tiles.at(tile, rank);
-    at.m += part * kBlocks * kWgmmaM;
+    at.n += part * kBlocks * kWgmmaM;
+    Epilogue epilogue(p, at.batch);
     Mainloop mainloop;
-    order.begin();
     int previous = position.stage;  // the stage that wgmma may still read
     shared.full[position.stage].wait(position.phase);
     mainloop.issue(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, false);
@@ -546,7 +514,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       previous = position.stage;
       position.advance();
     }
-    order.pass(position);
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     mainloop.finish(shared.empty[previous]);
@@ -559,7 +526,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
+          x[f][i % 2][i / 2] = Value(mainloop.accumulators[chunk / kChunks][sum]);
         }
         epilogue.apply(x[f], operands[f], coordinates(at, chunk, f));
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
@@ -567,12 +534,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       store(p, x, at, chunk);
     }
   }
-  order.finish((tiles.count() - cluster + clusters - 1) / clusters);
   store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
@@ -597,14 +563,11 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
-  // No CTA exits while another still multicasts to it or arrives at its barriers.
-  cute::cluster_arrive();
-  cute::cluster_wait();
 }
 
 // ---- Column sums of step 2: a CTA adds up 32 columns of partial sums, in a fixed order ----
 extern "C" __global__ void __launch_bounds__(1024)
-    gemm_sm90a_bf16_bias_bf16_gelu_tanh_gradient_bf16_column_sum_pingpong_128x128x64_cluster2x1_stages6_6c5169b2_column_sum_2(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_batched_relu_gradient_fp16_gelu_gradient_fp16_column_sum_32x128x64_stages10_swap_5fea3166_column_sum_2(const __grid_constant__ Parameters p) {
   constexpr int kColumns = 32, kParts = 32;  // warps, each with every kParts-th group of rows
   __shared__ float sums[kParts][kColumns];
   wait_for_previous_grid();
@@ -619,5 +582,5 @@ extern "C" __global__ void __launch_bounds__(1024)
   __syncthreads();
   if (part > 0 || column >= p.n) return;
   for (int i = 1; i < kParts; ++i) sum += sums[i][lane];
-  p.column_sum_2[column] = sum;
+  p.column_sum_2[vector * p.column_sum_2_batch + column] = sum;
 }
