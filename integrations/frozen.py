@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -18,6 +18,7 @@ class FrozenParameter(torch.nn.Parameter):
     """
 
     plain: torch.Tensor
+    moves: ClassVar[list[int]] = [0]  # how often any of them took other memory
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = False, **attributes: object) -> Self:
         """Share the memory of `data`. What else torch and accelerate pass is that of a copy."""
@@ -50,11 +51,13 @@ class FrozenParameter(torch.nn.Parameter):
         """Take other memory, as a module does that moves."""
         _DATA.__set__(self, value)
         self.plain = value.detach()
+        self.moves[0] += 1
 
     def set_(self, *source: Any, **keywords: Any) -> Self:
         """Take other memory, as torch.Tensor.set_ does."""
         super().set_(*source, **keywords)
         self.plain = self.detach()
+        self.moves[0] += 1
         return self
 
     def module_load(self, other: torch.Tensor, assign: bool = False) -> Self:

@@ -9,11 +9,12 @@ from typing import Any, Self
 import torch
 
 from warploom.integrations.experts import experts, gate_function
+from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.joined_storage import separate_storages
 from warploom.integrations.linear_sharing import share_hooks
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import refusal
-from warploom.quantization import PackedExperts
+from warploom.quantization import PackedExperts, PackedWeight
 from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT, SWIGLU_OAI
 
 CLASS = "GptOssExperts"  # of transformers, which this takes the place of
@@ -55,8 +56,6 @@ class QuantizedExperts(torch.nn.Module):
         self.alpha = alpha
         self.limit = limit
         self._stacks = {part: _Stack() for part in PARTS}
-        kinds = [{layer.metadata for layer in getattr(self, part)} for part in PARTS]
-        self._alike = all(len(kind) == 1 for kind in kinds)
 
     @classmethod
     def in_place_of(
@@ -92,18 +91,18 @@ class QuantizedExperts(torch.nn.Module):
         """
         parts = [getattr(self, part) for part in PARTS]
         listed = routing_weights.shape == router_indices.shape
-        plain = self._alike and all(
-            self._stacks[part].is_plain(getattr(self, part)) for part in PARTS
-        )
+        plain = all(self._stacks[part].is_plain(getattr(self, part)) for part in PARTS)
         if (
             not plain
             or (torch.is_grad_enabled() and _requires_grad(hidden_states, routing_weights, parts))
             or refusal(hidden_states, parts[0][0].weight)
         ):
             return self._one_by_one(hidden_states, router_indices, routing_weights, listed)
+        gate_up, down = (self._stacks[part].of(getattr(self, part)) for part in PARTS)
+        if gate_up is None or down is None:
+            return self._one_by_one(hidden_states, router_indices, routing_weights, listed)
         if not listed:
             routing_weights = routing_weights.gather(1, router_indices)
-        gate_up, down = (self._stacks[part].of(getattr(self, part)) for part in PARTS)
         return experts(
             *(hidden_states, router_indices, routing_weights, gate_up[0], down[0]),
             gate=self.gate,
@@ -158,7 +157,10 @@ def _plain(layer: torch.nn.Module) -> bool:
     """Whether a layer is its weight and bias alone, which nothing wrapped and nobody is told of."""
     about = vars(layer)
     return type(layer) is QuantizedLinear and not (
-        about["_forward_hooks"] or about["_forward_pre_hooks"] or "forward" in about
+        about["_forward_hooks"]
+        or about["_forward_pre_hooks"]
+        or "forward" in about
+        or about["activation"]
     )
 
 
@@ -172,6 +174,7 @@ class _Stack:
 
     _made: tuple[PackedExperts, torch.Tensor | None] | None = None
     _given: tuple[torch.nn.Parameter | None, ...] = ()  # the parameters of the layers
+    _moves = 0  # of parameters of any layers, when those of these were last seen in that memory
     _listed: tuple[torch.nn.Module, ...] = ()  # layers that were plain, what they are and have
     _about: tuple[dict[str, Any], ...] = ()
     _hooks: tuple[dict[int, Any], ...] = ()
@@ -193,27 +196,49 @@ class _Stack:
             self._listed, self._about = listed, tuple(map(vars, listed))
             names = ("_forward_hooks", "_forward_pre_hooks")
             self._hooks = tuple(about[name] for about in self._about for name in names)
-        return not any(self._hooks) and not any("forward" in about for about in self._about)
+        return not any(self._hooks) and not any(
+            "forward" in about or about["activation"] for about in self._about
+        )
 
-    def of(self, layers: Any) -> tuple[PackedExperts, torch.Tensor | None]:  # noqa: ANN401
-        """Those of the layers, which are moved there if they are elsewhere."""
+    def of(self, layers: Any) -> tuple[PackedExperts, torch.Tensor | None] | None:  # noqa: ANN401
+        """Those of the layers, which are moved there if they are elsewhere; None if not alike."""
         compiling = torch.compiler.is_dynamo_compiling()  # which sees no addresses
         if self._made is not None and (compiling or self._is_of(layers, *self._made)):
             return self._made
-        self._made = stacked(layers)
+        self._made = stacked(layers) if _are_alike(layers) else None
         if not compiling:
             self._given = tuple(_parameters(layers))
+            self._moves = FrozenParameter.moves[0]
         return self._made
 
     def _is_of(self, layers: Any, packed: PackedExperts, bias: torch.Tensor | None) -> bool:  # noqa: ANN401
         """Whether layers have the parameters that they had, in this memory: the first and the last
-        tell of it.
+        tell of it, unless a weight took other memory since.
         """
-        return all(map(is_, self._given, _parameters(layers))) and all(
-            layers[at].weight.slabs.data_ptr() == packed[at].slabs.data_ptr()
-            and (bias is None or layers[at].bias.data_ptr() == bias[at].data_ptr())
-            for at in (0, len(packed) - 1)
+        found, moves = tuple(_parameters(layers)), FrozenParameter.moves[0]
+        if len(found) != len(self._given) or not all(map(is_, self._given, found)):
+            return False
+        at_ends = (0, len(packed) - 1)
+        there = all(
+            _is_at(layers[at], packed[at], None if bias is None else bias[at])
+            for at in (at_ends if moves == self._moves else range(len(packed)))
         )
+        self._moves = moves
+        return there
+
+
+def _is_at(layer: QuantizedLinear, packed: PackedWeight, bias: torch.Tensor | None) -> bool:
+    """Whether a layer's parameters are in this memory."""
+    own = layer.weight.tensors()
+    return all(
+        own[name].data_ptr() == one.data_ptr() for name, one in packed.tensors().items()
+    ) and (bias is None or (layer.bias is not None and layer.bias.data_ptr() == bias.data_ptr()))
+
+
+def _are_alike(layers: Any) -> bool:  # noqa: ANN401
+    """Whether all layers have weights of one kind, and a bias of one type, or none of them."""
+    biases = {None if layer.bias is None else layer.bias.dtype for layer in layers}
+    return len({layer.metadata for layer in layers}) == len(biases) == 1
 
 
 def _parameters(layers: Any) -> Iterator[torch.nn.Parameter | None]:  # noqa: ANN401

@@ -182,7 +182,13 @@ def test_quantized_experts_are_refused_beside_others() -> None:
 
 @pytest.mark.usefixtures("grouped")
 @torch.no_grad()
-@pytest.mark.parametrize("change", ["bias", "layer", "hook", "compiled"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("bias", "layer", "hook", "compiled"),
+        *("memory", "one bias", "activation", "format", "one more"),
+    ],
+)
 def test_experts_that_are_changed_compute_with_what_they_have_now(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +208,21 @@ def test_experts_that_are_changed_compute_with_what_they_have_now(
         own.gate_up_proj[1] = another.gate_up_proj[1]
     elif change == "hook":
         own.down_proj[1].register_forward_hook(lambda *_: heard.append(1))
+    elif change == "memory":  # of one that is neither the first nor the last
+        packed = own.down_proj[1].data
+        packed.data = another.down_proj[1].data.detach().clone()
+    elif change == "one bias":
+        own.gate_up_proj[2].bias.fill_(9)
+        own.gate_up_proj[0].bias = None
+    elif change == "activation":
+        own.gate_up_proj[1].activation = "relu"
+    elif change == "format":
+        linear = torch.nn.Linear(64, 64, dtype=BF16)
+        own.down_proj[1] = warploom.nn.QuantizedLinear.from_linear(linear, "int8", 32)
+    elif change == "one more":
+        own.gate_up_proj.append(another.gate_up_proj[1])
+        own.down_proj.append(another.down_proj[1])
+        ids = ids % 4 + 1
     else:
         call = torch.compile(own, backend="aot_eager")
         call(hidden, ids, chosen)
