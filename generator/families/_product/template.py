@@ -120,7 +120,6 @@ def context(
         "listed": False,
         "varied": False,
         "groups": groups,
-        "exchanged": exchanged,
         "most_parts": launch.MOST_PARTS,
         "reduction_threads": WARPGROUP,
         **_fragment(operation),
