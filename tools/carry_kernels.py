@@ -10,8 +10,8 @@ where one has other bytes nothing is taken, since what then ran would come from 
 from __future__ import annotations
 
 import inspect
+import json
 import lzma
-import pickle
 import random
 import sys
 import time
@@ -31,7 +31,7 @@ import gpu_records  # noqa: E402
 from warploom.generator.artifact import Artifact  # noqa: E402
 from warploom.generator.build import build_many  # noqa: E402
 from warploom.generator.space import expand_file  # noqa: E402
-from warploom.generator.specification import KernelSpec  # noqa: E402
+from warploom.generator.specification import KernelSpec, parse_name  # noqa: E402
 from warploom.generator.store import Store  # noqa: E402
 from warploom.generator.store_record import Record  # noqa: E402
 from warploom.generator.toolchain import find  # noqa: E402
@@ -85,14 +85,24 @@ def collected(paths: Sequence[str]) -> Collected:
 
 
 def write(kernels: Mapping[KernelSpec, Artifact], file: Path) -> None:
-    """Write kernels to a file, those of like names side by side."""
-    content = pickle.dumps(sorted(kernels.items(), key=lambda one: one[1].name))
-    file.write_bytes(lzma.compress(content, filters=FILTERS))
+    """Write kernels to a file, those of like names side by side.
+
+    Machine code is in hex, which compresses as bytes do; in base64 like instructions look unlike.
+    """
+    content = [
+        {"record": json.loads(Record.of(one).model_dump_json()), "cubin": one.cubin.hex()}
+        for one in sorted(kernels.values(), key=lambda one: one.name)
+    ]
+    file.write_bytes(lzma.compress(json.dumps(content).encode(), filters=FILTERS))
 
 
 def read(file: Path) -> dict[KernelSpec, Artifact]:
     """Return the kernels of a file that `write` wrote."""
-    return dict(pickle.loads(lzma.decompress(file.read_bytes())))  # noqa: S301
+    found = {}
+    for one in json.loads(lzma.decompress(file.read_bytes())):
+        record = Record.model_validate_json(json.dumps(one["record"]))
+        found[parse_name(record.name)] = record.artifact(bytes.fromhex(one["cubin"]))
+    return found
 
 
 def put(artifacts: Iterable[Artifact], store: Store) -> None:
@@ -163,7 +173,7 @@ def pack(
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
 @click.argument("store", type=click.Path(path_type=Path))
 def unpack(file: Path, store: Path) -> None:
-    """Put the kernels of FILE into STORE. FILE is a pickle: take none that others made."""
+    """Put the kernels of FILE into STORE."""
     kernels = read(file)
     if names := different(kernels):
         raise click.ClickException(

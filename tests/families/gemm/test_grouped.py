@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from grouped_operands import BF16, ENDS, ROWS, K, N, offsets, operands
 from host import build, definitions, needs_compiler
 from pretended_gpu import PretendedGpu, gpu
-from torch.autograd import forward_ad
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
@@ -36,24 +36,6 @@ from warploom.runtime.families.gemm.family import FAMILY
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
 
 __all__ = ["gpu"]
-
-BF16 = torch.bfloat16
-ROWS, N, K = 37, 32, 48
-ENDS = (5, 5, 20, 33)  # the second group is empty, and four rows have none
-
-
-def offsets(*ends: int) -> torch.Tensor:
-    return torch.tensor(ends, dtype=torch.int32)
-
-
-def operands(kind: torch.dtype = BF16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows, and a weight [G, N, K] for each group; what no product reads is NaN."""
-    torch.manual_seed(0)
-    a, w = torch.randn(ROWS, K), torch.randn(len(ENDS), N, K)
-    if kind == torch.int8:
-        return (a * 30).to(kind), (w * 30).to(kind)
-    a[ENDS[-1] :], w[1] = torch.nan, torch.nan
-    return a.to(kind), w.to(kind)
 
 
 def group_of_rows() -> torch.Tensor:
@@ -390,34 +372,6 @@ def test_masked_batches_of_no_rows_have_results_of_none() -> None:
     a, w, lengths = masked()
     d = warploom.grouped_gemm(a[:, :0], w.mT, lengths=torch.zeros_like(lengths))
     assert d.shape == (len(LENGTHS), 0, N)
-
-
-# ---- Gradients beside those of autograd ----------------------------------------------------------
-
-
-def test_only_a_second_derivative_is_refused() -> None:
-    """torch.autograd.grad(create_graph=True) itself asks for the first ones alone."""
-    a, w = operands()
-    a, w = a.nan_to_num().requires_grad_(), w.nan_to_num().requires_grad_()
-    d = warploom.grouped_gemm(a, w.mT, offs=offsets(*ENDS))[: ENDS[-1]].float()
-    plain = torch.autograd.grad(d.sum(), (a, w), retain_graph=True)
-    found = torch.autograd.grad(d.sum(), (a, w), create_graph=True)
-    assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
-    with pytest.raises(ProblemError, match="second derivative"):
-        found[0].float().sum().backward()
-
-
-def test_transforms_of_torch_func_and_duals_are_named() -> None:
-    a, w = operands()
-    w.requires_grad_()
-
-    def call(a: torch.Tensor) -> torch.Tensor:
-        return warploom.grouped_gemm(a, w.mT, offs=offsets(*ENDS)).float().sum()
-
-    with pytest.raises(ProblemError, match=r"torch\.func's grad"):
-        torch.func.grad(call)(a)
-    with forward_ad.dual_level(), pytest.raises(ProblemError, match="dual tensor"):
-        call(forward_ad.make_dual(a, torch.ones_like(a)))
 
 
 # ---- Bad calls -----------------------------------------------------------------------------------
