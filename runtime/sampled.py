@@ -7,7 +7,7 @@ alike. Where it says nothing else, each result is held against float64, as a who
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -30,10 +30,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 class SampledFamily(RuntimeFamily[OperationT, ShapeT]):
     """A family that draws its calls.
 
-    called   the class of the calls that `function` makes of its own arguments
+    called   makes the calls that `function` makes of its own arguments: their class
     """
 
-    called: type[Any]
+    called: Callable[..., Any]
 
     def call(self, *operands: Any, **keywords: Any) -> Call[Any, Any]:
         """The call that `function` makes, for `explain`."""

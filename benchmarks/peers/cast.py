@@ -21,8 +21,9 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.cast import reference
 from warploom.runtime.families.cast.api import cast
-from warploom.runtime.families.cast.call import CastCall
+from warploom.runtime.families.cast.call import AnyCast
 from warploom.runtime.families.cast.family import FAMILY as RUNTIME
+from warploom.runtime.families.cast.reference import Results
 from warploom.runtime.measure import largest_share
 from warploom.runtime.plan import Plan, make
 
@@ -95,11 +96,11 @@ def contenders(name: str, shape: CastShape, asked: Asked) -> list[Contender]:
 
 
 def ours(
-    calls: Sequence[CastCall], name: str = "warploom", spec: KernelSpec | None = None
+    calls: Sequence[AnyCast], name: str = "warploom", spec: KernelSpec | None = None
 ) -> Contender:
     """Warploom: as dispatched, or by one kernel."""
 
-    def run(one: CastCall) -> tuple[torch.Tensor, ...]:
+    def run(one: AnyCast) -> tuple[torch.Tensor, ...]:
         return cast(
             one.x,
             one.dtype,
@@ -119,20 +120,20 @@ def ours(
     return Contender(name, [partial(run, one) for one in calls], partial(_share, calls, run), told)
 
 
-def torchs(calls: Sequence[CastCall], first: int = 0, *, is_compiled: bool = False) -> Contender:
+def torchs(calls: Sequence[AnyCast], first: int = 0, *, is_compiled: bool = False) -> Contender:
     """torch's operations: each a pass of its own, or fused by its compiler."""
     options = reference.Options(
         *(calls[0].dtype, calls[0].blocks, calls[0].transpose, calls[0].pow2)
     )
 
-    def quantized(x: torch.Tensor, scale: torch.Tensor | None) -> reference.Both:
+    def quantized(x: torch.Tensor, scale: torch.Tensor | None) -> Results:
         q, own, q_t, scale_t = reference.cast(x, options, scale)
         q_t = None if q_t is None else q_t.contiguous()
         return (None, None, q_t, scale_t) if first else (q, own, q_t, scale_t)
 
     function = compiled(lambda: quantized) if is_compiled else quantized
 
-    def run(one: CastCall) -> Sequence[Any]:
+    def run(one: AnyCast) -> Sequence[Any]:
         return function(one.x, _scale(one))[first:]
 
     name = "torch.compile" if is_compiled else "torch"
@@ -140,10 +141,10 @@ def torchs(calls: Sequence[CastCall], first: int = 0, *, is_compiled: bool = Fal
     return Contender(name, calls_of, partial(_share, calls, run, first), peer=True)
 
 
-def torchaos(calls: Sequence[CastCall], names: tuple[str, ...], first: int = 0) -> Contender:
+def torchaos(calls: Sequence[AnyCast], names: tuple[str, ...], first: int = 0) -> Contender:
     """torchao's Triton kernels, one launch for x and one for x.T."""
 
-    def run(one: CastCall) -> tuple[torch.Tensor, ...]:
+    def run(one: AnyCast) -> tuple[torch.Tensor, ...]:
         module = imported("torchao", _TORCHAO)
         return tuple(result for name in names for result in getattr(module, name)(one.x))
 
@@ -153,7 +154,7 @@ def torchaos(calls: Sequence[CastCall], names: tuple[str, ...], first: int = 0) 
 
 
 def _share(
-    calls: Sequence[CastCall], run: Callable[[CastCall], Sequence[Any]], first: int = 0
+    calls: Sequence[AnyCast], run: Callable[[AnyCast], Sequence[Any]], first: int = 0
 ) -> float:
     """The largest error of what the first call returns, as a share of two steps of its type.
 
@@ -169,7 +170,7 @@ def _share(
     return max(shares)
 
 
-def _scale(one: CastCall) -> torch.Tensor | None:
+def _scale(one: AnyCast) -> torch.Tensor | None:
     return None if one.scale is None else one.scale.reshape(1, 1)
 
 

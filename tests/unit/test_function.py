@@ -34,7 +34,7 @@ FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
     warploom.cast: CastCall,
     warploom.route: RouteCall,
 }
-SHAPING = {"return_lse"}  # arguments that say what of the results is returned
+SHAPING = {"return_lse", "offsets"}  # arguments that say what of the results is returned
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)

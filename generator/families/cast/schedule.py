@@ -212,6 +212,8 @@ class CastLayout:
             return 2
         if operation.transposes_scales and operation.rounding == "stochastic":
             return 2
+        if operation.offsets and operation.reads_factors and operation.q == "int8":
+            return 2
         return 3 if operation.transposes_scales else 4
 
 

@@ -7,11 +7,12 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.cast.call import WRITTEN, CastCall
+from warploom.runtime.families.cast.call import WRITTEN, CastCall, GroupedCastCall
 from warploom.runtime.function import Function
 from warploom.runtime.philox import drawn
 
 _cast = Function("cast", CastCall, written=WRITTEN)
+_cast_groups = Function("cast_groups", GroupedCastCall, written=WRITTEN)
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # q, scale
 Both = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # and of x.T
@@ -158,9 +159,7 @@ def cast(
     """
     if rounding == "stochastic" and rounding_state is None and isinstance(x, torch.Tensor):
         rounding_state = drawn(x.device)
-    q, computed, q_t, scale_t, ends = _cast(
-        x,
-        dtype,
+    options = (
         block,
         transpose,
         scale,
@@ -172,8 +171,12 @@ def cast(
         gate,
         gradient,
         spec,
-        offsets,
     )
+    ends: torch.Tensor | None = None
+    if offsets is None:
+        q, computed, q_t, scale_t = _cast(x, dtype, *options)
+    else:
+        q, computed, q_t, scale_t, ends = _cast_groups(x, dtype, offsets, *options)
     own = scale if computed is None else computed
     assert q is not None and own is not None  # noqa: S101 (for type checkers)
     if q_t is None:

@@ -34,40 +34,37 @@ class Details:
     copies: tuple[str, ...]  # of x, scale and gradient, those whose rows are not one pitch apart
 
 
-@declared
-class CastCall(Arguments[Details, Results]):
-    """The arguments of `cast`, which says what they mean.
+class Cast(Arguments[Details, Results]):
+    """What calls of `cast` have in common, whether their rows are in groups or not.
 
     out, scale_out, out_t, scale_t_out, ends_out   where results go; None: they are made
     """
 
+    __slots__ = ()
     function = "cast"
-    outputs = ("q", "scale", "q_t", "scale_t", "ends")
     no_gradient = (
         "x or scale that requires grad",
         "cast is not differentiable",
         "call it under torch.no_grad()",
     )
+    x: torch.Tensor
+    dtype: torch.dtype
+    block: str | tuple[int, int]
+    transpose: bool
+    scale: torch.Tensor | None
+    pow2: bool
+    rounding: str
+    rounding_state: torch.Tensor | None
+    amax: torch.Tensor | None
+    scale_layout: str
+    gate: str | None
+    gradient: torch.Tensor | None
+    spec: KernelSpec | str | None
 
-    x: torch.Tensor = tensor(aligned=False)
-    dtype: torch.dtype = option(schema="ScalarType")
-    block: str | tuple[int, int] = option(default="tensor", schema="str")
-    transpose: bool = option(default=False, schema="bool")
-    scale: torch.Tensor | None = tensor(default=None, aligned=False)
-    pow2: bool = option(default=False, schema="bool")
-    rounding: str = option(default="nearest", schema="str")
-    rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
-    amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
-    scale_layout: str = option(default="column_major", schema="str")
-    gate: str | None = option(default=None, schema="str?")
-    gradient: torch.Tensor | None = tensor(default=None, aligned=False)
-    spec: KernelSpec | str | None = named_spec(default=None)
-    offsets: torch.Tensor | None = tensor(default=None, schema="Tensor?=None", aligned=False)
-    out: torch.Tensor | None = result(default=None, aligned=False, public=False)
-    scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
-    out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
-    scale_t_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
-    ends_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    @property
+    def offsets(self) -> torch.Tensor | None:
+        """Where groups of rows end."""
+        return None
 
     @property
     def blocks(self) -> Block:
@@ -138,7 +135,7 @@ class CastCall(Arguments[Details, Results]):
     def _problem(self, copies: tuple[str, ...]) -> CastProblem:
         """Where everything lies: of what is copied or made, as it will."""
         (m, n), x = self.extents, self.x
-        q, scale, q_t, scale_t, _ = self._results(torch.device("meta"))
+        q, scale, q_t, scale_t = self._results(torch.device("meta"))[:4]
         if self.scale is not None:
             scale = self.scale.new_empty(self.scale.shape, device="meta")
             scale = scale if "scale" in copies else self.scale
@@ -175,10 +172,10 @@ class CastCall(Arguments[Details, Results]):
         places.append(_row_major((n, columns), self.dtype, _ALIGNMENT) if self.transpose else None)
         across = 1 if block == "row" else -(-columns // (32 if block == "1x32" else COLUMNS))
         places.append(self._scales(torch.Size((n, across)), n) if self.computed()[3] else None)
-        is_grouped = self.offsets is not None
-        places.append(_row_major((self.groups,), torch.int32, 1) if is_grouped else None)
-        outs = (self.out, self.scale_out, self.out_t, self.scale_t_out, self.ends_out)
-        q, scale, q_t, scale_t, ends = (
+        if self.offsets is not None:
+            places.append(_row_major((self.groups,), torch.int32, 1))
+        outs = [getattr(self, name) for name in self.declaration.results]
+        return tuple(
             None
             if place is None
             else torch.empty_strided(place[0], place[1], dtype=place[2], device=device)
@@ -186,7 +183,6 @@ class CastCall(Arguments[Details, Results]):
             else out
             for place, out in zip(places, outs, strict=True)
         )
-        return q, scale, q_t, scale_t, ends
 
     def _scales(self, shape: torch.Size, rows: int) -> _Place:
         """Where scales lie: those of 1x128 one column after the other, unless asked otherwise."""
@@ -204,7 +200,8 @@ class CastCall(Arguments[Details, Results]):
     def computed(self) -> tuple[bool, ...]:
         """Of scales, where none are given; of x.T, where it is asked for; of groups, likewise."""
         own = self.transpose and self.blocks in ("row", "1x128", "1x32")
-        return True, self.scale is None, self.transpose, own, self.offsets is not None
+        of_groups = () if self.offsets is None else (True,)
+        return True, self.scale is None, self.transpose, own, *of_groups
 
     def fake(self) -> Results:
         """Those that are computed."""
@@ -214,13 +211,12 @@ class CastCall(Arguments[Details, Results]):
     def crossing(self) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
         """What the operator is handed: a block by its name, and amax to be written."""
         values, _ = Arguments.crossing(self)
-        values[_BLOCK] = self.blocks
+        values[[name for name, _ in self.declaration.crossing].index("block")] = self.blocks
         return values, {"amax": self.amax}
 
     def check(self, details: Details, results: Results) -> None:
         """Raise ProblemError for memory that is missing or shared."""
-        names = ("out", "scale_out", "out_t", "scale_t_out", "ends_out")
-        made = zip(names, results, strict=True)
+        made = zip(self.declaration.results, results, strict=True)
         written = [("amax", self.amax), *made]
         require_memory([*self.named(), *written])
         seen = [(name, one) for name, one in self.read() if name != "amax"]
@@ -241,7 +237,7 @@ class CastCall(Arguments[Details, Results]):
                 for one in (results[1], results[3]):
                     if one is not None and one.numel():
                         one.fill_(1.0)
-                if results[4] is not None:
+                if offsets is not None and results[4] is not None:
                     results[4].zero_()
                 return
             x, scale = reference.gated(self.x, self.gate, self.gradient).reshape(m, n), self.scale
@@ -256,7 +252,7 @@ class CastCall(Arguments[Details, Results]):
                     for one, value in zip(results, found, strict=True)
                 )
             else:
-                found, places = (*reference.cast(x, options, scale), None), results
+                found, places = reference.cast(x, options, scale), results
             for one, value in zip(places, found, strict=True):
                 if one is not None and value is not None:
                     one.copy_(value.reshape(one.shape))
@@ -264,8 +260,75 @@ class CastCall(Arguments[Details, Results]):
                 amax.copy_(torch.maximum(amax, x.abs().amax().float()))
 
 
+@declared
+class CastCall(Cast):
+    """The arguments of `cast`, which says what they mean."""
+
+    outputs = ("q", "scale", "q_t", "scale_t")
+
+    x: torch.Tensor = tensor(aligned=False)
+    dtype: torch.dtype = option(schema="ScalarType")
+    block: str | tuple[int, int] = option(default="tensor", schema="str")
+    transpose: bool = option(default=False, schema="bool")
+    scale: torch.Tensor | None = tensor(default=None, aligned=False)
+    pow2: bool = option(default=False, schema="bool")
+    rounding: str = option(default="nearest", schema="str")
+    rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
+    amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
+    scale_layout: str = option(default="column_major", schema="str")
+    gate: str | None = option(default=None, schema="str?")
+    gradient: torch.Tensor | None = tensor(default=None, aligned=False)
+    spec: KernelSpec | str | None = named_spec(default=None)
+    out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    scale_t_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+
+
+@declared
+class GroupedCastCall(Cast):
+    """The same with `offsets`, whose results say where groups end, too."""
+
+    outputs = ("q", "scale", "q_t", "scale_t", "ends")
+
+    x: torch.Tensor = tensor(aligned=False)
+    dtype: torch.dtype = option(schema="ScalarType")
+    offsets: torch.Tensor = tensor(aligned=False)
+    block: str | tuple[int, int] = option(default="tensor", schema="str")
+    transpose: bool = option(default=False, schema="bool")
+    scale: torch.Tensor | None = tensor(default=None, aligned=False)
+    pow2: bool = option(default=False, schema="bool")
+    rounding: str = option(default="nearest", schema="str")
+    rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
+    amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
+    scale_layout: str = option(default="column_major", schema="str")
+    gate: str | None = option(default=None, schema="str?")
+    gradient: torch.Tensor | None = tensor(default=None, aligned=False)
+    spec: KernelSpec | str | None = named_spec(default=None)
+    out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    scale_t_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+    ends_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
+
+
 _Place = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, type
-_BLOCK = [name for name, _ in CastCall.declaration.crossing].index("block")
+
+
+AnyCast = CastCall | GroupedCastCall
+
+
+def call_of(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    offsets: torch.Tensor | None = None,
+    **keywords: Any,
+) -> AnyCast:
+    """The call of the arguments of `cast`."""
+    if offsets is None:
+        return CastCall(x, dtype, **keywords)
+    return GroupedCastCall(x, dtype, offsets, **keywords)
 
 
 def _part(result: torch.Tensor, shape: torch.Size) -> torch.Tensor:

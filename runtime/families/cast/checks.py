@@ -16,7 +16,7 @@ from warploom.runtime.rounding import check_rounding, check_state
 from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
-    from warploom.runtime.families.cast.call import CastCall
+    from warploom.runtime.families.cast.call import Cast
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 GATES = get_args(Function)
@@ -27,7 +27,7 @@ BLOCKS: Mapping[Any, Block] = {
 }
 
 
-def require_words(call: CastCall) -> None:
+def require_words(call: Cast) -> None:
     """Raise ProblemError for an unknown block, rounding, layout or gate."""
     block: Any = call.block
     if not isinstance(block, str | tuple) or block not in BLOCKS:
@@ -47,7 +47,7 @@ def require_words(call: CastCall) -> None:
             )
 
 
-def check(call: CastCall) -> None:
+def check(call: Cast) -> None:
     """Raise ProblemError for arguments that do not fit each other."""
     x = call.x
     if x.dim() == 0:
@@ -78,7 +78,7 @@ def check(call: CastCall) -> None:
         refuse_repeated(name, one)
 
 
-def _check_gate(call: CastCall) -> None:
+def _check_gate(call: Cast) -> None:
     """Raise ProblemError for a gate that no kernel has."""
     gate, gradient, x = call.gate, call.gradient, call.x
     if gate is None:
@@ -119,7 +119,7 @@ def _check_gate(call: CastCall) -> None:
         )
 
 
-def _check_offsets(call: CastCall) -> None:
+def _check_offsets(call: Cast) -> None:
     """Raise ProblemError for groups of rows that no kernel casts."""
     offsets, x = call.offsets, call.x
     if offsets is None:
@@ -157,7 +157,7 @@ def _check_offsets(call: CastCall) -> None:
             raise ProblemError(value, rule=rule, fix=fix)
 
 
-def _check_options(call: CastCall) -> None:
+def _check_options(call: Cast) -> None:
     """Raise ProblemError for options that no kernel has together."""
     block, name = call.blocks, f"block {shown(call.block)}"
     refused: list[tuple[bool, str, str, str]] = [
@@ -203,7 +203,7 @@ def _check_options(call: CastCall) -> None:
             raise ProblemError(value, rule=rule, fix=fix)
 
 
-def _check_scale(call: CastCall) -> None:
+def _check_scale(call: Cast) -> None:
     scale = call.scale
     if scale is None:
         return
@@ -219,7 +219,7 @@ def _check_scale(call: CastCall) -> None:
         )
 
 
-def scale_shape(call: CastCall) -> torch.Size:
+def scale_shape(call: Cast) -> torch.Size:
     """The shape of the scales of x."""
     m, n = call.extents
     rows, parts = call.x.shape[:-1], -(-n // COLUMNS)

@@ -15,16 +15,8 @@ from warploom.runtime.families._product.steps.gate import activated, split
 from warploom.runtime.families._product.steps.gate_gradient import of_both
 from warploom.runtime.rounding import numbers, rounded
 
-Both = tuple[
-    torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
-]  # q, scale, q_t, scale_t
-Results = tuple[
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | None,
-]  # and where groups of rows end in q_t
+Results = tuple[torch.Tensor | None, ...]
+"""q, scale, q_t, scale_t, and where groups of rows end in q_t, if there are some."""
 
 _MOST = torch.finfo(torch.float32).max
 _POWER = 0x7F800000  # the bits of fp32's exponent
@@ -110,7 +102,7 @@ def quantized(
     return torch.where(x.isinf(), infinite, values.clamp(-largest, largest)).to(dtype)
 
 
-def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Both:
+def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Results:
     """q and scales of x [m, n] and of x.T, for given scales [down, across] or computed ones."""
     x = x.float()
     q, own = _cast(x, options, scale, transposed=False)

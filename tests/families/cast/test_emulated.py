@@ -23,7 +23,7 @@ from warploom.generator.families.cast import CastOperation, CastSchedule
 from warploom.generator.launches import Address, DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.cast.call import CastCall, Details
+from warploom.runtime.families.cast.call import AnyCast, Details, call_of
 from warploom.runtime.families.cast.reference import Results
 
 FAMILY = family("cast")
@@ -77,7 +77,7 @@ def spec(block: str, q: str = "e4m3", **options: Any) -> KernelSpec:
     return KernelSpec("sm_90a", operation, CastSchedule(256))
 
 
-def call_of(kernel: KernelSpec, m: int, n: int, ends: Sequence[int]) -> CastCall:
+def drawn(kernel: KernelSpec, m: int, n: int, ends: Sequence[int]) -> AnyCast:
     """A call on random rows, of which those of no group are NaN; of an odd number some values are
     infinite, where the largest magnitude of all says nothing.
     """
@@ -90,8 +90,10 @@ def call_of(kernel: KernelSpec, m: int, n: int, ends: Sequence[int]) -> CastCall
     if m % 2 and operation.q != "int8":
         x[last // 2, n // 2], x[last - 1, 0] = torch.inf, -torch.inf
     x[last:] = torch.nan
-    call = CastCall(
-        *(x, TYPES[operation.q], operation.block, True),
+    call = call_of(
+        *(x, TYPES[operation.q]),
+        block=operation.block,
+        transpose=True,
         pow2=operation.pow2,
         rounding=operation.rounding,
         offsets=offsets,
@@ -105,7 +107,7 @@ def call_of(kernel: KernelSpec, m: int, n: int, ends: Sequence[int]) -> CastCall
     return call
 
 
-def poisoned(call: CastCall) -> Results:
+def poisoned(call: AnyCast) -> Results:
     """Results of which every byte is 0xff."""
     found = call.results(Details(()))
     for one in found:
@@ -114,7 +116,7 @@ def poisoned(call: CastCall) -> Results:
     return found
 
 
-def run(kernel: KernelSpec, call: CastCall, wrong: Edit | None = None) -> Results:
+def run(kernel: KernelSpec, call: AnyCast, wrong: Edit | None = None) -> Results:
     """What the emitted kernels write where every byte was 0xff; workspaces that are kept are 0."""
     folder, built = _built(kernel, wrong)
     assert folder is not None
@@ -153,7 +155,7 @@ def verify(
     kernel: KernelSpec, m: int, n: int, ends: Sequence[int], wrong: Edit | None = None
 ) -> None:
     """Every bit is right, of offsets as the device reads them."""
-    call = call_of(kernel, m, n, ends)
+    call = drawn(kernel, m, n, ends)
     amax = None if call.amax is None else call.amax.clone()
     clamped = call.offsets.clamp(0, m).cummax(0).values.to(torch.int32)  # type: ignore[union-attr]
     right_call = replace(call, offsets=clamped, amax=amax)
@@ -164,7 +166,7 @@ def verify(
     assert torch.equal(found[4], right[4])
     if not int(clamped[-1]):  # what one tile of zeros has, and one scale, is of no group
         return
-    for name, one, other in zip(CastCall.outputs, found, right, strict=True):
+    for name, one, other in zip(call.outputs, found, right, strict=True):
         if one is None or other is None:
             assert one is other
             continue

@@ -188,6 +188,8 @@ def test_kernels_that_need_most_registers_do_not_spill() -> None:
         spec(transpose=True, rounding="stochastic"),
         spec("128x128", transpose=True, rounding="stochastic"),
         spec("row", CastSchedule(512, 4, "cta"), "fp32", rounding="stochastic"),
+        spec("row", x="fp16", q="int8", transpose=True, offsets=True),
+        spec("1x128", x="fp16", transpose=True, offsets=True, rounding="stochastic"),
         spec(schedule=CastSchedule(512, 4), x="fp32", rounding="stochastic"),
     ):
         assert all(entry.clean for entry in compiled(one).resources.values())

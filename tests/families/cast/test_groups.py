@@ -261,9 +261,9 @@ def test_compiled_code_has_groups_and_fake_tensors_have_their_room(block: Block)
 def test_torch_finds_no_fault_with_the_operator_of_groups() -> None:
     rest = (None, False, "nearest", None, "column_major", None, None, None)
     x = torch.ones(128, 130)  # of a whole block, so that no column is left as it is
-    given = (x, E5M2, "1x128", True, *rest, offsets(128))
-    torch.library.opcheck(torch.ops.warploom.cast.default, given)
-    torch.library.opcheck(torch.ops.warploom.cast_functional.default, given)
+    given = (x, E5M2, offsets(128), "1x128", True, *rest)
+    torch.library.opcheck(torch.ops.warploom.cast_groups.default, given)
+    torch.library.opcheck(torch.ops.warploom.cast_groups_functional.default, given)
 
 
 def test_calls_like_the_last_are_recognised_and_cast_their_own_groups() -> None:

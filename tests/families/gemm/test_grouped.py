@@ -441,10 +441,6 @@ def test_calls_of_another_form_are_refused() -> None:
             lambda: warploom.grouped_gemm(a.to(torch.int8).t(), a.to(torch.int8), offs=ends),
             "must be multiples of 128.*warploom.cast",
         ),
-        (
-            lambda: warploom.grouped_gemm(a.t(), a, offs=ends, scale_a=torch.ones(())),
-            "scale_a with a.*those of k have scales in 8 bits alone",
-        ),
     ):
         with pytest.raises(ProblemError, match=told):
             call()
@@ -466,10 +462,6 @@ def test_illegal_kernels_say_why() -> None:
         ({"batched": False}, "batched false with groups rows"),
         ({"layout_a": "col"}, "layout_a col with groups rows"),
         ({"groups": "k"}, "must be col and row"),
-        (
-            {"a": "e4m3", "b": "e4m3", "layout_a": "col", "layout_b": "row", "groups": "k"},
-            "of 8 bits row and col",
-        ),
         ({"sparse": "a"}, "sparse a with groups"),
         ({"epilogue": (Amax(),)}, "without outputs beside D"),
         (

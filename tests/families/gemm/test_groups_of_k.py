@@ -174,6 +174,12 @@ def test_bad_calls_are_refused(change: dict[str, Any], told: str) -> None:
         warploom.grouped_gemm(a, b.t(), **{"offs": offsets(*ENDS), **change})
 
 
+def test_operands_of_16_bits_have_no_scales() -> None:
+    a, b = (one.nan_to_num().bfloat16() for one in (x.float() for x in operands()))
+    with pytest.raises(ProblemError, match=r"scale_a with a.*those of k have scales in 8 bits"):
+        warploom.grouped_gemm(a, b.t(), offs=offsets(*ENDS), scale_a=torch.ones(()))
+
+
 def test_the_last_group_may_end_with_k() -> None:
     """Where TMA has zeros for what a k tile lacks."""
     a, b = operands()

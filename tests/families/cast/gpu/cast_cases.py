@@ -15,7 +15,7 @@ from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.cast.call import CastCall, Details
+from warploom.runtime.families.cast.call import AnyCast, Details, call_of
 from warploom.runtime.families.cast.family import FAMILY as RUNTIME
 from warploom.runtime.families.cast.reference import Results
 
@@ -107,7 +107,7 @@ EVERY = list({one.name: one for one in [*SMOKE, *SQUARES, *ROWS, *STATIC, *POWER
 class Made:
     """A call of one kernel, whose results lie in rooms where every byte is 0xff."""
 
-    call: CastCall
+    call: AnyCast
     guarded: list[Guarded]
 
     def run(self) -> list[torch.Tensor]:
@@ -123,7 +123,8 @@ class Made:
         """What is right, by torch: on the CPU, but for large calls."""
         call = self.call
         if call.x.numel() <= ON_CPU:
-            names = ("x", "scale", "rounding_state", "gradient", "offsets")
+            names = ["x", "scale", "rounding_state", "gradient"]
+            names += ["offsets"] * (call.offsets is not None)
             moved = ((name, getattr(call, name)) for name in names)
             call = replace(call, **{n: None if t is None else t.cpu() for n, t in moved})
         return [one for one in RUNTIME.expected(call) if one is not None]
@@ -133,7 +134,7 @@ class Made:
         results, last = self.run(), self.last
         names = [
             n
-            for n, is_computed in zip(CastCall.outputs, self.call.computed(), strict=True)
+            for n, is_computed in zip(self.call.outputs, self.call.computed(), strict=True)
             if is_computed
         ]
         for name, one, right in zip(names, results, self.expected(), strict=True):
@@ -249,11 +250,19 @@ def made(
     if operation.gradient:
         of_result = torch.randn(m, n // 2, generator=random, device="cuda").to(x.dtype)
         gradient = padded(of_result, pad, shift)
-    call = CastCall(
+    offsets = None
+    if operation.offsets:
+        if ends is None:
+            drawn_ends = torch.randint(m + 1, (9,), generator=random, device="cuda").sort()[0]
+            ends = drawn_ends.clamp(min=1).tolist()
+        offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        x[max(0, min(m, max(ends))) :] = torch.nan
+    call = call_of(
         x,
         TORCH[operation.q],
-        operation.block,
-        operation.transpose,
+        offsets=offsets,
+        block=operation.block,
+        transpose=operation.transpose,
         pow2=operation.pow2,
         rounding=operation.rounding,
         scale_layout=layout,
@@ -265,12 +274,6 @@ def made(
         usual = call.results(Details(()))[1]
         assert usual is not None
         call.scale = torch.rand(usual.shape, generator=random, device="cuda") + 0.01
-    if operation.offsets:
-        if ends is None:
-            drawn_ends = torch.randint(m + 1, (9,), generator=random, device="cuda").sort()[0]
-            ends = drawn_ends.clamp(min=1).tolist()
-        call.offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
-        x[max(0, min(m, max(ends))) :] = torch.nan
     if operation.rounding == "stochastic":
         call.rounding_state = torch.randint(
             2**62, (2,), generator=random, device="cuda", dtype=torch.int64
@@ -279,9 +282,8 @@ def made(
         call.amax = torch.zeros(1, device="cuda")
     blank: Results = call.results(Details(()))
     rooms = [None if one is None else guarded(one, pad, shift) for one in blank]
-    call.out, call.scale_out, call.out_t, call.scale_t_out, call.ends_out = (
-        None if one is None else one.view for one in rooms
-    )
+    for name, one in zip(call.declaration.results, rooms, strict=True):
+        setattr(call, name, None if one is None else one.view)
     return Made(call, [one for one in rooms if one is not None])
 
 

@@ -15,7 +15,7 @@ from warploom.generator.families.cast import CastOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.cast.call import CastCall
+from warploom.runtime.families.cast.call import call_of
 from warploom.runtime.families.cast.family import FAMILY as RUNTIME
 
 M, N = 259, 203  # several tiles, whose rows no 16 bytes divide
@@ -40,11 +40,11 @@ def verify(kernel: KernelSpec) -> None:
     offsets = torch.tensor([100, 100, 250], dtype=torch.int32) if operation.offsets else None
     for pitch in (N, 208):
         x = torch.randn(M, pitch).to(TORCH[operation.x])
-        call = CastCall(
+        call = call_of(
             x[:, :N],
             TORCH[operation.q],
-            operation.block,
-            operation.transpose,
+            block=operation.block,
+            transpose=operation.transpose,
             rounding=operation.rounding,
             rounding_state=state,
             offsets=offsets,
@@ -53,10 +53,10 @@ def verify(kernel: KernelSpec) -> None:
             call,
             x=x.cuda()[:, :N],
             rounding_state=None if state is None else state.cuda(),
-            offsets=None if offsets is None else offsets.cuda(),
             spec=kernel,
+            **({} if offsets is None else {"offsets": offsets.cuda()}),
         )
-        results = zip(CastCall.outputs, plan.run(there), RUNTIME.expected(call), strict=True)
+        results = zip(call.outputs, plan.run(there), RUNTIME.expected(call), strict=True)
         for name, one, right in results:
             if one is None or right is None:
                 continue
