@@ -156,7 +156,7 @@ def explain(
     Args:
         a: What is explained: the first operand of a GEMM, q of an attention, a plan, a function
             such as `warploom.mixed_gemm` or `warploom.experts`, or an object with a method
-            `explanation`, such as a layer of `warploom.nn`.
+            `explanation`, such as a `warploom.nn.Linear`.
         b: The second operand, k, or the first argument of the function or layer.
         v: v of an attention, or the next argument.
         more: Further arguments of the function or layer.
@@ -221,6 +221,13 @@ def _of_calls(
     gpu: str | None,
 ) -> Explanation | None:
     """What a function of Warploom does by calls of declared ones; None where it makes none."""
+    if isinstance(function, torch.nn.Module):
+        names = [name for name, one in function.named_children() if isinstance(one, Explainable)]
+        raise ProblemError(
+            f"explain of a {type(function).__name__}",
+            rule="must be of a layer of one call, such as a warploom.nn.Linear",
+            fix=f"explain what it consists of: {', '.join(names) or 'the functions that it calls'}",
+        )
     if isinstance(function, type) or not getattr(function, "__module__", "").startswith("warploom"):
         return None
     try:

@@ -44,6 +44,18 @@ def explained(error: Exception, require: Callable[..., None], *given: object) ->
     return error
 
 
+def normal(
+    extents: Sequence[int],
+    random: torch.Generator | None,
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """A tensor of normal numbers; on `meta`, where torch would load its compiler to draw none."""
+    if torch.device(device).type == "meta":
+        return torch.empty(tuple(extents), device=device, dtype=dtype)
+    return torch.randn(tuple(extents), generator=random, device=device, dtype=dtype)
+
+
 def require_tensors(
     function: str,
     given: Named,

@@ -118,6 +118,10 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "max_seqlen float": (packed([0, 11, 16], 11.0), "max_seqlen_q 11.0: must be an int"),
     "explain None": (lambda: warploom.explain(None), "explain of None alone"),
+    "explain a module": (
+        lambda: warploom.explain(warploom.nn.GatedMLP(64, 96), A, gpu="h200"),
+        "explain of a GatedMLP: must be of a layer of one call.*gate_proj, up_proj, down_proj",
+    ),
     "explain one": (lambda: warploom.explain(A), "must be of a plan, of a and b, or of q, k and v"),
     "plan of lists": (lambda: warploom.plan([1.0], B), r"a \[1.0\] of type list"),
     "plan_attention": (lambda: warploom.plan_attention(Q, 3, Q), "k 3 of type int"),

@@ -19,6 +19,7 @@ from warploom.runtime.families._attention.block_mask import (
 )
 from warploom.runtime.families._attention.modifiers import MODIFIERS
 from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.tensors import normal
 from warploom.runtime.trial import generator
 
 BLOCK, DENSITY = 128, 0.25  # rows and columns of a block; the share of blocks that count
@@ -138,6 +139,6 @@ class AttentionData:
     def _tensor(self, heads: int, seq: int, total: int, dim: int = 0) -> torch.Tensor:
         dim = dim or self.shape.dim
         wanted = (total, heads, dim) if self._packed else (self.shape.batch, seq, heads, dim)
-        drawn = torch.randn(wanted, generator=self._random, device=self.device)
+        drawn = normal(wanted, self._random, self.device)
         found = drawn.to(TORCH[self._element])
         return found if self._packed else found.transpose(1, 2)

@@ -16,6 +16,7 @@ from warploom.runtime.families.activation_backward import reference
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
 from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.tensors import normal
 from warploom.runtime.trial import wrong
 
 
@@ -38,7 +39,7 @@ class ActivationBackwardRuntime(
         """A call with normal operands, whose results have their places; on `meta`, undrawn."""
 
         def drawn(name: str) -> torch.Tensor:
-            made = torch.randn(shape.m, shape.n, generator=random, device=device)
+            made = normal((shape.m, shape.n), random, device)
             return made.to(TORCH[name])
 
         call = ActivationBackwardCall(drawn(operation.dy), sums=operation.sums)

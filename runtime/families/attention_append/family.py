@@ -19,6 +19,7 @@ from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_append.api import append_kv_cache
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.sampled import CallTrial, SampledFamily
+from warploom.runtime.tensors import normal
 
 PAGE, BEFORE = 16, 20  # rows of a page, and of each sequence that are there
 FILLED = 0x41  # of every byte of what is written: a number in each type
@@ -52,7 +53,7 @@ class AttentionAppendRuntime(SampledFamily[AttentionAppendOperation, AttentionAp
         element, dtype = TORCH[operation.element], TORCH[operation.cached]
 
         def drawn(heads: int) -> torch.Tensor:
-            made = torch.randn(tokens, heads, dim, generator=random, device=device).to(element)
+            made = normal((tokens, heads, dim), random, device).to(element)
             return made if operation.packed else made.view(batch, seq, heads, dim).transpose(1, 2)
 
         def room(*extents: int, dtype: torch.dtype) -> torch.Tensor:
@@ -69,7 +70,7 @@ class AttentionAppendRuntime(SampledFamily[AttentionAppendOperation, AttentionAp
             starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
             given["cu_seqlens"] = starts * seq
         if operation.rotary != "none":
-            angles = torch.randn(BEFORE + seq, dim // 16 * 8, generator=random, device=device)
+            angles = normal((BEFORE + seq, dim // 16 * 8), random, device)
             table_type = TORCH[operation.angle]
             given |= {"cos": angles.cos().to(table_type), "sin": angles.sin().to(table_type)}
             given["interleaved"] = operation.rotary == "interleaved"

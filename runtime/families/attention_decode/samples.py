@@ -10,6 +10,7 @@ from warploom.generator.families.attention_decode import DecodeOperation, Decode
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.modifiers import MODIFIERS
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
+from warploom.runtime.tensors import normal
 from warploom.runtime.trial import wrong
 
 WINDOW = 1024  # keys to the left of a row
@@ -62,7 +63,7 @@ class _Draws:
         self.operation, self.shape, self.device, self.random = operation, shape, device, random
 
     def normal(self, *extents: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.randn(extents, generator=self.random, dtype=dtype, device=self.device)
+        return normal(extents, self.random, self.device, dtype)
 
     def cache(self) -> torch.Tensor:
         """A cache of keys or values, of which there is no copy of a wider type."""

@@ -16,6 +16,7 @@ from warploom.runtime.families.attention_merge import reference
 from warploom.runtime.families.attention_merge.api import merge_state
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.tensors import normal
 from warploom.runtime.trial import wrong
 
 
@@ -36,7 +37,7 @@ class AttentionMergeRuntime(SampledFamily[AttentionMergeOperation, AttentionMerg
         """A call with normal operands, whose results have their places; on `meta`, undrawn."""
 
         def drawn(*extents: int) -> torch.Tensor:
-            return torch.randn(extents, generator=random, device=device)
+            return normal(extents, random, device)
 
         types = TORCH[operation.a], TORCH[operation.b]
         a, b = (drawn(shape.rows, operation.dim).to(one) for one in types)

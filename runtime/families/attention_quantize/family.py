@@ -20,6 +20,7 @@ from warploom.runtime.families.attention_quantize import reference
 from warploom.runtime.families.attention_quantize.api import attention_quantize
 from warploom.runtime.families.attention_quantize.call import AttentionQuantizeCall, Details
 from warploom.runtime.sampled import CallTrial, Results, SampledFamily, differ
+from warploom.runtime.tensors import normal
 
 
 class AttentionQuantizeRuntime(SampledFamily[AttentionQuantizeOperation, AttentionQuantizeShape]):
@@ -46,8 +47,8 @@ class AttentionQuantizeRuntime(SampledFamily[AttentionQuantizeOperation, Attenti
         def drawn(heads: int, rows: int) -> torch.Tensor:
             """As a projection leaves them: heads of a row are neighbours."""
             sizes = shape.batch, rows, heads, operation.dim
-            made = torch.randn(sizes, generator=random, device=device)
-            columns = torch.randn(heads, operation.dim, generator=random, device=device)
+            made = normal(sizes, random, device)
+            columns = normal((heads, operation.dim), random, device)
             return (made + columns).to(dtype).transpose(1, 2)
 
         v = drawn(shape.kv_heads, shape.seq_k)

@@ -15,6 +15,7 @@ from warploom.runtime.families.cast import reference
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.cast.call import AnyCast, Cast, Details, call_of
 from warploom.runtime.sampled import CallTrial, Results, SampledFamily, bits_share
+from warploom.runtime.tensors import normal
 
 GROUPS = 8  # of rows, as many in each, of sampled calls
 
@@ -36,7 +37,7 @@ class CastRuntime(SampledFamily[CastOperation, CastShape]):
         """A call with normal operands, whose results have their places; on `meta`, undrawn."""
 
         def drawn(columns: int) -> torch.Tensor:
-            values = torch.randn(shape.m, columns, generator=random, device=device)
+            values = normal((shape.m, columns), random, device)
             return values.to(TORCH[operation.x])
 
         is_gate, gradient = operation.gate != "none", None

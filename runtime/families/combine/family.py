@@ -13,6 +13,7 @@ from warploom.runtime.families.combine import reference
 from warploom.runtime.families.combine.api import combine
 from warploom.runtime.families.combine.call import CombineCall, PermuteCall
 from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.tensors import normal
 from warploom.runtime.trial import wrong
 
 
@@ -39,7 +40,7 @@ class CombineRuntime(SampledFamily[CombineOperation, CombineShape]):
         dtype = TORCH[operation.values]
 
         def drawn(*extents: int, name: str = operation.values) -> torch.Tensor:
-            return torch.randn(extents, generator=random, device=device).to(TORCH[name])
+            return normal(extents, random, device).to(TORCH[name])
 
         weights = None if operation.weights == "none" else drawn(tokens, k, name=operation.weights)
         order = torch.randperm(tokens * k, generator=random, device=device)

@@ -14,6 +14,7 @@ from warploom.runtime.families.fp32_pieces import reference
 from warploom.runtime.families.fp32_pieces.api import fp32_pieces
 from warploom.runtime.families.fp32_pieces.call import Details, Fp32PiecesCall
 from warploom.runtime.sampled import CallTrial, Results, SampledFamily, bits_share
+from warploom.runtime.tensors import normal
 
 WIDE = torch.tensor([1, 1, 1, 0], dtype=torch.int32)
 """What a matrix spans whose fp16 pieces do not hold it."""
@@ -35,7 +36,7 @@ class Fp32PiecesRuntime(SampledFamily[Fp32PiecesOperation, Fp32PiecesShape]):
     ) -> Fp32PiecesCall:
         """A call with a normal operand, whose results have their places; on `meta`, undrawn."""
         extents = (shape.m, shape.k) if operation.layout == "row" else (shape.k, shape.m)
-        x = torch.randn(*extents, generator=random, device=device)
+        x = normal(extents, random, device)
         x = x if operation.layout == "row" else x.t()
         call = Fp32PiecesCall(x, TORCH[operation.q], operation.count)
         if operation.spans == "wide":

@@ -15,6 +15,7 @@ from warploom.runtime.families.sparse_gemm import reference
 from warploom.runtime.families.sparse_gemm.api import sparse_gemm
 from warploom.runtime.families.sparse_gemm.call import SparseGemmCall
 from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.tensors import normal
 from warploom.runtime.trial import wrong
 
 
@@ -41,11 +42,11 @@ class SparseGemmRuntime(SampledFamily[SparseGemmOperation, SparseGemmShape]):
         dtype, of_y = TORCH[operation.element], TORCH[operation.of_output]
 
         def drawn(*extents: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-            normal = torch.randn(extents, generator=random, device=device)
+            values = normal(extents, random, device)
             return (
-                (40 * normal).clamp(-127, 127).to(dtype)
+                (40 * values).clamp(-127, 127).to(dtype)
                 if dtype == torch.int8
-                else normal.to(dtype)
+                else values.to(dtype)
             )
 
         def scales(count: int) -> torch.Tensor | None:

@@ -12,6 +12,7 @@ from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.modifiers import score_tensors
 from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier, Rows, Scores
+from warploom.runtime.tensors import normal
 
 if TYPE_CHECKING:
     from warploom.runtime.families._attention.problem import Arguments
@@ -73,7 +74,7 @@ class Bias(Modifier):
     ) -> dict[str, Any]:
         if operation.bias == "none":
             return {}
-        bias = torch.randn((1, *scores[1:]), generator=random, device=device)
+        bias = normal((1, *scores[1:]), random, device)
         return {"bias": score_tensors.room_for(scores[3], bias.to(TORCH[operation.bias]))}
 
     def of_sequence(self, index: int, rows: int, columns: int) -> Self:

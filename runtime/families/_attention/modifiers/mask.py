@@ -11,6 +11,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.families._attention.modifiers import score_tensors
 from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier, Rows, Scores
+from warploom.runtime.tensors import normal
 
 if TYPE_CHECKING:
     from warploom.runtime.families._attention.problem import Arguments
@@ -54,7 +55,7 @@ class Mask(Modifier):
     ) -> dict[str, Any]:
         if not operation.masked:
             return {}
-        drawn = torch.randn((1, 1, *scores[2:]), generator=random, device=device)
+        drawn = normal((1, 1, *scores[2:]), random, device)
         return {"mask": score_tensors.room_for(scores[3], drawn > -1)}
 
     def of_sequence(self, index: int, rows: int, columns: int) -> Self:

@@ -18,6 +18,7 @@ from warploom.runtime.families._attention.modifiers.modifier import (
     RowSums,
     Scores,
 )
+from warploom.runtime.tensors import normal
 
 if TYPE_CHECKING:
     from warploom.runtime.families._attention.problem import Arguments
@@ -67,7 +68,7 @@ class Sinks(Modifier):
         if operation.sinks == "none":
             return {}
         kind = TORCH[operation.element] if operation.sinks == "same" else torch.float32
-        return {"sinks": torch.randn(scores[1], generator=random, device=device).to(kind)}
+        return {"sinks": normal((scores[1],), random, device).to(kind)}
 
     def of_heads(self, heads: slice) -> Self:
         return replace(self, scores=self.scores[heads])

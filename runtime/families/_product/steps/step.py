@@ -20,6 +20,7 @@ from warploom.generator.step import Reads, Step
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps import operand
 from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.tensors import normal
 
 StepT = TypeVar("StepT", bound=Step)
 
@@ -190,7 +191,7 @@ class Draws:
             return torch.randint(
                 -127, 128, extents, generator=self.random, dtype=torch.int8, device=self.device
             )
-        drawn = torch.randn(extents, generator=self.random, device=self.device)
+        drawn = normal(extents, self.random, self.device)
         return drawn.to(TORCH[element])
 
     def scales(self, *extents: int) -> torch.Tensor:
