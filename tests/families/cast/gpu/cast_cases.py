@@ -166,7 +166,7 @@ def of_groups(name: str, result: torch.Tensor, last: int, last_t: int) -> torch.
     """What of a result groups have, of so many rows of x and columns of x.T."""
     if name in ("q", "scale"):
         return result[:last] if result.dim() else result
-    if name == "scale_t" and result.shape[1] > 1:
+    if name == "scale_t" and result.dim() == 2 and result.shape[1] > 1:
         return result[:, : last_t // 128]
     return result[:, :last_t] if name == "q_t" else result
 
@@ -176,7 +176,7 @@ def assert_unwritten(name: str, result: torch.Tensor, last: int, last_t: int) ->
     rest = {"q": result[last:], "scale": result[last:]} if result.dim() else {}
     if name == "q_t":
         rest = {"q_t": result[:, last_t:]}
-    elif name == "scale_t" and result.shape[1] > 1:
+    elif name == "scale_t" and result.dim() == 2 and result.shape[1] > 1:
         rest = {"scale_t": result[:, last_t // 128 :]}
     if name in rest:
         one = rest[name].contiguous()

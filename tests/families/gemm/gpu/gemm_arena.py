@@ -27,6 +27,8 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps.gate_gradient import TorchGateGradient
 from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.gemm.tf32 import Tf32Call, rounded_to_tf32
+from warploom.runtime.plan import run
 
 
 @dataclass
@@ -49,6 +51,10 @@ class Call:
 
     def run(self) -> torch.Tensor:
         """Run the kernel and return D."""
+        if self.spec.operation.a == "tf32":  # type: ignore[attr-defined]
+            dtype = self.d.view.dtype
+            one = Tf32Call(self.a.view, self.b.view, self.items, self.d.view, dtype, spec=self.spec)
+            return run(one)
         arguments = {"out": self.d.view, "epilogue": self.items, "spec": self.spec}
         return warploom.gemm(self.a.view, self.b.view, **arguments)
 
@@ -170,9 +176,11 @@ def block_scale(
 
 def bound(made: Call, listed: Sequence[tuple[Any, ...]], dtype: torch.dtype) -> Bound:
     """What passes behind some items of a call, in a type, and how far off it may be."""
-    accumulation = cast("GemmOperation", made.spec.operation).accumulation
-    items = [*made.scales, *listed]
-    found: Bound = reference.gemm_bound(made.a.view, made.b.view, items, dtype, accumulation)
+    operation, items = cast("GemmOperation", made.spec.operation), [*made.scales, *listed]
+    a, b = made.a.view, made.b.view
+    if operation.a == "tf32":  # as TMA rounds them
+        a, b = rounded_to_tf32(a), rounded_to_tf32(b)
+    found: Bound = reference.gemm_bound(a, b, items, dtype, operation.accumulation)
     return found
 
 
