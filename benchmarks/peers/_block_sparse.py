@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,13 +18,7 @@ from benchmarks.families import Asked, Case
 from benchmarks.peers._products import TYPES, Shape, moved, ours, sets
 from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Scale
-from warploom.generator.families.gemm import (
-    SPARSE_BLOCK,
-    GemmOperation,
-    GemmSchedule,
-    Layout,
-    Sparse,
-)
+from warploom.generator.families.gemm import SPARSE_BLOCK, GemmOperation, Layout, Sparse
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.gemm.block_masks import expanded, size_of
@@ -32,7 +26,6 @@ from warploom.runtime.families.gemm.family import by_bsr
 from warploom.runtime.families.gemm.samples import Operands, sparse_call
 from warploom.runtime.measure import largest_share
 from warploom.runtime.plan import run
-from warploom.runtime.targets import at_hand
 from warploom.runtime.trial import wrong
 
 # The layouts of the three GEMMs of a layer whose input is sparse by blocks.
@@ -77,7 +70,6 @@ def _contenders(sparse: Sparse, density: float, shape: Shape, asked: Asked) -> l
     ]
     found = [
         _contender("warploom", sparse, given),
-        *_otherwise(sparse, given),
         *(
             _contender(spec.name, sparse, given, spec)
             for spec in asked.specs
@@ -102,18 +94,6 @@ def _contender(
         return max(largest_share(call(one), *sparse_call(sparse, one).bound()) for one in outs[:1])
 
     return Contender(name, [partial(call, one) for one in outs], share)
-
-
-def _otherwise(sparse: Sparse, given: list[Operands]) -> list[Contender]:
-    """The chosen kernel by the other tile scheduler: tiles assigned in advance, or counted."""
-    draft = sparse_call(sparse, given[0]).draft(at_hand(given[0].a.get_device()))
-    chosen = draft.choice.spec
-    own = cast("GemmSchedule", chosen.schedule)
-    dynamic = own.scheduler == "dynamic"
-    name = f"warploom, {'static' if dynamic else 'dynamic'} scheduler"
-    schedule = replace(own, scheduler="static" if dynamic else "dynamic")
-    other = KernelSpec.of_legal(chosen.arch, chosen.operation, schedule)
-    return [] if other is None else [_contender(name, sparse, given, other)]
 
 
 def _bsr(plain: GemmOperation, given: list[Operands]) -> Contender:

@@ -77,7 +77,6 @@ def test_a_field_takes_one_value_or_a_list_and_the_rest_are_the_dataclass_defaul
             "cluster_split_k": (1,),
             "stream_k": (False,),
             "split_k": (1,),
-            "scheduler": ("static",),
         },
     )
 

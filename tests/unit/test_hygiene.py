@@ -19,7 +19,7 @@ PACKAGES = ("generator", "runtime", "tuning", "quantization", "integrations", "s
 SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 # Lines of what is written by hand or kept: the limit, and the aim.
 BUDGET = {
-    "product": (83_800, 43_000),
+    "product": (84_200, 43_000),
     "tests": (99_900, 55_000),
     "emitted": (27_600, 19_000),
     "benchmarks/results": (2_000, 3_000),

@@ -11,12 +11,7 @@ from warploom.generator.families._product.template import (
     staging,
     tables,
 )
-from warploom.generator.families.gemm.layout import (
-    MAIL_BYTES,
-    SLOT_BYTES,
-    ZERO_ROWS,
-    GemmLayout,
-)
+from warploom.generator.families.gemm.layout import GemmLayout
 from warploom.generator.families.gemm.schedule import (
     SPARSE_BLOCK,
     GemmOperation,
@@ -69,8 +64,6 @@ def _schedule(schedule: GemmSchedule) -> Iterator[str]:
     if schedule.split_k > 1:
         parts = f"k in {schedule.split_k} parts, each a tile of its own"
         yield f"  {parts}: a second kernel adds them up, and has epilogue and store"
-    if schedule.scheduler == "dynamic":
-        yield "  clusters take tiles from a counter, those with the longest lists first"
     if schedule.stream_k:
         cut = "the tiles that do not fill a wave, and of one wave before these"
         yield f"  stream-K: clusters split the k of {cut}"
@@ -79,21 +72,17 @@ def _schedule(schedule: GemmSchedule) -> Iterator[str]:
 def described(spec: GemmSpec, layout: GemmLayout, order: str) -> TemplateText:
     """Return the comment lines of a kernel whose consumers are kept in step by `order`."""
     operation, schedule = spec.operation, spec.schedule
-    sentences = [
-        *_roles(operation, schedule, zeroing=layout.zero_bytes > 0),
-        *_registers(operation, schedule, layout),
-    ]
-    memory = [*_memory(operation, schedule, layout)]
+    sentences = [*_roles(operation, schedule), *_registers(operation, schedule, layout)]
+    memory = [*_memory(operation, layout)]
     barriers = [*_barriers(operation, schedule, layout, order)]
     return header(spec.arch, sentences, memory, barriers, layout.shared_bytes)
 
 
-def _roles(operation: GemmOperation, schedule: GemmSchedule, *, zeroing: bool) -> Iterator[str]:
+def _roles(operation: GemmOperation, schedule: GemmSchedule) -> Iterator[str]:
     copying = "; warps 1 to 3 copy block scales where TMA cannot" * (
         operation.block_scales != "none"
     )
-    storing = "; warp 1 stores zeros" * zeroing
-    yield f"Warpgroup 0, the producer: thread 0 issues the TMA loads{copying}{storing}."
+    yield f"Warpgroup 0, the producer: thread 0 issues the TMA loads{copying}."
     two, own = schedule.consumers == 2, schedule.consumers > schedule.sharing
     who = "Warpgroups 1 and 2, the consumers" if two else "Warpgroup 1, the consumer"
     rows = schedule.rows // schedule.sharing
@@ -124,9 +113,7 @@ def _registers(
         yield f"  Its epilogue takes {layout.chunk_columns} columns at a time, to save registers."
 
 
-def _memory(
-    operation: GemmOperation, schedule: GemmSchedule, layout: GemmLayout
-) -> Iterator[Memory]:
+def _memory(operation: GemmOperation, layout: GemmLayout) -> Iterator[Memory]:
     stages, a, b = layout.stages, layout.a.bytes, layout.b.bytes
     tiles = f"({a} + {b})"
     if operation.pieces_b > 1:
@@ -140,21 +127,7 @@ def _memory(
             "scales", f"{stages} stages * {layout.scale_bytes}", stages * layout.scale_bytes
         )
     yield from tables(layout, layout.group_bytes)
-    yield from _scheduler(schedule, layout)
     yield pipeline(stages)
-
-
-def _scheduler(schedule: GemmSchedule, layout: GemmLayout) -> Iterator[Memory]:
-    """Yield what a dynamic scheduler has beside the stages."""
-    if schedule.scheduler == "static":
-        return
-    stages = layout.stages
-    if layout.zero_bytes:
-        factors = f"{ZERO_ROWS} rows * {layout.zero_bytes // ZERO_ROWS}"
-        yield Memory("zeros", factors, layout.zero_bytes)
-    yield Memory("tiles", f"{stages} stages * {SLOT_BYTES}", stages * SLOT_BYTES)
-    if schedule.cluster_size > 1:
-        yield Memory("mails", f"{stages} stages * {MAIL_BYTES}", stages * MAIL_BYTES)
 
 
 def _barriers(
@@ -183,10 +156,6 @@ def _barriers(
         "the producer",
         "a stage while wgmma reads it",
     )
-    if schedule.scheduler == "dynamic" and schedule.cluster_size > 1:
-        yield Barrier(
-            "arrived", "1 arrival and the mail's bytes", "other producers", "a tile's number"
-        )
     if layout.store_bytes:
         names = "named 1" + ", 2" * (schedule.consumers > 1)
         yield Barrier(names, "128 threads of a consumer", "all that arrive", "its staging buffers")

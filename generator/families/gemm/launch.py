@@ -120,11 +120,6 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
         return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
 
-    def zeros_map(self) -> TensorMap:
-        """Of D, in boxes of zeros."""
-        columns, _ = self.layout.store_box
-        return replace(self.d_map(), box=(columns, self.layout.zero_rows))
-
 
 class PiecesAtLaunch(AtLaunch):
     """What those of a GEMM of pieces are, which an operand has side by side along k."""
@@ -198,7 +193,6 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
     fields: list[Field[AtLaunch]] = [
         *operand_a(trimmed=trimmed),
         tensor_map("b_map", "B, in operand boxes", AtLaunch.b_map),
-        *((_zeros_map(),) if gemm_layout(operation, schedule).zero_bytes else ()),
         *finished(operation, schedule),
         *extents(operation, schedule, trimmed=trimmed),
         *(_groups(operation) if operation.groups != "none" else ()),
@@ -206,7 +200,6 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
         *(_scales(operation, "b") if operation.block_scales != "none" else ()),
         *(_lists(operation) if operation.sparse != "none" else ()),
-        *((_counter(),) if schedule.scheduler == "dynamic" else ()),
         *((_place(),) if operation.terms > 1 else ()),
         *(_spans() if operation.spans != "any" else ()),
     ]
@@ -274,14 +267,6 @@ def _lists(operation: GemmOperation) -> list[Field[AtLaunch]]:
     ]
 
 
-def _zeros_map() -> Field[AtLaunch]:
-    return tensor_map("zeros_map", "D, in boxes of zeros", AtLaunch.zeros_map)
-
-
-def _counter() -> Field[AtLaunch]:
-    return pointer("counter", "int", "tiles that clusters have taken; blocks of D that count")
-
-
 def _mask_stride(side: int) -> Callable[[AtLaunch], int]:
     return lambda at: at.problem.mask_strides[side]
 
@@ -331,8 +316,6 @@ def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
             lists = [Workspace("tiles", 4 * (places + rows))]
         else:
             lists = [Workspace("lists", 4 * 3 * rows), Workspace("entries", 4 * rows * columns)]
-    if schedule.scheduler == "dynamic":
-        lists.append(Workspace("counter", 4 * 2))
     sums = gemm_layout(operation, schedule).sums_bytes
     return lists + partial_workspaces(spec, problem) + part_workspaces(schedule, problem, sums)
 

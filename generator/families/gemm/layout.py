@@ -35,10 +35,6 @@ GROUP_BYTES = {
     name: table_bytes(tables)
     for name, tables in (("none", 0), ("rows", 2), ("masked", 2), ("k", 1))
 }
-# Of a dynamic scheduler, in shared memory.
-SLOT_BYTES = 16  # of a stage: the first row and column of the tile that begins with it, its k tiles
-MAIL_BYTES = 16  # of a stage: the number of that tile, for other producers, and its barrier
-ZERO_ROWS = 8  # of a box of zeros
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 
 
@@ -51,23 +47,11 @@ class GemmLayout(ProductLayout):
     banks: int  # of promoted sums: blocks of 64 rows whose MMAs of a k tile may be in flight
     ahead: bool  # whether MMAs of a k tile run while those of the one before are scaled
     group_bytes: int  # of the table of groups
-    slot_bytes: int  # of a stage, for the tile that a dynamic scheduler begins with it
-    zero_bytes: int  # of a box of zeros that is stored where D has none; 0: consumers store them
-
-    @property
-    def zero_rows(self) -> int:
-        """Rows of a box of zeros."""
-        return ZERO_ROWS
 
     @property
     def operand_bytes(self) -> int:
-        """The block scales of all stages, the table of groups, and what a scheduler has."""
-        return self.stages * (self.scale_bytes + self.slot_bytes) + self.table_bytes
-
-    @property
-    def table_bytes(self) -> int:
-        """What of these does not depend on the stages."""
-        return self.group_bytes + self.zero_bytes
+        """The block scales of all stages, and the table of groups."""
+        return self.stages * self.scale_bytes + self.group_bytes
 
     @property
     def trims_a(self) -> bool:
@@ -110,8 +94,6 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     if ahead := scaled and blocks == schedule.sharing == 1 and needed <= most:
         registers = max(registers, needed)
     box = store_box(operation, schedule, chunk_columns)
-    span = box[0] * ELEMENTS[operation.d].bits // 8
-    dynamic, mailed = schedule.scheduler == "dynamic", schedule.cluster_size > 1
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer
     a_major, b_major = operation.layout_a == "row", operation.layout_b == "col"
@@ -130,7 +112,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         stage_bytes=operation.pieces * a.bytes + operation.pieces_b * b.bytes,
         chunk_columns=chunk_columns,
         store_box=box,
-        store_span=span,
+        store_span=box[0] * ELEMENTS[operation.d].bits // 8,
         stages=schedule.stages,
         consumers=schedule.consumers,
         sums_bytes=4 * m * n,
@@ -143,6 +125,4 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         ahead=ahead,
         factor_bytes=factor_bytes(operation, schedule),
         group_bytes=GROUP_BYTES[operation.groups],
-        slot_bytes=dynamic * (SLOT_BYTES + mailed * MAIL_BYTES),
-        zero_bytes=ZERO_ROWS * span if dynamic and operation.sparse == "d" else 0,
     )

@@ -331,10 +331,6 @@ def schedule_reasons(
             f"{schedule.stream_k}, cluster {schedule.cluster}: must be 1, false and (1, 1), as "
             "warps of the producer have too few registers to find their scales otherwise",
             None
-            if schedule.producer_registers == 40 or schedule.scheduler == "static"
-            else f"producer_registers {schedule.producer_registers} with scheduler dynamic: must "
-            "be 40, as the producer takes tiles from a counter",
-            None
             if schedule.producer_registers == 40 or operation.block_scales == "none"
             else f"producer_registers {schedule.producer_registers} with block_scales "
             f"{operation.block_scales}: must be 40, for the warps that compute addresses of scales",
@@ -358,10 +354,6 @@ def schedule_reasons(
             ),
             *(_blocks(operation, schedule) if quantizes(operation.epilogue) else ()),
             *(_sparse_schedule(operation, schedule) if operation.sparse != "none" else ()),
-            None
-            if schedule.scheduler == "static" or operation.sparse != "none"
-            else f"scheduler {schedule.scheduler} with sparse none: must be static, as tiles of "
-            "one length end together",
             *(_grouped_schedule(operation, schedule) if operation.groups != "none" else ()),
             None
             if schedule.swap_ab or not sums_squares(operation.epilogue)
@@ -429,6 +421,6 @@ def complete(arch: str, operation: GemmOperation, fields: Mapping[str, Any]) -> 
     schedule = GemmSchedule(**{**fields, "stages": 2})
     layout = gemm_layout(operation, schedule)
     room = architecture(arch).shared_bytes // 1024 * 1024
-    room -= layout.fixed_bytes - layout.operand_bytes + layout.table_bytes
-    stages = room // max(1, layout.stage_bytes + layout.scale_bytes + layout.slot_bytes + 2 * 8)
+    room -= layout.fixed_bytes - layout.operand_bytes + layout.group_bytes
+    stages = room // max(1, layout.stage_bytes + layout.scale_bytes + 2 * 8)
     return replace(schedule, stages=knobs(GemmSchedule)["stages"].nearest(stages))

@@ -29,7 +29,6 @@ BlockScale = Literal["fp32", "e8m0"]
 Sparse = Literal["none", "a", "b", "d"]
 Groups = Literal["none", "rows", "masked", "k"]
 Spans = Literal["any", "narrow", "wide"]
-Scheduler = Literal["static", "dynamic"]
 
 SCALE_BLOCK = 128
 """Of k, and of the rows of a 128x128 block: what one block scale is of."""
@@ -287,15 +286,6 @@ class GemmSchedule(ProductSchedule):
         doc="parts of K that are computed as separate tiles; their partial sums go through "
         "global memory, and a second launch adds them in a fixed order and runs the "
         "epilogue",
-    )
-    scheduler: Scheduler = knob(
-        default="static",
-        name="{}",
-        later=True,
-        doc="tile scheduler of block-sparse GEMMs. static: tiles are assigned to clusters in "
-        "advance; dynamic: each cluster takes its next tile from an atomic counter, those with "
-        "the longest lists first, and blocks of zeros of a sparse D are stored by TMA meanwhile "
-        "(`store: tma`)",
     )
 
 

@@ -20,9 +20,6 @@ from warploom.generator.families.gemm.schedule import (
 )
 from warploom.generator.wgmma import wgmma
 
-HALF_K_TILE = 200  # ns: half of what the MMAs of 128x128 take for 128 bytes of k
-LONGEST_PAUSE = 10_000  # ns between blocks of zeros
-
 
 def context(spec: GemmSpec) -> dict[str, Any]:
     """What this family's template is rendered with, in addition to what every family's is."""
@@ -34,7 +31,6 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     groups = "rows" if operation.by_rows else operation.groups
     split = schedule.cluster_split_k > 1
     order = _order(operation, schedule)
-    dynamic = schedule.scheduler == "dynamic"
     shared = template.context(operation, schedule, layout, groups=groups)
     paired = operation.sparse == "d" and schedule.cluster_size > 1
     a = Operand(operation, schedule, layout.a, "m", groups, layout.trims_a, paired)
@@ -50,7 +46,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "split": split,
         "block_scaled": scaled,
         f"main_loop_{main_loop}": True,
-        f"{order}_taken" if dynamic else order: order != "cooperative",
+        order: order != "cooperative",
     }
     return {
         **shared,
@@ -61,7 +57,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "scaled": scaled,
         "split": split,
         "stream_k": schedule.stream_k,
-        "units": _units(schedule),
+        "units": "shared" if schedule.stream_k else "parts" if schedule.split_k > 1 else "whole",
         # Of the CTA whose tile it is; and all k tiles that a CTA multiplies.
         "tile_rank": "0" if split else "rank",
         "k_tiles": "(p.k + kTileK * kSplit - 1) / (kTileK * kSplit)"
@@ -72,20 +68,13 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         + ", rank" * schedule.along_both,
         "releases": _releases(schedule),
         "scheduler": _scheduler(listed=listed, grouped=groups != "none"),
-        "scheduler_parts": _scheduler_parts(
-            schedule, groups, listed=listed, zeroing=layout.zero_bytes > 0
-        ),
+        "scheduler_parts": _scheduler_parts(schedule, groups, listed=listed),
         "sums_parts": _sums_parts(schedule),
         "pieces": operation.pieces,
         "pieces_b": operation.pieces_b,
         "wgmma_bits": element(operation.a).bits,
         "listed": listed,
         "paired": paired,
-        "dynamic": dynamic,
-        "mailed": dynamic and schedule.cluster_size > 1,
-        "zeroing": layout.zero_bytes > 0,  # whether zeros of D are stored without consumers
-        "half_k_tile": HALF_K_TILE,
-        "longest_pause": LONGEST_PAUSE,
         "operands": (a, Operand(operation, schedule, layout.b, "n", groups)),
         "whole_k": whole_k,
         "varied": listed or operation.groups == "k",  # whether tiles differ in their k tiles
@@ -132,27 +121,14 @@ def _scheduler(*, listed: bool, grouped: bool) -> str:
     return "GroupedTiles tiles(p, shared.groups)" if grouped else "Tiles tiles(p)"
 
 
-def _units(schedule: GemmSchedule) -> str:
-    """The parts that say what clusters take: parts of tiles, or whole ones."""
-    if schedule.stream_k:
-        return "shared"
-    if schedule.split_k > 1:
-        return "parts"
-    return "taken" if schedule.scheduler == "dynamic" else "whole"
-
-
-def _scheduler_parts(
-    schedule: GemmSchedule, groups: str, *, listed: bool, zeroing: bool
-) -> list[str]:
-    """The files of a tile scheduler that does not simply take whole tiles of D in turn."""
+def _scheduler_parts(schedule: GemmSchedule, groups: str, *, listed: bool) -> list[str]:
+    """The file of a tile scheduler that does not simply take whole tiles of D in turn."""
     if schedule.stream_k:
         return ["_product/walk.cuh.jinja"]
     if schedule.split_k > 1:
         return ["_product/walk_parts.cuh"]
     if listed:
-        zeros = ["gemm/computed_tiles.cuh.jinja"] * zeroing
-        counter = ["gemm/tile_counter.cuh.jinja"] * (schedule.scheduler == "dynamic")
-        return ["gemm/listed_tiles.cuh.jinja", *zeros, *counter]
+        return ["gemm/listed_tiles.cuh.jinja"]
     files = {"rows": "_product/grouped_rows.cuh.jinja", "k": "gemm/grouped_k.cuh.jinja"}
     return [files[groups]] if groups != "none" else []
 

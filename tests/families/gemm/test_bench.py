@@ -16,7 +16,6 @@ from benchmarks.families import Asked, Case
 from benchmarks.peers import (
     _block_scaled,
     _block_scaled_layer,
-    _block_sparse,
     _drawn,
     _gate_gradient,
     _gated,
@@ -269,18 +268,6 @@ def test_deep_gemm_is_given_what_its_kernels_read(monkeypatch: pytest.MonkeyPatc
     cell = measured(_block_scaled._case("block", operation, (5, 192, 256)), "deep_gemm")
     shares = {entry.contender: entry.error_share for entry in cell.entries}
     assert 0 < (shares["deep_gemm"] or 0) <= 1
-
-
-@pytest.mark.parametrize("sparse", ["a", "b", "d"])
-def test_both_tile_schedulers_are_timed_beside_the_dense_product(
-    sparse: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = {"shapes": [(256, 384, 256)], "densities": [0.5], "layers": []}
-    monkeypatch.setattr(_block_sparse, "cells", lambda: {"gemm": {"block_sparse": listed}})
-    (case,) = [one for one in _block_sparse.block_sparse(Asked()) if f"sparse {sparse}" in one.name]
-    found = {entry.contender: entry for entry in measured(case).entries}
-    for name in ("warploom", "warploom, dynamic scheduler", "warploom, dense"):
-        assert 0 < (found[name].error_share or 0) <= 1
 
 
 def test_what_quack_is_given_has_gate_and_up_in_turn() -> None:

@@ -219,7 +219,7 @@ def test_operations_that_lists_are_not_for_are_refused() -> None:
             KernelSpec("sm_90a", GemmOperation(**{**plain, **change}), schedule)
 
 
-STUBS = """
+_STUBS = """
 using std::max, std::min;
 #define __device__
 #define __forceinline__ inline
@@ -280,7 +280,7 @@ struct Parameters {{
 }};
 static void set(Parameters& p, int* lists, int* entries) {{ {setting} }}
 """
-    text = (STUBS, constants, *parts, making, f'#line 1 "{_HARNESS}"', _HARNESS.read_text())
+    text = (_STUBS, constants, *parts, making, f'#line 1 "{_HARNESS}"', _HARNESS.read_text())
     program = build("\n".join(text), tmp_path)
     shapes = [(8, 8, 8), (128, 128, 128), (300, 392, 520), (4224, 2100, 136), (1000, 5000, 4200)]
     cases = [

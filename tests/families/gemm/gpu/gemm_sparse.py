@@ -70,29 +70,6 @@ KERNELS = [
     spec("d", (128, 128), a="fp16", d="fp16", layouts="col row", cluster=(1, 2), store="direct"),
     spec("d", (128, 128), a="e4m3", d="fp32", cluster=(1, 2), swizzle_size=3, **PINGPONG),
 ]
-COUNTED = [  # whose clusters take tiles from a counter
-    spec("a", (128, 256), scheduler="dynamic"),
-    spec("a", (128, 256), scheduler="dynamic", cluster=(1, 2), bias=True),
-    spec("a", (128, 128), scheduler="dynamic", stages=2, swizzle_size=3, **PINGPONG),
-    spec("a", (128, 128), scheduler="dynamic", cluster=(1, 2), **PINGPONG),
-    spec("a", (128, 160), scheduler="dynamic", cluster=(1, 2), **PINGPONG),
-    spec("a", (128, 64), scheduler="dynamic", cluster=(1, 4), stages=3, **PINGPONG),
-    spec("a", (128, 64), scheduler="dynamic", consumers=1, store="direct", d="fp32"),
-    spec("a", (128, 256), scheduler="dynamic", a="e4m3"),
-    spec(
-        *("b", (256, 128)),
-        scheduler="dynamic",
-        layouts="col row",
-        raster="along_n",
-        cluster=(2, 1),
-    ),
-    spec("b", (128, 128), scheduler="dynamic", layouts="col row", raster="along_n", **PINGPONG),
-    spec("d", (128, 128), scheduler="dynamic", layouts="row row", **PINGPONG),
-    spec("d", (128, 128), scheduler="dynamic", layouts="row row", cluster=(1, 2), **PINGPONG),
-    spec("d", (128, 128), scheduler="dynamic", a="e4m3", d="fp32", cluster=(1, 2), stages=3),
-    spec("d", (128, 128), scheduler="dynamic", cluster=(1, 2), store="direct", **PINGPONG),
-]
-KERNELS += COUNTED
 SHAPES = {
     "a block": (128, 128, 128),
     "part of a block": (61, 72, 40),
@@ -236,21 +213,6 @@ MUTANTS = {
         r"a_first, a_receivers\)",  # the first half twice: one that never comes would hang
         (4224, 4224, 128),
         "a_begin, a_receivers)",
-    ),
-    "a counter does not begin at 0": Mutant(
-        COUNTED[0], r"p\.counter\[0\] = 0;", (3001, 2504, 328), "p.counter[0] = 1;"
-    ),
-    "a tile is stored where another one is": Mutant(
-        COUNTED[2], r"    n = at\.n;", (3001, 2504, 328), "    n = 0;"
-    ),
-    "the second consumer has rows of its own": Mutant(
-        COUNTED[3], r"consumer % kSharing", (3001, 2504, 328), "consumer"
-    ),
-    "a block of zeros is not stored": Mutant(
-        COUNTED[11], r"zero < zeros;", (3001, 2504, 328), "zero < zeros - 1;"
-    ),
-    "zeros are stored a block too far to the right": Mutant(
-        COUNTED[10], r"column \* kTileN \+ j", (3001, 2504, 328), "(column + 1) * kTileN + j"
     ),
 }
 

@@ -86,20 +86,8 @@ def test_a_captured_graph_has_another_mask_in_each_replay() -> None:
     assert not (torch.equal(seen[0], seen[1]) and torch.equal(seen[1], seen[2]))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "shape"),
-    [
-        (sparse.KERNELS[0], (520, 512, 1024)),
-        (sparse.COUNTED[0], (3001, 2504, 328)),
-        (sparse.COUNTED[3], (3001, 2504, 328)),
-        (sparse.COUNTED[11], (3001, 2504, 328)),
-    ],
-    ids=["static", "counter", "mails", "zeros"],
-)
-def test_a_mask_is_read_when_a_graph_is_replayed(
-    kernel: KernelSpec, shape: tuple[int, int, int]
-) -> None:
-    made = sparse.call(kernel, *shape, 0.5)
+def test_a_mask_is_read_when_a_graph_is_replayed() -> None:
+    made = sparse.call(sparse.KERNELS[0], 520, 512, 1024, 0.5)
     sparse.verify(made)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -113,27 +101,8 @@ def test_a_mask_is_read_when_a_graph_is_replayed(
 
 
 def test_results_are_the_same_in_every_run() -> None:
-    of_counters = sparse.COUNTED[0], sparse.COUNTED[3], sparse.COUNTED[11]
-    for kernel in (sparse.KERNELS[0], sparse.KERNELS[11], sparse.KERNELS[19], *of_counters):
+    for kernel in (sparse.KERNELS[0], sparse.KERNELS[11], sparse.KERNELS[19]):
         made = sparse.call(kernel, 3001, 2504, 328, 0.5)
         first = made.run().clone()
         for _ in range(5):
             assert torch.equal(made.run(), first)
-
-
-def test_calls_on_two_streams_have_counters_of_their_own() -> None:
-    calls = [
-        sparse.call(kernel, 3001, 2504, 328, 0.5, seed=seed)
-        for kernel in (sparse.COUNTED[0], sparse.COUNTED[3], sparse.COUNTED[11])
-        for seed in range(2)
-    ]
-    first = [made.run().clone() for made in calls]
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    torch.cuda.synchronize()
-    for _ in range(20):
-        for made, stream in zip(calls, streams * 3, strict=True):
-            with torch.cuda.stream(stream):
-                made.run()
-    torch.cuda.synchronize()
-    for made, wanted in zip(calls, first, strict=True):
-        assert torch.equal(made.d.view, wanted)
