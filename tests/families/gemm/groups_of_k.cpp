@@ -1,7 +1,29 @@
-// Reads offsets of groups of k as an emitted kernel of 8 bits does, and walks the tiles of all D: each has the k tiles
-// of its group, from where this begins on, or one of zeros. The including file has those parts.
+// Reads offsets of groups of k as an emitted kernel does, on the threads of the host, and walks the tiles of all D: each
+// has the k tiles of its group, from where this begins on, or one of zeros. The including file has those parts.
+#include <pthread.h>
+
+static pthread_barrier_t together;
+static int lanes[32];
+
+void __syncthreads() { pthread_barrier_wait(&together); }
+
+int __shfl_up_sync(uint32_t, int value, int apart) {
+  lanes[threadIdx.x] = value;
+  pthread_barrier_wait(&together);
+  const int found = lanes[threadIdx.x < apart ? threadIdx.x : threadIdx.x - apart];
+  pthread_barrier_wait(&together);
+  return found;
+}
+
 static Parameters given;
 static GroupTable table;
+
+static void* thread(void* number) {
+  threadIdx.x = int(reinterpret_cast<intptr_t>(number));
+  blockDim.x = 32;
+  table.fill(given);
+  return nullptr;
+}
 
 static const char* broken() {
   const Parameters& p = given;
@@ -11,7 +33,7 @@ static const char* broken() {
   for (int group = 0, end = 0; group < p.batches; ++group) {  // by plain words
     begins[group] = end;
     const int own = std::min(std::max(p.offsets[group], 0), p.k);
-    end = std::min(past, (own + kTileK - 1) / kTileK * kTileK);
+    end = std::max(end, kWhole ? std::min(past, (own + kTileK - 1) / kTileK * kTileK) : own);
     ends[group] = end;
   }
   for (int index = 0; index < tiles.count(); ++index) {
@@ -20,12 +42,13 @@ static const char* broken() {
       if (at.batch < 0 || at.batch >= p.batches) return "a tile is of no group";
       if (at.m < p.m && at.n < p.n) ++times[at.batch];
       const int begin = begins[at.batch], end = ends[at.batch];
-      if (begin == end) {
+      if (kWhole && begin == end) {
         if (at.k_tiles != 1 || at.k_begin < p.k) return "an empty group has k tiles that are not zeros";
-      } else if (at.k_begin != begin || at.k_tiles != (end - begin) / kTileK) {
+      } else if (at.k_begin != begin || at.k_end != end ||
+                 at.k_tiles != std::max(1, (end - begin + kTileK - 1) / kTileK)) {
         return "a tile has k tiles of another group";
       }
-      if (at.k_begin % kTileK) return "a k tile begins beside the others";
+      if (kWhole && at.k_begin % kTileK) return "a k tile begins beside the others";
     }
   }
   const int all = (p.m + kTileM - 1) / kTileM * ((p.n + kTileN - 1) / kTileN);
@@ -39,7 +62,10 @@ int main() {
     std::vector<int> offsets(given.batches);
     for (int& one : offsets) std::scanf("%d", &one);
     given.offsets = offsets.data();
-    table.fill(given);
+    pthread_t threads[32];
+    pthread_barrier_init(&together, nullptr, 32);
+    for (intptr_t i = 0; i < 32; ++i) pthread_create(&threads[i], nullptr, thread, reinterpret_cast<void*>(i));
+    for (pthread_t one : threads) pthread_join(one, nullptr);
     if (const char* why = broken()) {
       std::printf("%d of k, %d groups: %s\n", given.k, given.batches, why);
       return 1;

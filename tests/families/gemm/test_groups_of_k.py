@@ -31,6 +31,9 @@ TYPES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 FLOAT8 = TYPES[0]
 WHOLE: dict[str, Any] = {"layout_a": "row", "layout_b": "col", "batched": True, "groups": "k"}
 PLAIN = GemmOperation("e4m3", "e4m3", "bf16", **WHOLE)
+SIXTEEN = GemmOperation(
+    "bf16", "bf16", "fp32", layout_a="col", layout_b="row", batched=True, groups="k"
+)
 BLOCKS = GemmOperation(
     *("e4m3", "e4m3", "fp32"), accumulation="promoted", block_scales="row_row", **WHOLE
 )
@@ -271,9 +274,12 @@ _STUBS = """
 #include <vector>
 #define __device__
 #define __forceinline__ inline
+#define CUTE_UNROLL
 using std::max; using std::min;
 struct Threads { int x; };
-static Threads threadIdx{0}, blockDim{1};
+static thread_local Threads threadIdx, blockDim;
+void __syncthreads();
+int __shfl_up_sync(uint32_t, int, int);
 """
 _HARNESS = Path(__file__).with_name("groups_of_k.cpp")
 
@@ -284,6 +290,7 @@ _HARNESS = Path(__file__).with_name("groups_of_k.cpp")
     [
         spec_of(PLAIN, (128, 256), cluster=(2, 1)),
         spec_of(BLOCKS, (64, 128), kernel_schedule="pingpong"),
+        KernelSpec("sm_90a", SIXTEEN, complete("sm_90a", SIXTEEN, {"tile": (128, 128, 64)})),
     ],
     ids=lambda one: one.name,
 )
@@ -293,9 +300,10 @@ def test_k_tiles_are_those_of_their_group_whatever_the_offsets_are(
     parts = definitions(render(spec), "TileCoord", "Tiles", "GroupTable", "GroupedTiles")
     assert len(parts) == 4
     schedule: Any = spec.schedule
-    m, n, _ = schedule.tile
+    m, n, tile_k = schedule.tile
     constants = f"""
-constexpr int kTileM = {m}, kTileN = {n}, kTileK = 128, kSwizzle = {schedule.swizzle_size};
+constexpr bool kWhole = {str(spec.operation is not SIXTEEN).lower()};
+constexpr int kTileM = {m}, kTileN = {n}, kTileK = {tile_k}, kSwizzle = {schedule.swizzle_size};
 constexpr int kClusterM = {schedule.cluster[0]}, kClusterN = {schedule.cluster[1]};
 struct Parameters {{
   int m, n, k, batches;
@@ -308,9 +316,11 @@ struct Parameters {{
     for k, groups in ((128, 1), (640, 9), (5000, 129), (128 * 700, 1024)):
         ends = [128 * one for one in sorted(draws.choices(range(k // 128 + 1), k=groups))]
         within = sorted(draws.choices(range(k + 1), k=groups))
+        unordered = draws.choices(range(-9, k + 99), k=groups)
         for given in (
             ends,
             within,
+            unordered,
             [k] * groups,
             [0] * groups,
             [2**31 - 1] * groups,
