@@ -32,6 +32,11 @@ import share_gpus  # noqa: E402
 
 LIST = 1_500  # seconds of one process after which a list is full: 16 need two minutes
 UNKNOWN = 60  # seconds that a file without a record is taken to need
+# What runs pytest: one that was begun in the background has SIGINT ignored, by which a list ends.
+PYTEST = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "import pytest; sys.exit(pytest.main())"
+)
 GRACE = 45  # seconds in which an interrupted pytest writes what passed
 
 
@@ -149,7 +154,7 @@ class Run:
     def _run(self, number: int, files: Sequence[str], gpu: str) -> None:
         begun = time.monotonic()
         log = self.logs / f"list{number}.log"
-        command = [sys.executable, "-m", "pytest", *self.arguments, *files]
+        command = [sys.executable, "-c", PYTEST, *self.arguments, *files]
         command += [f"--basetemp={self.logs / f'temporary{number}'}"]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
         with log.open("w") as written:

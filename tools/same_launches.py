@@ -145,8 +145,10 @@ def quantizations(spec: Any) -> Iterator[Any]:
 
 def casts(spec: Any) -> Iterator[Any]:
     """Yield problems of casts: rows and columns that no tile divides, and many of both."""
+    grouped = {"groups": 9} if getattr(spec.operation, "offsets", False) else {}
     for m, n in ((1, 300), (300, 1000), (100_003, 4096)):
-        yield defined("CastProblem")(m, n, n + 8, n + 16, (1, m), m + 16, (1, n))
+        down = m + 128 * len(grouped) * 9 + 16  # elements between rows of q of x.T
+        yield defined("CastProblem")(m, n, n + 8, n + 16, (1, m), down, (1, n), **grouped)
 
 
 def sparse_products(spec: Any) -> Iterator[Any]:

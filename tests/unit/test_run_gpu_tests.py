@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -100,10 +101,14 @@ def test_a_failure_and_lists_that_were_not_run_are_told(
     assert "list 0: not begun, since the time is over: test_b.py" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("ignored", [False, True])
 def test_a_list_is_interrupted_when_the_time_is_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ignored: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was finished is told by a pytest that ends by itself."""
+    """What was finished is told by a pytest that ends by itself: one that a shell began in the
+    background, whose children have SIGINT ignored, was killed with all that it knew.
+    """
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignored else None
     text = """
 import pathlib, time
 def test_quick(): pass
@@ -118,6 +123,8 @@ def test_slow():
             time.sleep(0.05)
         run.end = 0.0
         done.result()
+    if ignored:
+        signal.signal(signal.SIGINT, handler)
     assert run.failed
     assert "1 passed" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""The host's time of warm calls beside torch's of the same: `python -m benchmarks.host_times`.
+"""The host's time of warm calls beside torch's of the same: `host_times.py --json FILE`.
 
 Problems are so small that the GPU never keeps the host waiting. In each round every call of a row
 has its turn, in random order, so that all meet the same machine.
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,11 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import warploom
 from benchmarks.samplers import hosted
+from warploom.atomic_file import replace_file
 
 Call = Callable[[], object]
 ROUNDS = 25
@@ -108,7 +112,7 @@ def main(file: Path | None) -> None:
         times = "  ".join(f"{who} {1e6 * seconds:.1f} us" for who, seconds in took.items())
         click.echo(f"{name:45s} {times}  {ratio} {aimed}")
     if file:
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        replace_file(file, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
