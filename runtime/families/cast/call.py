@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,8 @@ class Cast(Arguments[Details, Results]):
         """The rows of x, through all leading dimensions, and its columns: half, of a gate."""
         columns = self.x.shape[-1]
         is_half = self.gate is not None and self.gradient is None
-        return self.x.shape[:-1].numel(), columns // 2 if is_half else columns
+        # torch.Size.numel() would make constants of extents that torch.compile keeps open.
+        return math.prod(self.x.shape[:-1]), columns // 2 if is_half else columns
 
     @property
     def groups(self) -> int:

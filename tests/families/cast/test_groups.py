@@ -258,6 +258,26 @@ def test_compiled_code_has_groups_and_fake_tensors_have_their_room(block: Block)
     assert same(found[2][:, :LAST], right[2][:, :LAST]) and same(found[4], right[4])
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_compiled_code_is_one_for_all_numbers_of_rows(grouped: bool) -> None:
+    """Batches have as many as they have: torch gives up a function that it compiles for each."""
+    from torch._dynamo.testing import CompileCounter
+
+    def cast(x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        if grouped:
+            return warploom.cast(x, E4M3, block=(1, 128), transpose=True, offsets=ends)[0]
+        return warploom.cast(x, E4M3, block=(1, 128))[0]
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(cast, fullgraph=True, backend=counter)
+    x = operand().nan_to_num()
+    for rows in (400, 300, 257, 140, 200):
+        ends = offsets(5, rows)
+        assert same(compiled(x[:rows], ends), cast(x[:rows], ends))
+    assert counter.frame_count == 2  # of the first number of rows, then of any
+
+
 def test_torch_finds_no_fault_with_the_operator_of_groups() -> None:
     rest = (None, False, "nearest", None, "column_major", None, None, None)
     x = torch.ones(128, 130)  # of a whole block, so that no column is left as it is
