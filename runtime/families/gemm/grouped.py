@@ -235,7 +235,7 @@ def grouped_gemm(
         given = [name for name, one in steps.items() if one is not None]
         if dimensions == (2, 2) and a.dtype.itemsize == 1:
             given = [name for name in given if name not in ("scale_a", "scale_b")]
-            scale_a, scale_b = _of_vectors(scale_a, scale_b, a)
+            scale_a, scale_b = _of_vectors(scale_a, scale_b, a, b)
         given += ["activation"] * (activation is not None) + ["gate"] * (gate is not None)
         if dimensions != (3, 3) and given:
             raise ProblemError(
@@ -377,7 +377,10 @@ def _of_columns(scale_b: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _of_vectors(
-    scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, a: torch.Tensor
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Scales [M, 1] and [N, 1] of rows, as casts return them, as vectors; others as they are.
 
@@ -385,8 +388,10 @@ def _of_vectors(
     """
     scales = (scale_a, scale_b)
     of_rows = [one is not None and one.dim() == 2 and one.shape[1] == 1 for one in scales]
-    if all(of_rows) and a.shape[1] <= SCALE_BLOCK and a.dtype != torch.int8:
-        return scales
+    if all(of_rows) and 0 < a.shape[1] <= SCALE_BLOCK and a.dtype != torch.int8:
+        shapes = [None if one is None else one.shape[0] for one in scales]
+        if shapes == [a.shape[0], b.shape[1]]:  # not [1, 1] of a tensor, beside one of rows
+            return scales
     first, second = (
         one[:, 0] if one is not None and is_vector else one
         for one, is_vector in zip(scales, of_rows, strict=True)

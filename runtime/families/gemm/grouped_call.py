@@ -147,7 +147,7 @@ class GroupedCall(GroupedProduct):
             block_scales.check(scaled, a, b, items)
             lead = shared if self.by_rows else ()
             scales = block_scales.bind(scaled, b, lead, lead or None)
-            if n == 1 and not self.by_rows:  # whose only column is a block as well
+            if n <= 1 and not self.by_rows:  # whose only column is a block as well
                 scales = replace(scales, scaling="row_row")
             self._check_blocks(scales.scaling)
         else:

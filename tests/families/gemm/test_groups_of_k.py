@@ -135,6 +135,31 @@ def test_one_block_of_k_has_scales_of_rows_that_are_block_scales_as_well() -> No
     assert close(d[0], (a.double() * scale_a) @ b.double().t() * scale_a.mean(), 2**-7)
 
 
+def test_scales_of_rows_need_no_k_and_may_be_beside_one_of_a_tensor() -> None:
+    """However much of k there is, for which groups of some rows or none have room."""
+    a, b = operands()
+    scale_a, scale_b, one = torch.rand(M, 1), torch.rand(N, 1), torch.full((1, 1), 2.0)
+    for k in (0, 128, 256):
+        left, right, ends = a[:, :k], b[:, :k], offsets(0, k)
+        wide = left.double() @ right.double().t()
+        for first, second in ((scale_a, scale_b), (scale_a, one), (one, scale_b), (one, one)):
+            d = warploom.grouped_gemm(left, right.t(), offs=ends, scale_a=first, scale_b=second)
+            assert close(d[1], wide * first.double() * second.double().t(), 2**-8)
+            assert not d[0].any()
+
+
+def test_block_scales_of_no_columns_are_those_of_casts() -> None:
+    a, b = operands()
+    for m, n in ((M, 0), (0, N), (0, 0)):
+        d = warploom.grouped_gemm(
+            *(a[:m], b[:n].t()),
+            offs=offsets(*ENDS),
+            scale_a=torch.ones(m, 5),
+            scale_b=torch.ones(n, 5),
+        )
+        assert d.shape == (len(ENDS), m, n)
+
+
 def test_operands_that_are_views_are_read_or_copied() -> None:
     a, b = operands()
     right = warploom.grouped_gemm(a, b.t(), offs=offsets(*ENDS))
