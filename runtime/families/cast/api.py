@@ -144,7 +144,8 @@ def cast(
     Runs on the current stream without waiting. On CPU tensors the reference has the same bits.
 
     Raises:
-        ProblemError: Before anything is launched; also for tensors that require grad.
+        ProblemError: Before anything is launched; also for tensors that require grad, and for
+            offsets that are not in order, or lie past m, where they are on the CPU.
 
     Example:
         >>> q, scale = warploom.cast(torch.randn(16, 256), torch.float8_e4m3fn, block=(1, 128))
