@@ -462,9 +462,9 @@ MUTANTS = {
     ),
     "a group of whole k tiles begins where the one before does": Mutant(
         WHOLE_K[0],
-        r"min\(table\.ends\[place\.batch\], place\.k_end\)",
+        r"place\.k_begin = table\.ends\[place\.batch\]",
         _SHAPE,
-        "min(table.ends[max(place.batch - 1, 0)], place.k_end)",
+        "place.k_begin = table.ends[max(place.batch - 1, 0)]",
     ),
     "a group of k has the block scales of the first": Mutant(
         BLOCKS_OF_K[0],
