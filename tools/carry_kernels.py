@@ -90,7 +90,7 @@ def write(kernels: Mapping[KernelSpec, Artifact], file: Path) -> None:
     Machine code is in hex, which compresses as bytes do; in base64 like instructions look unlike.
     """
     content = [
-        {"record": json.loads(Record.of(one).model_dump_json()), "cubin": one.cubin.hex()}
+        {"record": Record.of(one).model_dump_json(), "cubin": one.cubin.hex()}
         for one in sorted(kernels.values(), key=lambda one: one.name)
     ]
     file.write_bytes(lzma.compress(json.dumps(content).encode(), filters=FILTERS))
@@ -100,7 +100,7 @@ def read(file: Path) -> dict[KernelSpec, Artifact]:
     """Return the kernels of a file that `write` wrote."""
     found = {}
     for one in json.loads(lzma.decompress(file.read_bytes())):
-        record = Record.model_validate_json(json.dumps(one["record"]))
+        record = Record.model_validate_json(one["record"])
         found[parse_name(record.name)] = record.artifact(bytes.fromhex(one["cubin"]))
     return found
 

@@ -177,7 +177,7 @@ def cast(
     if offsets is None:
         q, computed, q_t, scale_t = _cast(x, dtype, *options)
     else:
-        q, computed, q_t, scale_t, ends = _cast_groups(x, dtype, offsets, *options)
+        q, computed, q_t, scale_t, ends = _cast_groups(x, dtype, *options, offsets)
     own = scale if computed is None else computed
     assert q is not None and own is not None  # noqa: S101 (for type checkers)
     if q_t is None:

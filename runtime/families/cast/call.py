@@ -35,32 +35,32 @@ class Details:
     copies: tuple[str, ...]  # of x, scale and gradient, those whose rows are not one pitch apart
 
 
+@declared
 class Cast(Arguments[Details, Results]):
     """What calls of `cast` have in common, whether their rows are in groups or not.
 
     out, scale_out, out_t, scale_t_out, ends_out   where results go; None: they are made
     """
 
-    __slots__ = ()
     function = "cast"
     no_gradient = (
         "x or scale that requires grad",
         "cast is not differentiable",
         "call it under torch.no_grad()",
     )
-    x: torch.Tensor
-    dtype: torch.dtype
-    block: str | tuple[int, int]
-    transpose: bool
-    scale: torch.Tensor | None
-    pow2: bool
-    rounding: str
-    rounding_state: torch.Tensor | None
-    amax: torch.Tensor | None
-    scale_layout: str
-    gate: str | None
-    gradient: torch.Tensor | None
-    spec: KernelSpec | str | None
+    x: torch.Tensor = tensor(aligned=False)
+    dtype: torch.dtype = option(schema="ScalarType")
+    block: str | tuple[int, int] = option(default="tensor", schema="str")
+    transpose: bool = option(default=False, schema="bool")
+    scale: torch.Tensor | None = tensor(default=None, aligned=False)
+    pow2: bool = option(default=False, schema="bool")
+    rounding: str = option(default="nearest", schema="str")
+    rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
+    amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
+    scale_layout: str = option(default="column_major", schema="str")
+    gate: str | None = option(default=None, schema="str?")
+    gradient: torch.Tensor | None = tensor(default=None, aligned=False)
+    spec: KernelSpec | str | None = named_spec(default=None)
 
     @property
     def offsets(self) -> torch.Tensor | None:
@@ -268,19 +268,6 @@ class CastCall(Cast):
 
     outputs = ("q", "scale", "q_t", "scale_t")
 
-    x: torch.Tensor = tensor(aligned=False)
-    dtype: torch.dtype = option(schema="ScalarType")
-    block: str | tuple[int, int] = option(default="tensor", schema="str")
-    transpose: bool = option(default=False, schema="bool")
-    scale: torch.Tensor | None = tensor(default=None, aligned=False)
-    pow2: bool = option(default=False, schema="bool")
-    rounding: str = option(default="nearest", schema="str")
-    rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
-    amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
-    scale_layout: str = option(default="column_major", schema="str")
-    gate: str | None = option(default=None, schema="str?")
-    gradient: torch.Tensor | None = tensor(default=None, aligned=False)
-    spec: KernelSpec | str | None = named_spec(default=None)
     out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
@@ -293,20 +280,7 @@ class GroupedCastCall(Cast):
 
     outputs = ("q", "scale", "q_t", "scale_t", "ends")
 
-    x: torch.Tensor = tensor(aligned=False)
-    dtype: torch.dtype = option(schema="ScalarType")
-    offsets: torch.Tensor = tensor(aligned=False)
-    block: str | tuple[int, int] = option(default="tensor", schema="str")
-    transpose: bool = option(default=False, schema="bool")
-    scale: torch.Tensor | None = tensor(default=None, aligned=False)
-    pow2: bool = option(default=False, schema="bool")
-    rounding: str = option(default="nearest", schema="str")
-    rounding_state: torch.Tensor | None = tensor(default=None, aligned=False, kernel="state")
-    amax: torch.Tensor | None = tensor(default=None, schema="", aligned=False)
-    scale_layout: str = option(default="column_major", schema="str")
-    gate: str | None = option(default=None, schema="str?")
-    gradient: torch.Tensor | None = tensor(default=None, aligned=False)
-    spec: KernelSpec | str | None = named_spec(default=None)
+    offsets: torch.Tensor | None = tensor(default=None, aligned=False)  # always given
     out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
@@ -330,7 +304,7 @@ def call_of(
     """The call of the arguments of `cast`."""
     if offsets is None:
         return CastCall(x, dtype, **keywords)
-    return GroupedCastCall(x, dtype, offsets, **keywords)
+    return GroupedCastCall(x, dtype, offsets=offsets, **keywords)
 
 
 def _part(result: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -71,7 +71,7 @@ class CastRuntime(SampledFamily[CastOperation, CastShape]):
     def expected(self, call: Cast) -> reference.Results:
         """What the results are, by plain torch operations on the same device."""
         places = (*call.declaration.results, "amax", "spec")
-        blank: Cast = replace(call, **dict.fromkeys(places))  # type: ignore[type-var]
+        blank: Cast = replace(call, **dict.fromkeys(places))  # type: ignore[arg-type]
         made = blank.results(Details(()))
         blank.compute(Details(()), made)
         return made

@@ -15,9 +15,7 @@ import torch
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import (
-    SCALE_BLOCK as BLOCK,
-)
-from warploom.generator.families.gemm import (
+    SCALE_BLOCK,
     GemmOperation,
     GemmProblem,
     GemmShape,
@@ -272,7 +270,7 @@ class GroupedCall(GroupedProduct):
         rule = "[G, N/128, K/128], rounded up: one for each 128x128 of a weight [G, N, K]"
         fix = "quantize the weights by blocks of 128x128"
         if not self.by_rows:
-            rule = f"{[n, -(-k // BLOCK)]}: one for each 1x128 of b.T"
+            rule = f"{[n, -(-k // SCALE_BLOCK)]}: one for each 1x128 of b.T"
             fix = "use warploom.cast(.., block=(1, 128), transpose=True, offsets=offs)"
         raise ProblemError(
             f"scale_b {list(self.scale_b.shape)} with b {list(self.b.shape)}",
@@ -330,10 +328,10 @@ class GroupedCall(GroupedProduct):
 
     def _check_ends(self, ends: list[int], size: int) -> None:
         """Raise ProblemError for groups of k in 8 bits that begin where no k tile does."""
-        if any(one % BLOCK and one != size for one in ends):
+        if any(one % SCALE_BLOCK and one != size for one in ends):
             raise ProblemError(
                 f"offs {shown(ends)} of groups of k in {self.a.dtype}",
-                rule=f"must be multiples of {BLOCK}, at which k tiles of 8 bits begin",
+                rule=f"must be multiples of {SCALE_BLOCK}, at which k tiles of 8 bits begin",
                 fix="use what warploom.cast(x, .., transpose=True, offsets=offs) returns: it puts "
                 "zeros behind each group",
             )

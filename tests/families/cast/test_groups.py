@@ -281,7 +281,7 @@ def test_compiled_code_is_one_for_all_numbers_of_rows(grouped: bool) -> None:
 def test_torch_finds_no_fault_with_the_operator_of_groups() -> None:
     rest = (None, False, "nearest", None, "column_major", None, None, None)
     x = torch.ones(128, 130)  # of a whole block, so that no column is left as it is
-    given = (x, E5M2, offsets(128), "1x128", True, *rest)
+    given = (x, E5M2, "1x128", True, *rest, offsets(128))
     torch.library.opcheck(torch.ops.warploom.cast_groups.default, given)
     torch.library.opcheck(torch.ops.warploom.cast_groups_functional.default, given)
 
