@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretended_gpu import PretendedGpu, gpu
 
 import warploom
 from warploom.errors import ProblemError, SpecificationError
@@ -21,6 +22,8 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.families.cast.call import CastCall
 from warploom.runtime.plan import targets
+
+__all__ = ["gpu"]
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 Block = str | tuple[int, int]
@@ -296,6 +299,21 @@ def test_calls_like_the_last_are_recognised_and_cast_their_own_groups() -> None:
         own = warploom.cast(x[ends[-2] : ends[-1]], E4M3, block=(1, 128), transpose=True)
         begin = int(found[-2])
         assert same(q_t[:, begin : begin + last], own[2])
+
+
+def test_kernels_are_handed_every_tensor_by_its_name(gpu: PretendedGpu) -> None:
+    """Offsets in the place of a scale, or of where groups end, would be seen on a GPU alone."""
+    x, ends_of_rows, scale = operand(), offsets(*ENDS), torch.ones(())
+    for _ in range(3):
+        q, _, q_t, _, ends = warploom.cast(
+            x, E4M3, transpose=True, scale=scale, offsets=ends_of_rows
+        )
+    given = {"x": x, "scale": scale, "offsets": ends_of_rows, "q": q, "q_t": q_t, "ends": ends}
+    launch = gpu.launches[-1]
+    assert {name: launch[name] for name in given} == {
+        name: one.data_ptr() for name, one in given.items()
+    }
+    assert all(one["offsets"] == ends_of_rows.data_ptr() for one in gpu.launches)
 
 
 # ---- Kernels -------------------------------------------------------------------------------------
