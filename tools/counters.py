@@ -90,10 +90,22 @@ def backward() -> Call:
     return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
 
 
+def block_scaled(n: int, k: int) -> Call:
+    """512 rows by weights of n x k in e4m3, with scales of 1x128 by 128x128."""
+    x, weight = (normal(rows, k, dtype=torch.float8_e4m3fn) for rows in (512, n))
+    scale_a = torch.rand(512, k // 128, device="cuda")
+    scale_b = torch.rand(n // 128, k // 128, device="cuda")
+    scales = {"scale_a": scale_a, "scale_b": scale_b}
+    return lambda: warploom.gemm(x, weight.t(), **scales, out_dtype=torch.bfloat16)
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     **{one.__name__: one for one in (ternary, int8, nvfp4, forward, backward)},
     "sparse_b": lambda: sparse("b"),
     "sparse_d": lambda: sparse("out"),
+    "block_scaled_7168x16384": lambda: block_scaled(7168, 16384),
+    "block_scaled_32768x512": lambda: block_scaled(32768, 512),
+    "block_scaled_4096x7168": lambda: block_scaled(4096, 7168),
 }
 
 

@@ -445,7 +445,7 @@ def gemm(
         scale_a: A number, or an fp32 tensor of one element, [M] or [M, 1]. In block-scaled GEMMs
             [M, K / 128], as `warploom.cast` returns it.
         scale_b: A number, or an fp32 tensor of one element, [N] or [1, N]; in block-scaled GEMMs
-            [K / 128, N / 128] or [K / 128, N].
+            [N / 128, K / 128] or [N, K / 128].
         scale_d: A number, or an fp32 tensor of one element.
         amax: An fp32 tensor of one element, which is raised to the largest magnitude of the result
             before `scale_d`.

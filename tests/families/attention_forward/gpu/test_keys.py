@@ -28,13 +28,16 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 
 PLACE = "  int head, own_row;  // the thread's first row as it is\n"
 STEP = "    c.change"
+TAKEN = "    c.columns = work.sequence.columns(p);\n"
 COUNTED: tuple[Edit, ...] = (  # steps of a piece of work, in the place of lse
     (PLACE, PLACE + "  int steps = 0;\n"),
     (STEP, "    ++c.steps;\n" + STEP),
-    ("    c.begin = work.begin;\n", "    c.begin = work.begin;\n    c.steps = 0;\n"),
+    (TAKEN, TAKEN + "    c.steps = 0;\n"),
     ("(rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2", "c.steps"),
 )
 MASKED = (COUNTED[0], (STEP, "    c.steps += c.hides(n);\n" + STEP), *COUNTED[2:])
+CHOSEN = cases.chosen(128, further=keys.MASKED)  # the kernel for a mask alone at dimension 128
+EDITED = [(CHOSEN, COUNTED), (CHOSEN, MASKED)]
 
 
 def made(kernel: KernelSpec, name: str, shape: Shape, **keywords: Any) -> arena.Call:
@@ -96,7 +99,7 @@ def counted(kernel: KernelSpec, edits: Sequence[Edit], mask: torch.Tensor, shape
 
 
 def test_as_many_tiles_are_worked_on_and_masked_as_the_mask_asks_for() -> None:
-    kernel, shape = chosen_128(), Shape(4, 2, 1, 200, 1021)
+    kernel, shape = CHOSEN, Shape(4, 2, 1, 200, 1021)
     tile = kernel.schedule.kv_tile  # type: ignore[attr-defined]
     ends = torch.tensor([5 * tile, 300, 0, 1021], device="cuda")
     place = torch.arange(1021, device="cuda")
@@ -109,14 +112,9 @@ def test_as_many_tiles_are_worked_on_and_masked_as_the_mask_asks_for() -> None:
     assert counted(kernel, COUNTED, left, shape) == [tiles - begin for begin in begins]
 
 
-def chosen_128() -> KernelSpec:
-    """The kernel for a mask alone at dimension 128."""
-    return cases.chosen(128, further=keys.MASKED)
-
-
 def test_a_mask_may_change_between_replays_of_a_graph() -> None:
     shape = Shape(3, 4, 2, 300, 777)
-    call = made(chosen_128(), "right", shape)
+    call = made(CHOSEN, "right", shape)
     mask = call.keywords["mask"]
     call.run()
     graph = torch.cuda.CUDAGraph()

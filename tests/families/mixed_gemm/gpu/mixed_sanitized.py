@@ -31,16 +31,18 @@ from warploom.runtime.families.mixed_gemm import reference, samples
 M, N, K = 19, 136, 640
 CHOSEN = [SIMPLE[name] for name in ("few", "some", "many", "split", "shared")] + [cases.FORMATS[-1]]
 KERNELS = [replace(one, schedule=replace(one.schedule, stages=2)) for one in CHOSEN]
-EVERY_LANE = (
-    ("shared.empty[stage].init(kWarps);", "shared.empty[stage].init(kWarps * 32);"),
-    ("int(there && threadIdx.x % 32 == 0)", "int(there)"),
-)
+COUNT = ("shared.empty[stage].init(kWarps);", "shared.empty[stage].init(kWarps * 32);")
+ARRIVALS = {
+    "mma": ("  if (threadIdx.x % 32 == 0) empty.arrive();", "  empty.arrive();"),
+    "wgmma": ("int(there && threadIdx.x % 32 == 0)", "int(there)"),
+}
+EDITED = [(one, (COUNT, ARRIVALS[cases.schedule(one).multiply])) for one in KERNELS]
 
 
 def prepare() -> None:
     """Have the kernels run with every lane letting go of stages."""
     with WorkerPool(len(KERNELS)) as pool:
-        texts = [mutants.edited(render(one), EVERY_LANE) for one in KERNELS]
+        texts = [mutants.edited(render(one), edits) for one, edits in EDITED]
         compiling = [
             pool.submit(partial(mutants.compile_text, one, text))
             for one, text in zip(KERNELS, texts, strict=True)
