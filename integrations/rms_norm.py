@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import GateLayout
 from warploom.quantization import PackedWeight
+from warploom.runtime.families._product.epilogue import items
 from warploom.runtime.families._product.steps.rms import groups_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.api import gemm
@@ -101,6 +103,7 @@ def rms_norm_linear(
     *,
     eps: float = 1e-6,
     gate: str | None = None,
+    gate_layout: GateLayout = "halves",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x W^T / sqrt(mean(x^2) + eps) + bias of each row of x, by one kernel.
@@ -114,8 +117,11 @@ def rms_norm_linear(
         shares: the second result of `linear_add`.
         bias: [N].
         eps: of the norm.
-        gate: the function of the first half of the columns that the second is multiplied by, as
-            `warploom.gemm` has it; not of packed weights.
+        gate: the function of the columns of the gate, which those of up are multiplied by, as
+            `warploom.gemm` has it.
+        gate_layout: "halves" where W has all rows of the gate before all rows of up;
+            "interleaved" where they take turns, as they must in a packed weight: it is quantized
+            of `torch.stack((gate, up), 1).flatten(0, 1)`.
         out: where the result goes.
 
     Returns:
@@ -131,13 +137,21 @@ def rms_norm_linear(
         >>> x, shares = warploom.functional.linear_add(h, o, x)
         >>> warploom.functional.rms_norm_linear(x, folded, shares).shape
         torch.Size([4, 128])
+        >>> packed = warploom.quantize(folded, "int4", group=64)  # rows of gate and up in turn
+        >>> warploom.functional.rms_norm_linear(
+        ...     x, packed, shares, gate="silu", gate_layout="interleaved"
+        ... ).shape
+        torch.Size([4, 64])
     """
-    steps: list[Item] = [("rms_scale", shares, eps)]
-    if bias is not None:
-        steps.append(("bias", bias))
-    if gate is not None:
-        steps.append(("gate", gate))
-    return _product(x, weight, steps, out)
+    gated = items(bias=bias, gate=gate, gate_layout=gate_layout)
+    if gate is not None and gate_layout == "halves" and isinstance(weight, PackedWeight):
+        raise ProblemError(
+            "gate_layout halves with a quantized weight",
+            rule="must be interleaved: a kernel reads gate and up of a column from one tile of it",
+            fix="quantize torch.stack((gate, up), 1).flatten(0, 1), and pass "
+            'gate_layout="interleaved"',
+        )
+    return _product(x, weight, [("rms_scale", shares, eps), *gated], out)
 
 
 def _product(

@@ -127,7 +127,7 @@ def torchs(calls: Sequence[AnyCast], first: int = 0, *, is_compiled: bool = Fals
     )
 
     def quantized(x: torch.Tensor, scale: torch.Tensor | None) -> Results:
-        q, own, q_t, scale_t = reference.cast(x, options, scale)
+        q, own, q_t, scale_t = reference.cast(x, options, (scale, None))
         q_t = None if q_t is None else q_t.contiguous()
         return (None, None, q_t, scale_t) if first else (q, own, q_t, scale_t)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import GateLayout
 
 BF16 = torch.bfloat16
 HIDDEN, INNER = 256, 384
@@ -32,26 +33,32 @@ def by_torch(weights: dict[str, torch.Tensor], h: torch.Tensor, x: torch.Tensor)
     return x + (F.silu(gate) * up) @ w["down"].t()
 
 
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rows", [(1,), (3, 5)])
-def test_a_gated_layer_has_no_kernel_for_its_norm(rows: tuple[int, ...], *, packed: bool) -> None:
+def test_a_gated_layer_has_no_kernel_for_its_norm(
+    rows: tuple[int, ...], *, packed: bool, layout: GateLayout
+) -> None:
     weights = layer()
     h, x = torch.randn(*rows, 128).to(BF16), torch.randn(*rows, HIDDEN).to(BF16)
     folded = warploom.functional.fold_rms_norm(weights["gate_up"], weights["norm"])
+    if layout == "interleaved":
+        folded = torch.stack(folded.chunk(2), 1).flatten(0, 1)
     used: dict[str, Any] = {"o": weights["o"], "gate_up": folded, "down": weights["down"]}
     if packed:
         used = {name: warploom.quantize(one, "int8") for name, one in used.items()}
     into = x.clone()
     stream, shares = warploom.functional.linear_add(h, used["o"], into, out=into)
     assert stream is into
-    if packed:
+    if packed and layout == "halves":
         both = warploom.functional.rms_norm_linear(stream, used["gate_up"], shares, eps=1e-5)
         gate, up = both.chunk(2, -1)
         hidden = F.silu(gate) * up
     else:
         hidden = warploom.functional.rms_norm_linear(
-            stream, used["gate_up"], shares, eps=1e-5, gate="silu"
+            stream, used["gate_up"], shares, eps=1e-5, gate="silu", gate_layout=layout
         )
+    assert hidden.shape == (*rows, INNER)
     y, more = warploom.functional.linear_add(hidden, used["down"], stream)
     exact = by_torch(weights, h, x)
     assert (y.double() - exact).norm() <= (0.02 if packed else 0.01) * exact.norm()
@@ -90,8 +97,15 @@ def test_what_cannot_be_folded_or_differentiated_is_refused() -> None:
     stream, shares = warploom.functional.linear_add(h.detach(), weights["o"], x)
     with pytest.raises(ProblemError, match=r"rms_scale of shape \[4, 15\]"):
         warploom.functional.rms_norm_linear(stream, weights["gate_up"], shares[:, 1:])
-    with pytest.raises(ProblemError, match="rows of gate and up must be interleaved"):
-        packed = warploom.quantize(weights["gate_up"])
-        warploom.functional.rms_norm_linear(stream, packed, shares, gate="silu")
+    packed = warploom.quantize(weights["gate_up"])
+    for gate, layout, said in (
+        ("silu", "halves", "gate_layout halves with a quantized weight: must be interleaved"),
+        (None, "interleaved", "gate_layout interleaved without gate"),
+        ("silu", "rows", "gate_layout 'rows': must be one of"),
+        ("tanh", "interleaved", "must be one of relu"),
+    ):
+        keywords: dict[str, Any] = {"gate": gate, "gate_layout": layout}
+        with pytest.raises(ProblemError, match=said):
+            warploom.functional.rms_norm_linear(stream, packed, shares, **keywords)
     with pytest.raises(ProblemError, match=r"must be \[N, K\], as torch\.nn\.Linear has it"):
         warploom.functional.rms_norm_linear(stream, 3.0, shares)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ PLACES = gpu_records.places()
 AWAITED: dict[str, set[str]] = {
     "families/attention_backward/gpu": {"test_mutants.py"},
     "families/attention_merge/gpu": {"test_runtime.py"},
-    "families/cast/gpu": {"test_groups.py"},
+    "families/cast/gpu": {"test_given_scales.py", "test_groups.py"},
     "families/combine/gpu": {"test_correctness.py", "test_mutants.py", "test_runtime.py"},
     "families/fp32_pieces/gpu": {"test_mutants.py"},
     "families/gemm/gpu": {

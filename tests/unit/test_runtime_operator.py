@@ -69,7 +69,7 @@ SCHEMAS = {
     f" -> ({', '.join(['Tensor'] * 8)})",
     "cast": "(Tensor x, ScalarType dtype, str block, bool transpose, Tensor? scale, bool pow2, "
     "str rounding, Tensor? rounding_state, str scale_layout, str? gate, Tensor? gradient, "
-    "str? spec, *, "
+    "str? spec, Tensor? scale_t=None, *, "
     "Tensor(a!)? amax=None) -> (Tensor, Tensor, Tensor, Tensor)",
     "route": "(Tensor ids, int experts, int? first_expert, str? spec) -> (Tensor, Tensor, Tensor)",
     "combine": "(Tensor rows, Tensor inverse, Tensor? weights, str? spec) -> Tensor",

@@ -99,7 +99,7 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
         ]
     if operation.transposes_scales:
         fields += [
-            pointer("scale_t", cpp, "of blocks of x.T"),
+            pointer("scale_t", f"const {cpp}" if operation.static else cpp, "of blocks of x.T"),
             int64("scale_t_down", "elements to that below", lambda at: at.problem.scale_t[0]),
             int64("scale_t_across", "elements to the next", lambda at: at.problem.scale_t[1]),
         ]

@@ -89,7 +89,7 @@ class CastOperation:
     @property
     def reads_factors(self) -> bool:
         """Whether a launch of its own computes the scales of rows and columns before."""
-        return self.block == "row" and self.transpose
+        return self.block == "row" and self.transpose and not self.static
 
     @property
     def transposes_scales(self) -> bool:
@@ -198,7 +198,7 @@ class CastLayout:
         if not operation.transposes_scales:
             return whole + scan
         pitch = COLUMNS * element(operation.x).bytes + _VECTOR
-        peaks = _SIDES * COLUMNS // TILE_VALUES * pitch
+        peaks = 0 if operation.static else _SIDES * COLUMNS // TILE_VALUES * pitch
         blocks = COLUMNS // 32 if operation.block == "1x32" else 1
         factors = _SIDES * blocks * COLUMNS * _FLOAT
         flags = _VECTOR if operation.reads_factors else 0  # two, padded
@@ -210,11 +210,12 @@ class CastLayout:
         operation = self.operation
         if operation.x == "fp32" or operation.gate != "none":
             return 2
-        if operation.transposes_scales and operation.rounding == "stochastic":
+        if not operation.transposes_scales:
+            return 4
+        if operation.rounding == "stochastic":
             return 2
-        if operation.offsets and operation.reads_factors and operation.q == "int8":
-            return 2
-        return 3 if operation.transposes_scales else 4
+        reads = operation.static or operation.reads_factors
+        return 2 if operation.offsets and reads and operation.q == "int8" else 3
 
 
 # ---- What is legal -------------------------------------------------------------------------------
@@ -231,8 +232,6 @@ def operation_reasons(operation: CastOperation) -> list[str]:
             reasons.append("static with block 1x32: must be computed, as e8m0 scales are not read")
         if operation.pow2:
             reasons.append("pow2 with block 1x32: must be left out, as e8m0 has nothing else")
-    if operation.transpose and operation.static and block in ("row", "1x128"):
-        reasons.append(f"transpose with static {block} scales: must be of x alone or of x.T alone")
     if operation.static and operation.pow2:
         reasons.append("pow2 with static: must be left out, as scales are what they are")
     if operation.gate != "none":

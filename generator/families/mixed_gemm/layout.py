@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of, sums_squares
 from warploom.generator.families._product.groups import table_bytes
 from warploom.generator.families._product.layout import (
     ProductLayout,
@@ -32,6 +33,7 @@ BASE_REGISTERS = 40  # for addresses, beside sums and what is decoded
 PARTS_REGISTERS = 32  # of what adding parts takes beside an epilogue, as kernels compiled
 RANGE_REGISTERS = 16  # of where parts of k are, beside what is decoded ahead, as kernels compiled
 PART_RANGES, UNUSED = 24, 12  # likewise beside sums of a group by mma, and of the base there
+FACTORS = 5  # of where factors of rows are, beside zeros of groups and a gate, as kernels compiled
 WORDS, SCALES = 8, 4  # of a slab's codes of 4 bits, and of a group's scales, in 64 rows
 BARRIER_BYTES = 16
 
@@ -141,6 +143,13 @@ def _exchanged(schedule: MixedGemmSchedule, sums: int) -> int:
     return schedule.consumers * sums * (schedule.sources - 1) // schedule.sources
 
 
+def _scales_rows_further(operation: MixedGemmOperation) -> bool:
+    """Whether rows have prepared factors, and a gate or a mean of squares behind these."""
+    steps = operation.epilogue
+    further = gate_of(steps) is not None or sums_squares(steps)
+    return further and any(step.prepared for step in steps)
+
+
 def _decoding(
     operation: MixedGemmOperation, schedule: MixedGemmSchedule, sums: int, blocks: int
 ) -> int:
@@ -152,6 +161,8 @@ def _decoding(
             return rows
         several = schedule.slabs > schedule.warp_split_k  # of a stage: the next is read meanwhile
         more = blocks * (SCALES + 2 * WORDS * several) + PART_RANGES * schedule.stream_k
+        if _scales_rows_further(operation) and operation.weight.has_zeros:
+            more += FACTORS * (operation.group < DEPTH)
         return sums + 3 * rows + more - UNUSED
     words = (
         max(0, operation.weight.bits // 4 - 1) * WORDS

@@ -42,15 +42,15 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             else None,
             *(
                 f"epilogue with {step.token} with {gate.token if gate else 'groups rows'}: must be "
-                "without outputs beside D, norms and random numbers"
+                "without outputs beside D and random numbers"
                 for step in operation.epilogue
                 if (gate or operation.groups == "rows")
-                and (
-                    step.auxiliary
-                    or step.partial
-                    or step.prepared
-                    or rounds_stochastically((step,))
-                )
+                and (step.auxiliary or step.partial or rounds_stochastically((step,)))
+            ),
+            *(
+                f"epilogue with {step.token} with groups rows: must be without norms"
+                for step in operation.epilogue
+                if operation.groups == "rows" and step.prepared
             ),
             *(
                 f"epilogue with {step.token}: is for gemm; multiply by plain torch operations"

@@ -32,6 +32,7 @@ class _Keywords(TypedDict, total=False):
     gate: str | None
     gradient: torch.Tensor | None
     spec: KernelSpec | str | None
+    scale_t: torch.Tensor | None
 
 
 @overload
@@ -90,6 +91,7 @@ def cast(
     gate: str | None = None,
     gradient: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
+    scale_t: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
 ) -> Pair | Both | Grouped:
     """Quantize a matrix to 8 bits: return q and scales with x ~ q * scale, and those of x.T.
@@ -102,9 +104,11 @@ def cast(
         block: What shares a scale: "tensor", "row", (1, 128), (128, 128), or (1, 32) for mxfp8.
             The last blocks of rows and columns may be short.
         transpose: Return q and scales of x.T [n, m] too, from the same reading of memory; with a
-            scale of the tensor or of rows memory is read twice.
+            computed scale of the tensor, or of rows, memory is read twice.
         scale: fp32 scales to use, as this function returns them (static or delayed scaling). A
             scale of 0 gives zeros. None: they are computed.
+        scale_t: The same of x.T, as this function returns them: with `scale`, `transpose`, and a
+            block of "row" or (1, 128), where x.T has scales of its own.
         pow2: Round computed scales up to powers of two.
         rounding: "nearest", ties to even, or "stochastic": one of the two neighbours, at random,
             with the value as its mean.
@@ -131,7 +135,7 @@ def cast(
         q, of the shape of x, and scale; with `transpose` q_t [n, m] and scale_t as well. Rows of q
         and q_t are a multiple of 16 bytes apart. Scales are fp32, of (1, 32) float8_e8m0fnu: [] of
         a tensor, [.., m, 1] of rows, [.., m, ceil(n / 128)] of (1, 128), [ceil(m / 128),
-        ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). A given `scale` is returned.
+        ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). Given scales are returned.
         Rows of x.T have scales [n, 1]. With `offsets` also ends, int32 [G]: where groups end in
         q_t, which has as many columns as G groups of m rows may need: at most m + 127 G, rounded
         down to a multiple of 128. Columns past the last end are not written, nor are their scales.
@@ -172,16 +176,19 @@ def cast(
         gate,
         gradient,
         spec,
+        scale_t,
     )
     ends: torch.Tensor | None = None
     if offsets is None:
-        q, computed, q_t, scale_t = _cast(x, dtype, *options)
+        q, computed, q_t, computed_t = _cast(x, dtype, *options)
     else:
-        q, computed, q_t, scale_t, ends = _cast_groups(x, dtype, *options, offsets)
+        q, computed, q_t, computed_t, ends = _cast_groups(x, dtype, *options, offsets)
     own = scale if computed is None else computed
     assert q is not None and own is not None  # noqa: S101 (for type checkers)
     if q_t is None:
         return q, own
-    if scale_t is None:  # of a tensor, or of squares
+    if scale_t is None:
+        scale_t = computed_t
+    if scale_t is None:  # that of x, of a tensor or of squares
         scale_t = own.t() if own.dim() == 2 else own
     return (q, own, q_t, scale_t) if ends is None else (q, own, q_t, scale_t, ends)

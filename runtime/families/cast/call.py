@@ -32,7 +32,7 @@ _SCALES = 4  # that columns of scales are a multiple of, likewise
 class Details:
     """What calls of a kind have in common."""
 
-    copies: tuple[str, ...]  # of x, scale and gradient, those whose rows are not one pitch apart
+    copies: tuple[str, ...]  # of x, scales and gradient, those whose rows are not one pitch apart
 
 
 @declared
@@ -44,7 +44,7 @@ class Cast(Arguments[Details, Results]):
 
     function = "cast"
     no_gradient = (
-        "x or scale that requires grad",
+        "x or scales that require grad",
         "cast is not differentiable",
         "call it under torch.no_grad()",
     )
@@ -61,6 +61,7 @@ class Cast(Arguments[Details, Results]):
     gate: str | None = option(default=None, schema="str?")
     gradient: torch.Tensor | None = tensor(default=None, aligned=False)
     spec: KernelSpec | str | None = named_spec(default=None)
+    scale_t: torch.Tensor | None = tensor(default=None, schema="Tensor?=None", aligned=False)
 
     @property
     def offsets(self) -> torch.Tensor | None:
@@ -84,6 +85,11 @@ class Cast(Arguments[Details, Results]):
     def groups(self) -> int:
         """The groups that rows are in; 0 where they are in none."""
         return 0 if self.offsets is None else self.offsets.shape[0]
+
+    @property
+    def transposes_scales(self) -> bool:
+        """Whether x.T has scales of its own."""
+        return self.transpose and self.blocks in ("row", "1x128", "1x32")
 
     @property
     def columns_t(self) -> int:
@@ -124,7 +130,7 @@ class Cast(Arguments[Details, Results]):
             offsets=self.offsets is not None,
         )
         choice = dispatch.choose(operation, CastShape(m, n), spec=self.kernel, device=target)
-        read = [("x", self.x), ("scale", self.scale), ("gradient", self.gradient)]
+        read = [(name, getattr(self, name)) for name in ("x", "scale", "gradient", "scale_t")]
         copies = tuple(name for name, one in read if one is not None and not _fits(name, one))
         problem = None if self._is_empty() else self._problem(copies)
         return Draft(choice, problem, self.addressed(), (), copies, Details(copies))
@@ -139,8 +145,9 @@ class Cast(Arguments[Details, Results]):
         (m, n), x = self.extents, self.x
         q, scale, q_t, scale_t = self._results(torch.device("meta"))[:4]
         if self.scale is not None:
-            scale = self.scale.new_empty(self.scale.shape, device="meta")
-            scale = scale if "scale" in copies else self.scale
+            scale = _read("scale", self.scale, copies)
+        if self.scale_t is not None:
+            scale_t = _read("scale_t", self.scale_t, copies)
         return CastProblem(
             m,
             n,
@@ -167,13 +174,12 @@ class Cast(Arguments[Details, Results]):
     def _results(self, device: torch.device) -> Results:
         """What is computed: tensors that were given for it, or new ones on a device."""
         (m, n), columns = self.extents, self.columns_t
-        rows, block, places = self.x.shape[:-1], self.blocks, list[_Place | None]()
+        rows, places = self.x.shape[:-1], list[_Place | None]()
         places.append(_row_major((*rows, n), self.dtype, _ALIGNMENT))
         scales = self._scales(checks.scale_shape(self), m)
         places.append(scales if self.scale is None else None)
         places.append(_row_major((n, columns), self.dtype, _ALIGNMENT) if self.transpose else None)
-        across = 1 if block == "row" else -(-columns // (32 if block == "1x32" else COLUMNS))
-        places.append(self._scales(torch.Size((n, across)), n) if self.computed()[3] else None)
+        places.append(self._scales(checks.scale_t_shape(self), n) if self.computed()[3] else None)
         if self.offsets is not None:
             places.append(_row_major((self.groups,), torch.int32, 1))
         outs = [getattr(self, name) for name in self.declaration.results]
@@ -201,7 +207,7 @@ class Cast(Arguments[Details, Results]):
 
     def computed(self) -> tuple[bool, ...]:
         """Of scales, where none are given; of x.T, where it is asked for; of groups, likewise."""
-        own = self.transpose and self.blocks in ("row", "1x128", "1x32")
+        own = self.transposes_scales and self.scale_t is None
         of_groups = () if self.offsets is None else (True,)
         return True, self.scale is None, self.transpose, own, *of_groups
 
@@ -246,15 +252,16 @@ class Cast(Arguments[Details, Results]):
             if scale is not None:
                 down, across = reference.sizes(self.blocks, m, n)
                 scale = scale.reshape(-(-m // down), -(-n // across))
+            scales = scale, self.scale_t
             if offsets is not None:
                 x = x[: ends[-1]]  # other rows are neither read nor written
-                found = reference.cast_groups(x, options, scale, ends)
+                found = reference.cast_groups(x, options, scales, ends)
                 places = tuple(
                     one if one is None or value is None else _part(one, value.shape)
                     for one, value in zip(results, found, strict=True)
                 )
             else:
-                found, places = reference.cast(x, options, scale), results
+                found, places = reference.cast(x, options, scales), results
             for one, value in zip(places, found, strict=True):
                 if one is not None and value is not None:
                     one.copy_(value.reshape(one.shape))
@@ -280,7 +287,8 @@ class GroupedCastCall(Cast):
 
     outputs = ("q", "scale", "q_t", "scale_t", "ends")
 
-    offsets: torch.Tensor | None = tensor(default=None, aligned=False)  # always given
+    # Always given; operators have a default for it, as they have for what comes before it.
+    offsets: torch.Tensor | None = tensor(default=None, schema="Tensor?=None", aligned=False)
     out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     scale_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
     out_t: torch.Tensor | None = result(default=None, aligned=False, public=False)
@@ -334,8 +342,13 @@ def _down(tensor: torch.Tensor) -> int:
     return checks.pitch(tensor) or 0
 
 
+def _read(name: str, scale: torch.Tensor, copies: tuple[str, ...]) -> torch.Tensor:
+    """Given scales as kernels read them: where they lie, or as their copy will."""
+    return scale.new_empty(scale.shape, device="meta") if name in copies else scale
+
+
 def _fits(name: str, tensor: torch.Tensor) -> bool:
     """Whether kernels can read a tensor where it lies."""
-    if name != "scale":
+    if name not in ("scale", "scale_t"):
         return checks.is_dense(tensor)
     return tensor.dim() == 0 or checks.pitch(tensor) is not None

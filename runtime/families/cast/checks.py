@@ -162,10 +162,22 @@ def _check_options(call: Cast) -> None:
     block, name = call.blocks, f"block {shown(call.block)}"
     refused: list[tuple[bool, str, str, str]] = [
         (
-            call.transpose and block in ("row", "1x128") and call.scale is not None,
-            f"transpose and scale with {name}",
-            "must be without scale: blocks of x and of x.T have scales of their own",
-            "cast x and x.T by themselves",
+            call.scale_t is not None and not call.transpose,
+            "scale_t without transpose",
+            "must be with transpose=True: its scales are those of x.T",
+            "pass transpose=True, or leave scale_t out",
+        ),
+        (
+            call.scale_t is not None and block in ("tensor", "128x128"),
+            f"scale_t with {name}",
+            "must be left out: x.T has the scales of x",
+            "leave it out",
+        ),
+        (
+            call.scale_t is not None and block == "1x32",
+            f"scale_t with {name}",
+            "must be left out: e8m0 scales are computed",
+            "leave it out",
         ),
         (
             block == "1x32" and call.dtype == torch.int8,
@@ -197,6 +209,18 @@ def _check_options(call: Cast) -> None:
             'must have a block of "tensor"',
             "leave amax out, or take the largest of what the scales say",
         ),
+        (
+            call.transposes_scales and call.scale is not None and call.scale_t is None,
+            f"transpose and scale with {name}",
+            "must be with scale_t: blocks of x and of x.T have scales of their own",
+            "pass scale_t=, the scales of x.T as a call without scale= returns them",
+        ),
+        (
+            call.scale_t is not None and call.scale is None,
+            "scale_t without scale",
+            "must be with scale: scales of x and of x.T are both given, or both computed",
+            "pass scale=, or leave scale_t out",
+        ),
     ]
     for is_refused, value, rule, fix in refused:
         if is_refused:
@@ -204,19 +228,24 @@ def _check_options(call: Cast) -> None:
 
 
 def _check_scale(call: Cast) -> None:
-    scale = call.scale
-    if scale is None:
-        return
-    shape = scale_shape(call)
-    of_one = call.blocks == "tensor" and scale.numel() == 1
-    if scale.dtype != torch.float32 or not (of_one or scale.shape == shape):
-        fits = "one element" if call.blocks == "tensor" else f"the shape {list(shape)}"
-        raise ProblemError(
-            f"scale {list(scale.shape)} {shown(scale.dtype)}",
-            rule=f"must be torch.float32 with {fits}, for x {list(call.x.shape)} and block "
-            f"{shown(call.block)}",
-            fix="convert, reshape or expand it",
-        )
+    """Raise ProblemError for given scales of another type or shape than computed ones."""
+    groups = "" if call.offsets is None else f" in {call.groups} groups"
+    for name, scale, shape_of, whose in (
+        ("scale", call.scale, scale_shape, ""),
+        ("scale_t", call.scale_t, scale_t_shape, groups),
+    ):
+        if scale is None:
+            continue
+        shape = shape_of(call)
+        of_one = call.blocks == "tensor" and scale.numel() == 1
+        if scale.dtype != torch.float32 or not (of_one or scale.shape == shape):
+            fits = "one element" if call.blocks == "tensor" else f"the shape {list(shape)}"
+            raise ProblemError(
+                f"{name} {list(scale.shape)} {shown(scale.dtype)}",
+                rule=f"must be torch.float32 with {fits}, for x {list(call.x.shape)}{whose} "
+                f"and block {shown(call.block)}",
+                fix="convert, reshape or expand it",
+            )
 
 
 def scale_shape(call: Cast) -> torch.Size:
@@ -231,6 +260,13 @@ def scale_shape(call: Cast) -> torch.Size:
         "1x32": (*rows, -(-n // 32)),
     }
     return torch.Size(shapes[call.blocks])
+
+
+def scale_t_shape(call: Cast) -> torch.Size:
+    """The shape of the scales of x.T, where it has its own."""
+    (_, n), columns = call.extents, call.columns_t
+    across = {"row": 1, "1x128": -(-columns // COLUMNS), "1x32": -(-columns // 32)}
+    return torch.Size((n, across[call.blocks]))
 
 
 def pitch(tensor: torch.Tensor) -> int | None:

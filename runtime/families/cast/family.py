@@ -57,9 +57,8 @@ class CastRuntime(SampledFamily[CastOperation, CastShape]):
             gradient=gradient,
         )
         if operation.static:
-            scale = call.results(Details(()))[1]
-            assert scale is not None  # noqa: S101 (as none was given)
-            call.scale = scale.fill_(2.0**-6)
+            scales = call.results(Details(()))[1:4:2]  # of x and, where it has its own, of x.T
+            call.scale, call.scale_t = (s if s is None else s.fill_(2.0**-6) for s in scales)
         if operation.rounding == "stochastic":
             call.rounding_state = torch.arange(2, device=device)
         if operation.amax:
@@ -87,7 +86,8 @@ class CastRuntime(SampledFamily[CastOperation, CastShape]):
             return []  # torch rounds to nearest alone, and has no function of groups
         options = reference.Options(first.dtype, first.blocks, first.transpose, first.pow2)
         function = partial(_cast, options)
-        return eager_and_compiled(function, [(one.x, one.scale) for one in trial.sets])
+        given = [(one.x, one.scale, one.scale_t) for one in trial.sets]
+        return eager_and_compiled(function, given)
 
 
 def _of_groups(results: Results, expected: Results) -> Results:
@@ -102,9 +102,12 @@ def _of_groups(results: Results, expected: Results) -> Results:
 
 
 def _cast(
-    options: reference.Options, x: torch.Tensor, scale: torch.Tensor | None
+    options: reference.Options,
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    scale_t: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    return [one for one in reference.cast(x, options, scale) if one is not None]
+    return [one for one in reference.cast(x, options, (scale, scale_t)) if one is not None]
 
 
 FAMILY = CastRuntime()

@@ -18,6 +18,9 @@ from warploom.runtime.rounding import numbers, rounded
 Results = tuple[torch.Tensor | None, ...]
 """q, scale, q_t, scale_t, and where groups of rows end in q_t, if there are some."""
 
+Scales = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Given scales of x and of x.T; None where they are computed, or those of x."""
+
 _MOST = torch.finfo(torch.float32).max
 _POWER = 0x7F800000  # the bits of fp32's exponent
 
@@ -102,25 +105,23 @@ def quantized(
     return torch.where(x.isinf(), infinite, values.clamp(-largest, largest)).to(dtype)
 
 
-def cast(x: torch.Tensor, options: Options, scale: torch.Tensor | None) -> Results:
+def cast(x: torch.Tensor, options: Options, scales: Scales) -> Results:
     """q and scales of x [m, n] and of x.T, for given scales [down, across] or computed ones."""
-    x = x.float()
+    x, (scale, given_t) = x.float(), scales
     q, own = _cast(x, options, scale, transposed=False)
     if not options.transpose:
         return q, own, None, None
     if options.block not in ("row", "1x128", "1x32"):
         return q, own, q.t(), None
-    q_t, scale_t = _cast(x.t(), options, None, transposed=True)
+    q_t, scale_t = _cast(x.t(), options, given_t, transposed=True)
     return q, own, q_t, scale_t
 
 
-def cast_groups(
-    x: torch.Tensor, options: Options, scale: torch.Tensor | None, ends: Sequence[int]
-) -> Results:
+def cast_groups(x: torch.Tensor, options: Options, scales: Scales, ends: Sequence[int]) -> Results:
     """q and scales of rows x [m, n], of which the last group has the last, and of x.T, where each
     group has whole blocks of columns, with zeros behind its last row; and where groups end there.
     """
-    x = x.float()
+    x, (scale, given_t) = x.float(), scales
     q, own = _cast(x, options, scale, transposed=False)
     lengths = [end - start for start, end in zip((0, *ends), ends, strict=False)]
     tiles = [-(-length // COLUMNS) for length in lengths]
@@ -134,7 +135,9 @@ def cast_groups(
     if options.block == "tensor":
         bytes_t = spread(q.view(torch.uint8)).view(q.dtype)
         return q, own, bytes_t.t(), None, ends_t.to(x.device)
-    q_t, scale_t = _cast(spread(x).t(), options, None, transposed=True)
+    if given_t is not None:
+        given_t = given_t[:, : sum(tiles)]  # of rows one scale each; others are of no group
+    q_t, scale_t = _cast(spread(x).t(), options, given_t, transposed=True)
     return q, own, q_t, scale_t, ends_t.to(x.device)
 
 

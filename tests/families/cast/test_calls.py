@@ -9,7 +9,8 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.generator.families.cast import CastShape
+from warploom.generator.families.cast import CastOperation, CastShape
+from warploom.runtime import dispatch
 from warploom.runtime.families import family
 from warploom.runtime.families.cast import checks
 from warploom.runtime.families.cast.call import CastCall
@@ -126,6 +127,51 @@ def test_given_scales_are_used_and_returned() -> None:
     q, _ = warploom.cast(x, E4M3, scale=torch.tensor(1e-6))
     large = x.abs() > 1e-3
     assert large.any() and (q[large].float() == torch.copysign(torch.tensor(448.0), x[large])).all()
+
+
+@pytest.mark.parametrize("block", ["row", (1, 128)], ids=str)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_given_scales_of_both_orientations_are_used_and_returned(
+    block: Block, rounding: str
+) -> None:
+    """Those of powers of two are the ones that a call computes: all bits are the same."""
+    x = operand(6, 130).view(2, 3, 130)
+    keywords: dict[str, Any] = {"block": block, "transpose": True, "rounding": rounding}
+    if rounding == "stochastic":
+        keywords["rounding_state"] = torch.tensor([3, 8])
+    right = warploom.cast(x, E4M3, pow2=True, **keywords)
+    dense = (right[1].contiguous(), right[3].contiguous())
+    apart = tuple(torch.stack([one, one], -1)[..., 0] for one in dense)  # of two elements apart
+    for scale, scale_t in ((right[1], right[3]), dense, apart):
+        found = warploom.cast(x, E4M3, scale=scale, scale_t=scale_t, **keywords)
+        assert found[1] is scale and found[3] is scale_t
+        for one, other in zip(found, right, strict=True):
+            assert torch.equal(one.float(), other.float()) and one.shape == other.shape
+    one_scale = torch.tensor(0.125)
+    expanded_to = (one_scale.expand_as(right[1]), one_scale.expand_as(right[3]))
+    found = warploom.cast(x, E4M3, scale=expanded_to[0], scale_t=expanded_to[1], **keywords)
+    if rounding == "nearest":
+        q, _, q_t, _ = warploom.cast(x, E4M3, scale=one_scale, transpose=True)
+        assert torch.equal(found[0].float(), q.float())
+        assert torch.equal(found[2].float(), q_t.float())
+
+
+def test_each_orientation_has_the_signs_of_its_own_scales() -> None:
+    x = torch.tensor([[1.0, -2.0], [torch.inf, 3.0]])
+    scale, scale_t = torch.tensor([[1.0], [-1.0]]), torch.tensor([[-1.0], [1.0]])
+    keywords: dict[str, Any] = {"block": "row", "transpose": True}
+    q, _, q_t, _ = warploom.cast(x, E5M2, scale=scale, scale_t=scale_t, **keywords)
+    assert q.float().tolist() == [[1.0, -2.0], [-torch.inf, -3.0]]
+    assert q_t.float().tolist() == [[-1.0, -torch.inf], [-2.0, 3.0]]
+
+
+def test_given_scales_cost_one_launch_of_both_orientations() -> None:
+    x = torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
+    ones: dict[str, Any] = {"device": "meta", "dtype": torch.float32}
+    keywords = {"block": "row", "transpose": True, "scale": torch.empty(8192, 1, **ones)}
+    keywords["scale_t"] = torch.empty(4096, 1, **ones)
+    told = warploom.explain(warploom.cast, x, E4M3, **keywords, gpu="h200")
+    assert told.kernel.startswith("cast_sm90a_bf16_e4m3_row_static_transpose_256x1_")
 
 
 def test_both_orientations_of_shared_scales_have_one_rounding() -> None:
@@ -293,7 +339,26 @@ def test_a_trial_holds_every_result(block: Block) -> None:
     assert trial.held_share() == 0
 
 
+@pytest.mark.parametrize("block", ["row", "1x128"])
+def test_a_trial_of_given_scales_has_those_of_both_orientations(block: str) -> None:
+    runtime, both = family("cast"), {"static": True, "transpose": True}
+    operation = CastOperation("bf16", "e4m3", block, **both)  # type: ignore[arg-type]
+    spec = dispatch.choose(operation, CastShape(40, 200)).spec
+    trial = runtime.trial(operation, CastShape(40, 200), "cpu", 1)
+    (call,) = trial.sets
+    assert call.scale.shape[0] == 40 and call.scale_t.shape[0] == 200
+    assert trial.error_share(spec) == 0
+    eager, *_ = runtime.baselines(operation, trial)
+    assert [one.dtype for one in eager.functions[0]()] == [E4M3, E4M3]
+
+
 # ---- Errors --------------------------------------------------------------------------------------
+
+
+def _given(shape: tuple[int, int], **options: Any) -> dict[str, Any]:
+    """Scales of 4 rows of 8 values, and of their transpose."""
+    ones = {"scale": torch.ones(4, 1), "scale_t": torch.ones(shape)}
+    return {"block": (1, 128), "transpose": True, **ones, **options}
 
 
 @pytest.mark.parametrize(
@@ -319,8 +384,34 @@ def test_a_trial_holds_every_result(block: Block) -> None:
         ({"gradient": torch.ones(4, 2)}, "gradient without a gate"),
         (
             {"block": "row", "transpose": True, "scale": torch.ones(4, 1)},
-            "transpose and scale with block 'row'",
+            "transpose and scale with block 'row': must be with scale_t",
         ),
+        (
+            {"block": "row", "transpose": True, "scale_t": torch.ones(8, 1)},
+            "scale_t without scale: must be with scale",
+        ),
+        (
+            {"block": "row", "scale": torch.ones(4, 1), "scale_t": torch.ones(8, 1)},
+            "scale_t without transpose: must be with transpose=True",
+        ),
+        (
+            {"transpose": True, "scale": torch.ones(1), "scale_t": torch.ones(1)},
+            "scale_t with block 'tensor': must be left out: x.T has the scales of x",
+        ),
+        (
+            {"block": (1, 32), "transpose": True, "scale_t": torch.ones(8, 1)},
+            "scale_t with .*e8m0 scales are computed",
+        ),
+        (
+            _given((8, 1), block="row", scale_t=torch.ones(4, 1)),
+            r"scale_t \[4, 1\].*shape \[8, 1\]",
+        ),
+        (_given((8, 1), scale_t=torch.ones(8)), r"scale_t \[8\].*with the shape \[8, 1\]"),
+        (_given((8, 1), scale_t=torch.ones(8, 1).half()), "scale_t .*must be torch.float32"),
+        (_given((8, 1), scale_t=torch.ones(8, 1, device="meta")), "one device"),
+        (_given((8, 1), scale_t=torch.ones(8, 1, requires_grad=True)), "not differentiable"),
+        (_given((8, 1), scale_t=2.0), "scale_t .*must be a torch tensor"),
+        (_given((8, 1), pow2=True), "pow2 and scale"),
         ({"block": (1, 32), "dtype": INT8}, "as mxfp8 has them"),
         ({"block": (1, 32), "pow2": True}, "e8m0 scales are powers of two"),
         ({"block": (1, 32), "scale": torch.ones(4, 1)}, "e8m0 scales are computed"),
@@ -392,6 +483,9 @@ def test_torch_finds_no_fault_with_the_operator(block: str) -> None:
     given = (operand(7, 130), E5M2, block, True, *rest)
     torch.library.opcheck(operator, given)
     torch.library.opcheck(torch.ops.warploom.cast_functional.default, given)
+    if block in ("row", "1x128"):
+        given = (*given[:4], torch.ones(7, {"row": 1, "1x128": 2}[block]), *rest[1:])
+        torch.library.opcheck(operator, (*given, torch.ones(130, 1)))
     if block == "tensor":
         torch.library.opcheck(
             operator, (operand(2, 5), INT8, block, False, *rest), {"amax": torch.zeros(1)}

@@ -1,4 +1,4 @@
-"""Kernels that cast groups of rows, run on the CPU with what they need of CUDA made up.
+"""Kernels that cast groups of rows, or by given scales, run on the CPU with made-up CUDA.
 
 Every bit of what they write is that of the reference, and nothing else is written.
 """
@@ -73,20 +73,21 @@ def _built(spec: KernelSpec, wrong: Edit | None = None) -> tuple[TemporaryDirect
 
 
 def spec(block: str, q: str = "e4m3", **options: Any) -> KernelSpec:
-    operation = CastOperation("fp32", q, block, transpose=True, offsets=True, **options)  # type: ignore[arg-type]
+    options = {"offsets": True, **options}
+    operation = CastOperation("fp32", q, block, transpose=True, **options)  # type: ignore[arg-type]
     return KernelSpec("sm_90a", operation, CastSchedule(256))
 
 
 def drawn(kernel: KernelSpec, m: int, n: int, ends: Sequence[int]) -> AnyCast:
     """A call on random rows, of which those of no group are NaN; of an odd number some values are
-    infinite, where the largest magnitude of all says nothing.
+    infinite, where the largest magnitude of all says nothing. Given scales have both signs.
     """
     operation: Any = kernel.operation
     random = torch.Generator().manual_seed(m + n)
     sizes = torch.exp2(torch.randint(-9, 9, (m, 1), generator=random).float())
     x = torch.randn(m, n, generator=random) * sizes
-    offsets = torch.tensor(ends, dtype=torch.int32)
-    last = int(offsets.clamp(0, m).amax())
+    offsets = torch.tensor(ends, dtype=torch.int32) if operation.offsets else None
+    last = m if offsets is None else int(offsets.clamp(0, m).amax())
     if m % 2 and operation.q != "int8":
         x[last // 2, n // 2], x[last - 1, 0] = torch.inf, -torch.inf
     x[last:] = torch.nan
@@ -99,7 +100,12 @@ def drawn(kernel: KernelSpec, m: int, n: int, ends: Sequence[int]) -> AnyCast:
         offsets=offsets,
     )
     if operation.static:
-        call.scale = torch.tensor(0.37)
+        for name, usual in zip(("scale", "scale_t"), call.results(Details(()))[1:4:2], strict=True):
+            if usual is not None:  # with strides of their own
+                values = torch.rand(*usual.shape, 2, generator=random)[..., 0] + 0.01
+                setattr(
+                    call, name, values * (torch.rand(usual.shape, generator=random) - 0.5).sign()
+                )
     if operation.rounding == "stochastic":
         call.rounding_state = torch.tensor([5, 11])
     if operation.amax:
@@ -121,10 +127,11 @@ def run(kernel: KernelSpec, call: AnyCast, wrong: Edit | None = None) -> Results
     folder, built = _built(kernel, wrong)
     assert folder is not None
     found, problem = poisoned(call), call._problem(())
-    names = ("q", "scale", "q_t", "scale_t", "ends")
-    tensors: dict[str, Any] = dict(zip(names, found, strict=True))
+    tensors: dict[str, Any] = dict(zip(call.outputs, found, strict=True))
     tensors |= {"x": call.x, "offsets": call.offsets, "state": call.rounding_state}
-    tensors |= {"amax": call.amax} | ({"scale": call.scale} if call.scale is not None else {})
+    tensors |= {"amax": call.amax}
+    given = {"scale": call.scale, "scale_t": call.scale_t}
+    tensors |= {name: one for name, one in given.items() if one is not None}
     spaces = FAMILY.workspaces(kernel, problem)
     for space in spaces:
         byte = 0 if space.kept else 0xFF
@@ -157,15 +164,17 @@ def verify(
     """Every bit is right, of offsets as the device reads them."""
     call = drawn(kernel, m, n, ends)
     amax = None if call.amax is None else call.amax.clone()
-    clamped = call.offsets.clamp(0, m).cummax(0).values.to(torch.int32)  # type: ignore[union-attr]
-    right_call = replace(call, offsets=clamped, amax=amax)
+    clamped = None
+    if call.offsets is not None:
+        clamped = call.offsets.clamp(0, m).cummax(0).values.to(torch.int32)
+    offsets = {} if clamped is None else {"offsets": clamped}
+    right_call = replace(call, amax=amax, **offsets)  # type: ignore[arg-type]
     right = poisoned(right_call)
     right_call.compute(Details(()), right)
     found = run(kernel, call, wrong)
-    assert found[4] is not None and right[4] is not None
-    assert torch.equal(found[4], right[4])
-    if not int(clamped[-1]):  # what one tile of zeros has, and one scale, is of no group
-        return
+    if clamped is not None and not int(clamped[-1]):
+        assert torch.equal(found[4], right[4])  # type: ignore[arg-type]
+        return  # what one tile of zeros has, and one scale, is of no group
     for name, one, other in zip(call.outputs, found, right, strict=True):
         if one is None or other is None:
             assert one is other
@@ -186,6 +195,17 @@ KERNELS = [
     spec("tensor"),
     spec("tensor", "int8", static=True, amax=True, rounding="stochastic"),
     spec("tensor", "e5m2", amax=True),
+    spec("1x128", "e5m2", static=True),
+    spec("row", static=True, rounding="stochastic"),
+]
+GIVEN = [
+    spec(block, q, static=True, offsets=False, rounding=rounding)
+    for block, q, rounding in (
+        ("1x128", "e4m3", "nearest"),
+        ("1x128", "e5m2", "stochastic"),
+        ("row", "e5m2", "nearest"),
+        ("row", "int8", "nearest"),
+    )
 ]
 ENDS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "ragged, and rows of no group": (420, 200, (5, 5, 130, 131, 387)),
@@ -202,6 +222,13 @@ ENDS: dict[str, tuple[int, int, tuple[int, ...]]] = {
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda one: one.name.split("fp32_")[1])
 def test_every_bit_of_groups_is_right(kernel: KernelSpec, case: str) -> None:
     verify(kernel, *ENDS[case])
+
+
+@needs_compiler
+@pytest.mark.parametrize("extents", [(1, 1), (129, 260), (300, 128), (257, 33)], ids=str)
+@pytest.mark.parametrize("kernel", GIVEN, ids=lambda one: one.name.split("fp32_")[1])
+def test_every_bit_of_given_scales_is_right(kernel: KernelSpec, extents: tuple[int, int]) -> None:
+    verify(kernel, *extents, ())
 
 
 MUTANTS: dict[str, tuple[KernelSpec, Edit]] = {
@@ -227,6 +254,31 @@ MUTANTS: dict[str, tuple[KernelSpec, Edit]] = {
     ),
     "an infinite value is where its row is": (KERNELS[0], ("i + ahead]", "i]")),
 }
+
+
+OF_GIVEN: dict[str, tuple[KernelSpec, Edit]] = {
+    "rows of x.T have the scales of the block beside": (
+        GIVEN[0],
+        ("before = side == 0 ? column0 : row0;", "before = column0;"),
+    ),
+    "x.T has the scales of x": (GIVEN[2], ("side == 0 ? p.scale : p.scale_t;", "p.scale;")),
+    "infinite values of x.T have the signs of x": (
+        GIVEN[2],
+        ("(factors_t[j - column] < 0.f)", "(factors[i - row] < 0.f)"),
+    ),
+    "columns have the scale of the column beside": (
+        GIVEN[2],
+        ("[1][0][lane * kValues];", "[1][0][lane * kValues ^ 1];"),
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", OF_GIVEN)
+def test_a_kernel_that_takes_another_given_scale_is_caught(name: str) -> None:
+    kernel, wrong = OF_GIVEN[name]
+    with pytest.raises(AssertionError):
+        verify(kernel, 257, 260, (), wrong)
 
 
 @needs_compiler

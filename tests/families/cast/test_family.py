@@ -54,8 +54,6 @@ def problem(m: int, n: int) -> CastProblem:
         (lambda: spec("1x32", q="int8"), "q int8 of block 1x32: must be e4m3 or e5m2"),
         (lambda: spec("1x32", static=True), "static with block 1x32: must be computed"),
         (lambda: spec("1x32", pow2=True), "pow2 with block 1x32: must be left out"),
-        (lambda: spec(static=True, transpose=True), "transpose with static 1x128 scales"),
-        (lambda: spec("row", static=True, transpose=True), "transpose with static row scales"),
         (lambda: spec(static=True, pow2=True), "pow2 with static: must be left out"),
         (lambda: spec(amax=True), "amax with block 1x128: must be tensor"),
         (lambda: spec("128x128", CastSchedule(128)), "threads 128, vectors 1 of a tile"),

@@ -52,6 +52,20 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.float(), other.float())
 
 
+def test_given_scales_of_groups_are_those_that_a_call_returns() -> None:
+    x = operand()
+    for block in BLOCKS[1:]:
+        right = groups_of(x, E4M3, block, pow2=True)
+        found = groups_of(x, E4M3, block, scale=right[1], scale_t=right[3])
+        assert found[1] is right[1] and found[3] is right[3]
+        assert torch.equal(found[4], right[4])
+        assert same(found[0][: ENDS[-1]], right[0][: ENDS[-1]])
+        assert same(found[2][:, :LAST], right[2][:, :LAST])
+    few = torch.ones(WIDTH, LAST // 128)  # as many as these groups have, not as any may have
+    with pytest.raises(ProblemError, match=r"scale_t .*shape \[300, 8\].* in 5 groups"):
+        groups_of(x, E4M3, (1, 128), scale=torch.ones(ROWS, 3), scale_t=few)
+
+
 def groups_of(
     x: torch.Tensor, dtype: torch.dtype, block: Block, **options: Any
 ) -> tuple[torch.Tensor, ...]:
@@ -282,11 +296,12 @@ def test_compiled_code_is_one_for_all_numbers_of_rows(grouped: bool) -> None:
 
 
 def test_torch_finds_no_fault_with_the_operator_of_groups() -> None:
-    rest = (None, False, "nearest", None, "column_major", None, None, None)
+    rest = (False, "nearest", None, "column_major", None, None, None)
     x = torch.ones(128, 130)  # of a whole block, so that no column is left as it is
-    given = (x, E5M2, "1x128", True, *rest, offsets(128))
-    torch.library.opcheck(torch.ops.warploom.cast_groups.default, given)
-    torch.library.opcheck(torch.ops.warploom.cast_groups_functional.default, given)
+    for scale, scale_t in ((None, None), (torch.ones(128, 2), torch.ones(130, 1))):
+        given = (x, E5M2, "1x128", True, scale, *rest, scale_t, offsets(128))
+        torch.library.opcheck(torch.ops.warploom.cast_groups.default, given)
+        torch.library.opcheck(torch.ops.warploom.cast_groups_functional.default, given)
 
 
 def test_calls_like_the_last_are_recognised_and_cast_their_own_groups() -> None:

@@ -186,7 +186,7 @@ def grouped(*epilogue: Any, **fields: Any) -> MixedGemmOperation:
 def test_illegal_kernels_say_why() -> None:
     for step, told in (
         (Amax(), "without outputs beside D"),
-        (RmsScale(), "without outputs beside D"),
+        (RmsScale(), "without norms"),
         (StochasticRounding(), "without outputs beside D"),
         (Gate("silu"), "interleaved"),
     ):

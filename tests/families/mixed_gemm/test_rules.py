@@ -10,9 +10,18 @@ import torch
 
 from warploom.errors import SpecificationError
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Activation, Amax, Bias, Gate, GateFunction
+from warploom.generator.epilogue import (
+    Activation,
+    Amax,
+    Bias,
+    Gate,
+    GateFunction,
+    MeanSquare,
+    RmsScale,
+)
 from warploom.generator.families.mixed_gemm import FAMILY as GENERATED
 from warploom.generator.families.mixed_gemm import Format, MixedGemmOperation, MixedGemmShape
+from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout
 from warploom.generator.families.mixed_gemm.rules import operation_reasons
 from warploom.generator.families.mixed_gemm.schedule import Scales
 from warploom.generator.formats import FORMATS, SCALE_TYPES
@@ -53,6 +62,10 @@ def test_fields_have_what_the_tables_have() -> None:
         ({"scale": "e8m0"}, "scale of int4 'e8m0'"),
         ({"epilogue": (Gate("silu"),)}, "must be interleaved in a packed weight"),
         ({"epilogue": (INTERLEAVED, Amax())}, "amax with gate_silu_interleaved: must be without"),
+        (
+            {"epilogue": (MeanSquare(), INTERLEAVED)},
+            "mean_square with gate_silu_interleaved: must be without outputs beside D",
+        ),
     ],
 )
 def test_what_no_kernel_multiplies_is_told(change: dict[str, object], said: str) -> None:
@@ -81,17 +94,39 @@ def test_drawn_calls_are_right_by_their_bound(operation: MixedGemmOperation) -> 
     assert 1 < spread < 2000
 
 
+@pytest.mark.parametrize("before", [(), (RmsScale(),)], ids=str)
 @pytest.mark.parametrize("gate", ["silu", "swiglu_oai"])
-def test_drawn_calls_of_interleaved_gates_are_right_by_their_bound(gate: GateFunction) -> None:
-    operation = replace(OPERATION, epilogue=(Bias("bf16"), Gate(gate, "interleaved")))
+def test_drawn_calls_of_interleaved_gates_are_right_by_their_bound(
+    gate: GateFunction, before: tuple[RmsScale, ...]
+) -> None:
+    epilogue = (*before, Bias("bf16"), Gate(gate, "interleaved"))
+    operation = replace(OPERATION, epilogue=epilogue)
     trial = FAMILY.trial(operation, MixedGemmShape(9, 80, 256), "cpu", 0)
     run(trial.sets[0])
     assert trial.results[0].shape == (9, 40)
     assert 0 < trial.held_share() <= 1
 
 
-def test_kernels_of_a_gate_store_directly_and_every_number_of_rows_has_one() -> None:
-    operation = replace(OPERATION, epilogue=(INTERLEAVED,))
+def test_a_gate_of_a_norm_beside_zeros_of_small_groups_gets_a_smaller_tile() -> None:
+    """It spilled 8 bytes: with zeros of channels or of larger groups the same tile does not."""
+    tile = {"tile": (16, 128, 256), "multiply": "mma", "scaled": "sums"}
+    fields = {**tile, "warp_split_k": 2, "ctas_per_sm": 2}
+    for b, group, epilogue, fits in (
+        ("uint4", 64, (RmsScale(), INTERLEAVED), False),
+        ("uint4", 64, (RmsScale(),), True),
+        ("uint4", 128, (RmsScale(), INTERLEAVED), True),
+        ("int4", 64, (RmsScale(), INTERLEAVED), True),
+    ):
+        operation = MixedGemmOperation("bf16", b, "bf16", group, "bf16", epilogue)  # type: ignore[arg-type]
+        layout = mixed_gemm_layout(operation, GENERATED.complete("sm_90a", operation, fields))  # type: ignore[arg-type]
+        assert (layout.registers <= layout.register_budget) is fits
+
+
+@pytest.mark.parametrize("before", [(), (RmsScale(),)], ids=str)
+def test_kernels_of_a_gate_store_directly_and_every_number_of_rows_has_one(
+    before: tuple[RmsScale, ...],
+) -> None:
+    operation = replace(OPERATION, epilogue=(*before, INTERLEAVED))
     fields = {"tile": (64, 128, 128), "multiply": "wgmma", "scaled": "sums", "store": "tma"}
     with pytest.raises(SpecificationError, match="store tma with gate_silu_interleaved"):
         KernelSpec("sm_90a", operation, GENERATED.complete("sm_90a", operation, fields))
@@ -99,4 +134,4 @@ def test_kernels_of_a_gate_store_directly_and_every_number_of_rows_has_one() -> 
         shape = MixedGemmShape(m, 28672, 4096)
         spec = choose(operation, shape, requires=GENERATED.table.required(operation, shape)).spec
         assert (spec.operation, spec.schedule.store) == (operation, "direct")
-    assert GENERATED.table.timed_as(operation) == OPERATION
+    assert GENERATED.table.timed_as(operation) == replace(OPERATION, epilogue=before)

@@ -100,6 +100,21 @@ GROUPS = [
     spec("row", transpose=True, offsets=True, gate="relu", gradient=True),
     spec("tensor", transpose=True, offsets=True, gate="relu", gradient=True),
 ]
+# Of given scales of x and of x.T.
+GIVEN = [
+    spec(block, x=x, q=q, static=True, transpose=True, rounding=rounding, offsets=offsets)
+    for block in ("row", "1x128")
+    for x, q in (("bf16", "e4m3"), ("fp32", "e5m2"), ("fp16", "int8"))
+    for rounding in ("nearest", "stochastic")
+    for offsets in (False, True)
+] + [
+    spec(block, static=True, transpose=True, gate="relu", gradient=gradient, offsets=offsets)
+    for block, gradient, offsets in (
+        ("1x128", False, False),
+        ("row", True, False),
+        ("1x128", True, True),
+    )
+]
 EVERY = list({one.name: one for one in [*SMOKE, *SQUARES, *ROWS, *STATIC, *POWERS]}.values())
 
 
@@ -123,7 +138,7 @@ class Made:
         """What is right, by torch: on the CPU, but for large calls."""
         call = self.call
         if call.x.numel() <= ON_CPU:
-            names = ["x", "scale", "rounding_state", "gradient"]
+            names = ["x", "scale", "scale_t", "rounding_state", "gradient"]
             names += ["offsets"] * (call.offsets is not None)
             moved = ((name, getattr(call, name)) for name in names)
             call = replace(call, **{n: None if t is None else t.cpu() for n, t in moved})
@@ -271,9 +286,10 @@ def made(
         spec=kernel,
     )
     if operation.static:
-        usual = call.results(Details(()))[1]
-        assert usual is not None
-        call.scale = torch.rand(usual.shape, generator=random, device="cuda") + 0.01
+        for name, usual in zip(("scale", "scale_t"), call.results(Details(()))[1:4:2], strict=True):
+            if usual is not None:
+                scale = torch.rand(usual.shape, generator=random, device="cuda") + 0.01
+                setattr(call, name, scale)
     if operation.rounding == "stochastic":
         call.rounding_state = torch.randint(
             2**62, (2,), generator=random, device="cuda", dtype=torch.int64

@@ -15,6 +15,7 @@ GATE = cases.spec("1x128", transpose=True, gate="relu")
 LONG_ROWS = cases.spec("row", cases.CastSchedule(256, 2, "cta"))
 STOCHASTIC = cases.spec("1x128", rounding="stochastic")
 GROUPS = cases.spec("1x128", transpose=True, offsets=True)
+GIVEN = cases.spec("1x128", transpose=True, static=True)
 
 
 def mutant(
@@ -36,6 +37,7 @@ MAGNITUDES = (
 )
 STORED = "  __syncthreads();\n  store_transposed(p, shared, row0, column0);\n"
 BEHIND = "  if (threadIdx.x >= 32) " + PAUSE
+READ = "  read_scales(p, shared, row0, column0);\n"
 SHARED = "  value = shared[threadIdx.x % kWarps];\n"
 
 MUTANTS = {
@@ -110,6 +112,17 @@ MUTANTS = {
     "groups have no rows of zeros between them": mutant(
         wrong=("before = side == 0 ? column0 : column_t;", "before = side == 0 ? column0 : row0;"),
         kernel=GROUPS,
+    ),
+    "given scales are read before all threads have written theirs": mutant(
+        wrong=("  __syncthreads();\n  const float* factors =", "  const float* factors ="),
+        kernel=GIVEN,
+        pauses=((READ, BEHIND + READ),),
+    ),
+    "x.T has the given scales of x": mutant(
+        wrong=("side == 0 ? p.scale : p.scale_t;", "p.scale;"), kernel=GIVEN, m=256, n=256
+    ),
+    "x.T has the given scales of other rows of x": mutant(
+        wrong=("before = side == 0 ? column0 : row0;", "before = column0;"), kernel=GIVEN, m=520
     ),
     "random numbers come twice": mutant(
         wrong=("(column / 8 + i) ^ state.y", "(column / 8) ^ state.y"), kernel=STOCHASTIC

@@ -25,6 +25,7 @@ KERNELS = [
     cases.spec("1x32", transpose=True, rounding="stochastic"),
     cases.spec("1x128", transpose=True, offsets=True),
     cases.spec("row", transpose=True, offsets=True),
+    cases.spec("1x128", transpose=True, static=True),
     cases.spec("tensor"),
     cases.spec("tensor", transpose=True),
     cases.spec("1x128"),
@@ -38,6 +39,9 @@ def verify(kernel: KernelSpec) -> None:
     operation: CastOperation = kernel.operation  # type: ignore[assignment]
     state = torch.tensor([1, 2]) if operation.rounding == "stochastic" else None
     offsets = torch.tensor([100, 100, 250], dtype=torch.int32) if operation.offsets else None
+    scales: dict[str, torch.Tensor] = {}
+    if operation.static:
+        scales = {"scale": torch.rand(M, -(-N // 128)), "scale_t": torch.rand(N, -(-M // 128))}
     for pitch in (N, 208):
         x = torch.randn(M, pitch).to(TORCH[operation.x])
         call = call_of(
@@ -48,6 +52,7 @@ def verify(kernel: KernelSpec) -> None:
             rounding=operation.rounding,
             rounding_state=state,
             offsets=offsets,
+            **scales,
         )
         there = replace(
             call,
@@ -55,6 +60,7 @@ def verify(kernel: KernelSpec) -> None:
             rounding_state=None if state is None else state.cuda(),
             spec=kernel,
             **({} if offsets is None else {"offsets": offsets.cuda()}),
+            **{name: one.cuda() for name, one in scales.items()},  # type: ignore[arg-type]
         )
         results = zip(call.outputs, plan.run(there), RUNTIME.expected(call), strict=True)
         for name, one, right in results:

@@ -14,4 +14,4 @@ from warploom.generator.specification import KernelSpec
 @pytest.fixture(scope="session")
 def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[str, Artifact]:
     """Every kernel of the cases, by name."""
-    return build([*cases.EVERY, *cases.GATES, *cases.GROUPS])
+    return build([*cases.EVERY, *cases.GATES, *cases.GROUPS, *cases.GIVEN])

@@ -19,7 +19,9 @@ TYPES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 BLOCKS: list[str | tuple[int, int]] = ["tensor", "row", (1, 128), (128, 128), (1, 32)]
 
 
-@pytest.mark.parametrize("kernel", [*cases.EVERY, *cases.GATES, *cases.GROUPS], ids=short)
+@pytest.mark.parametrize(
+    "kernel", [*cases.EVERY, *cases.GATES, *cases.GROUPS, *cases.GIVEN], ids=short
+)
 def test_no_kernel_spills(kernel: KernelSpec, built: dict[str, Artifact]) -> None:
     assert all(one.clean for one in built[kernel.name].resources.values())
 

@@ -238,6 +238,20 @@ GATED = [  # rows of gate and up take turns in W
         ("fp16", (Bias("bf16"), Gate(("gelu", "swiglu_oai")[i % 2], "interleaved"), Scale("row"))),
     )
 ]
+GATED += [  # of rows that are divided by a root first
+    spec(tile, multiply, scaled, of=operation(a=a, epilogue=steps), **{**others, "store": "direct"})
+    for i, (tile, multiply, scaled, others) in enumerate(FINISHED)
+    for a, steps in (
+        ("bf16", (RmsScale(), Gate("silu", "interleaved"))),
+        (
+            "fp16",
+            (RmsScale(), Bias("bf16"), Gate(("gelu", "swiglu_oai")[i % 2], "interleaved")),
+        ),
+    )
+]
+GATED += [
+    spec((16, 128, 256), "mma", "sums", of=GATED[-2].operation, consumers=4, warp_split_k=2),  # type: ignore[arg-type]
+]
 GATED += [
     spec((16, 64, 256), "mma", "sums", of=operation(epilogue=GATED[0].operation.epilogue), **how)  # type: ignore[attr-defined]
     for how in ({"warp_split_k": 2, "ctas_per_sm": 2}, {"warp_split_k": 2, "stream_k": True})

@@ -10,7 +10,7 @@ import mixed_cases as cases
 import mutants
 from mutants import PAUSE, Clock, Edit
 
-from warploom.generator.epilogue import RmsScale
+from warploom.generator.epilogue import Gate, RmsScale
 from warploom.generator.specification import KernelSpec
 
 MMA = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(group=32), stages=2)
@@ -36,6 +36,8 @@ SHARED = cases.spec((16, 64, 256), "mma", "sums", warp_split_k=2)
 SPLIT = cases.spec((16, 64, 128), "mma", "sums", consumers=1, cluster_split_k=4)
 STREAMED = cases.spec((16, 128, 128), "mma", "sums", stream_k=True)
 NORMED = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(epilogue=(RmsScale(),)))
+GATED_NORM = (RmsScale(), Gate("silu", "interleaved"))
+NORMED_GATE = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(epilogue=GATED_NORM))
 CHAINED = cases.spec((16, 128, 128), "mma", "sums", ctas_per_sm=2)
 
 # A tile a block, and as many k tiles as stages: whoever does not wait gets no lap ahead.
@@ -232,6 +234,22 @@ MUTANTS = {
         shape=(600, 1000, 256),
         pauses=((LOAD_OPERANDS, "    if (threadIdx.x / 32 % 4 == 1)\n" + PAUSE + LOAD_OPERANDS),),
         kernel=NORMED,
+    ),
+    "a row of gate and up has the factor of the row beside": Mutant(
+        wrong=(("factors[at.row[0] - first]", "factors[(at.row[0] - first) ^ 1]"),),
+        shape=(16, 1008, 256),
+        kernel=NORMED_GATE,
+    ),
+    "gate and up have the factors of two rows": Mutant(
+        wrong=(("*= operand.row[i / 2];", "*= operand.row[i % 2];"),),
+        shape=(16, 1008, 256),
+        kernel=NORMED_GATE,
+    ),
+    "gates are scaled before their factors are there": Mutant(
+        wrong=((PREPARED, "    }\n  }\n"),),
+        shape=(16, 1008, 256),
+        pauses=((SUMMED, "      if (warp % 4 == 1)\n" + PAUSE + SUMMED),),
+        kernel=NORMED_GATE,
     ),
     # Blocks end before their loads, which may end the process: so it comes last.
     "the parity of the first lap is that of the second": Mutant(

@@ -97,3 +97,49 @@ def test_infinities_and_nan_reach_their_rows_alone(kind: str) -> None:
     bad[[3, 7, 18]] = True
     assert torch.equal(shares.isfinite().all(-1), ~bad)
     assert torch.equal(y.isnan().all(-1), bad) and torch.equal(y.isfinite().all(-1), ~bad)
+
+
+# ---- Gated layers: gate and up of a row have its factor before they are multiplied ---------------
+
+
+def gated_layer(used: Weights, h: torch.Tensor, x: torch.Tensor, gate: str) -> torch.Tensor:
+    """A stream to which a product was added, to the gate of its norm."""
+    x, shares = linear_add(h, used[0], x)
+    keywords: dict[str, Any] = {"gate": gate, "gate_layout": "interleaved"}
+    return rms_norm_linear(x, used[1], shares, eps=EPS, **keywords)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("m", [1, 5, 16, 43, 64, 300])
+@pytest.mark.parametrize("kind", ["packed", "dense"])
+def test_a_gate_is_behind_the_norm_of_its_row(kind: str, m: int, gate: str) -> None:
+    """Rows are of very different sizes, which the norm divides out; no other row's factor would."""
+    used, h, x = weights(kind), drawn(m, INNER, seed=11), drawn(m, SIDE, seed=12)
+    sizes = torch.exp2(torch.arange(m, device="cuda") % 13 - 6.0)[:, None]
+    h, x = (h * sizes).bfloat16(), (x * sizes).bfloat16()
+    with torch.no_grad():
+        first = gated_layer(used, h, x, gate)
+        for _ in range(10):
+            torch.cuda._sleep(arena.PAUSE_CYCLES)  # so that no launch waits for the host
+            assert torch.equal(gated_layer(used, h, x, gate), first)
+        stream, _ = linear_add(h, used[0], x)
+    z = F.rms_norm(stream.double(), (SIDE,), None, EPS) @ exact(used[1]).t()
+    function = F.silu if gate == "silu" else lambda one: F.gelu(one, approximate="tanh")
+    right = function(z[:, ::2]) * z[:, 1::2]
+    assert first.shape == (m, INNER // 2)
+    assert ((first.double() - right).norm(dim=-1) <= 2**-6 * right.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("kind", ["packed", "dense"])
+def test_a_captured_gated_layer_replays_on_new_contents(kind: str) -> None:
+    used, h, x = weights(kind), drawn(16, INNER, seed=13), drawn(16, SIDE, seed=14)
+    with torch.no_grad():
+        gated_layer(used, h, x, "silu")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = gated_layer(used, h, x, "silu")
+        for seed in range(3):
+            h.copy_(drawn(16, INNER, seed=30 + seed))
+            x.copy_(drawn(16, SIDE, seed=40 + seed))
+            graph.replay()
+            assert torch.equal(found, gated_layer(used, h, x, "silu"))
