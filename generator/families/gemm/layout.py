@@ -54,6 +54,15 @@ class GemmLayout(ProductLayout):
         return self.stages * self.scale_bytes + self.group_bytes
 
     @property
+    def exchange(self) -> int:
+        """K tiles in the time of which accumulators of a part of a tile are written and added.
+
+        Of 128x256 it is 11 to 18 on an H200 (docs/notebook.md); that it is less for a tile that has
+        fewer accumulators for each byte of a stage is not measured.
+        """
+        return 2 + 4 * self.sums_bytes // self.stage_bytes
+
+    @property
     def trims_a(self) -> bool:
         """Whether tiles load no row of A past the last; those of groups load rows of the next."""
         return self.a.k_major and not self.group_bytes
