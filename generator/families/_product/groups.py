@@ -42,8 +42,9 @@ FEW_WAVES = 4  # of tiles: all of them are cut
 def into_ranges(whole: Cut, clusters: int) -> Cut:
     """Return `whole` with ranges of k tiles for `clusters`, where these can be counted in 32 bits.
 
-    If tiles make few waves, all are cut; else those of one wave and of what is left over are. It is
-    what templates/_product/walk.cuh.jinja computes of the tiles that there are.
+    If tiles make few waves, all are cut; else those of one wave and of what is left over are. Here
+    the tiles are those that groups may have at most; templates/_product/walk.cuh.jinja does the
+    same with those that they have.
     """
     count, k_tiles = whole.all_tiles, whole.k_tiles
     if count < FEW_WAVES * clusters:

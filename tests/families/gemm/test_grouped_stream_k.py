@@ -149,7 +149,7 @@ def test_every_k_tile_of_every_group_is_multiplied_once(
         assert walk.ranges * size * 4 * schedule.consumers * 4 <= sizes["raised"]
 
 
-def test_a_token_of_eight_experts_takes_all_multiprocessors() -> None:
+def test_a_token_of_eight_experts_takes_all_sms() -> None:
     """Qwen3-30B-A3B: 96 tiles of gate and up on 132 SMs; 128 of down, which stay whole."""
     clusters, few = launched(FEW, problem(8, 128, 1536, 2048), H200)
     up = Walk(few, exchange_of(FEW), tiles_of(FEW, 1536, [1] * 8), 32, clusters)

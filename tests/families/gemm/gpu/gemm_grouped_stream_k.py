@@ -49,7 +49,7 @@ MASKED = [
     spec((64, 64), "masked", consumers=1, store="direct", **STREAM),
 ]
 KERNELS = [*ROWS, *BLOCKS, *MASKED]
-# And K: of gpt-oss, 45 k tiles of 16 bits; of 1,024 matrices 16 k tiles, of which the last is short.
+# With K of gpt-oss: 45 k tiles of 16 bits; of 1,024 matrices 16 k tiles, the last of them short.
 ROUTED = {
     "eight rows": (Routing(8, 128, "even", 0), 2880),
     "forty rows": (Routing(40, 128, "skewed", 3), 2880),

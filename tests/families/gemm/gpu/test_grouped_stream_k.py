@@ -52,7 +52,7 @@ def test_every_k_tile_is_added_once(kernel: KernelSpec, name: str) -> None:
     if routing.size == 1 and "scale_row" in kernel.name:
         pytest.skip("a scale of one row is one number, which another kernel takes")
     made = grouped.call(kernel, routing, k=k)
-    if routing is RAGGED:
+    if name in ("eight rows", "one group has all"):  # whose tiles are few for every kernel
         assert shared.walk(made).cut > 0
     grouped.verify(made)
     first = bits(made)
