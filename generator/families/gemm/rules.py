@@ -320,6 +320,10 @@ def schedule_reasons(
             else f"producer_registers {schedule.producer_registers} with stream_k and a gate: must "
             "be 40, as the producer counts the parts of tiles",
             None
+            if schedule.producer_registers == 40 or not schedule.stream_k or not operation.by_rows
+            else f"producer_registers {schedule.producer_registers} with stream_k, groups "
+            f"{operation.groups}: must be 40, as the producer divides the tiles of groups",
+            None
             if gate is None
             or not operation.batched
             or schedule.consumers == 1

@@ -241,6 +241,7 @@ def test_the_emitted_walk_is_that_of_the_model(tmp_path: Path) -> None:
         ({"cluster_split_k": 2}, "split_k 1, cluster_split_k 2 with groups rows: .* use stream_k"),
         ({"split_k": 2, "stream_k": False}, "split_k 2, cluster_split_k 1 with groups rows"),
         ({"kernel_schedule": "pingpong"}, "stream_k with kernel_schedule pingpong"),
+        ({"producer_registers": 24}, "producer_registers 24 with stream_k, groups rows: must be"),
     ],
     ids=str,
 )

@@ -54,7 +54,7 @@ ROUTED = {
     "eight rows": (Routing(8, 128, "even", 0), 2880),
     "forty rows": (Routing(40, 128, "skewed", 3), 2880),
     **{name: (routing, 2880) for name, routing in ROUTINGS.items()},
-    "as many groups as there may be": (ROUTINGS["as many groups as there may be"], 1000),
+    "as many groups as there may be": (ROUTINGS["as many groups as there may be"], 1008),
 }
 
 
