@@ -36,6 +36,8 @@ GROUP_BYTES = {
     for name, tables in (("none", 0), ("rows", 2), ("masked", 2), ("k", 1))
 }
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
+# The same of groups of rows, beside operands of the epilogue: of each block of 64 rows.
+GROUPED_STREAM_REGISTERS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +87,17 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     # two consumers that share a tile: MMAs of one run while the other adds up its own.
     banks = blocks if bank else 0
     grouped = operation.groups != "none"
+    finishing = sums  # and what else is held while the epilogue's operands are
+    if operation.by_rows and schedule.stream_k and operation.epilogue:
+        finishing += GROUPED_STREAM_REGISTERS * blocks
     widest = GROUPED_WIDEST * halved(operation, schedule)[1] if grouped else WIDEST
     chunk_columns, registers = chunk(
-        operation, schedule, sums + banks * bank + scales, most, widest=widest
+        operation, schedule, finishing + banks * bank + scales, most, widest=widest
     )
     streamed = STREAM_REGISTERS * schedule.stream_k if bank else 0
     if registers + streamed > most and banks and schedule.sharing > 1:
         banks = 1
-        chunk_columns, registers = chunk(operation, schedule, sums, most, widest=widest)
+        chunk_columns, registers = chunk(operation, schedule, finishing, most, widest=widest)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
     registers += streamed
     # A consumer with one block and a tile of its own scales one bank under the MMAs of the other.
