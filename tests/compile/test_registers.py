@@ -14,6 +14,7 @@ from warploom.generator.epilogue import (
     Gate,
     GateGradient,
     Preactivation,
+    Residual,
     Scale,
 )
 from warploom.generator.families import family
@@ -72,8 +73,8 @@ GATES: list[tuple[tuple[EpilogueStep, ...], dict[str, Any]]] = [
         {"tile": (128, 256, 64), "cluster": (2, 1)},
     ),
     (
-        (Bias("bf16"), Gate("silu"), Scale("row")),
-        {"tile": (256, 128, 64), "stream_k": True, "groups": "rows"},
+        (Bias("bf16"), Gate("silu"), Scale("row"), Residual("bf16")),
+        {"tile": (128, 256, 64), "stream_k": True, "groups": "rows"},
     ),
 ]
 

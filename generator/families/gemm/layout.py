@@ -37,7 +37,7 @@ GROUP_BYTES = {
 }
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
 # The same of groups of rows, beside operands of the epilogue: of each block of 64 rows.
-GROUPED_STREAM_REGISTERS = 20
+GROUPED_STREAM_REGISTERS = 28
 
 
 @dataclass(frozen=True, slots=True)
