@@ -36,7 +36,7 @@ GROUP_BYTES = {
     for name, tables in (("none", 0), ("rows", 2), ("masked", 2), ("k", 1))
 }
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
-# The same of groups of rows, beside operands of the epilogue: of each block of 64 rows.
+# The same of groups of rows, next to operands of the epilogue: for each block of 64 rows.
 GROUPED_STREAM_REGISTERS = 28
 
 
