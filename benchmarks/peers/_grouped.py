@@ -21,6 +21,7 @@ from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.gemm.samples import GemmData, Operands, grouped_call
 from warploom.runtime.measure import largest_share
@@ -48,6 +49,17 @@ def grouped(_asked: Asked) -> Iterator[Case]:
             yield _case(replace(operation, groups="masked"), (groups, n, k, rows * groups), "even")
 
 
+def few(_asked: Asked) -> Iterator[Case]:
+    """The listed experts, of the rows of a few tokens: most have none."""
+    for shape in cells()["gemm"]["grouped_gemm"]["few"]:
+        yield _case(BY_ROWS, tuple(shape), "even")
+
+
+def _total(rows: int, groups: int) -> int:
+    """The rows that are drawn: as many for each group, where there are enough of them."""
+    return rows // groups * groups or rows
+
+
 def _case(operation: GemmOperation, shape: Sizes, routed: Routed) -> Case:
     """So many rows in all of A [rows, k], and weights [n, k]; of gradients k is their rows."""
     groups, n, k, rows = shape
@@ -69,7 +81,7 @@ def _moved(operation: GemmOperation, shape: Sizes, routed: Routed) -> int:
     """Bytes, without the weights of groups that have no row; gradients of these are zeros."""
     groups, n, k, rows = shape
     if operation.groups == "rows":
-        ends = _routing.ends(rows // groups * groups, groups, routed, 0)
+        ends = _routing.ends(_total(rows, groups), groups, routed, 0)
         groups = int((ends.diff(prepend=ZERO) > 0).sum())
     return element(operation.a).bytes * (rows * k + groups * n * k) + 2 * rows * n
 
@@ -78,9 +90,10 @@ def _contenders(
     operation: GemmOperation, shape: Sizes, routed: Routed, asked: Asked
 ) -> list[Contender]:
     groups, n, k, rows = shape
-    extents = (rows // groups, n, k) if operation.by_rows else (n, k, rows // groups)
+    total, masked = _total(rows, groups), operation.groups == "masked"
+    each = -(-total // groups)
+    extents = (each, n, k) if operation.by_rows else (n, k, each)
     data = GemmData(operation, GemmShape(*extents, groups), asked.device, 0)
-    total, masked = rows // groups * groups, operation.groups == "masked"
     seeds = iter(range(1 << 20))
 
     def drawn() -> Operands:
@@ -88,6 +101,8 @@ def _contenders(
         if masked:
             assert one.offs is not None  # noqa: S101 (for type checkers)
             return replace(one, offs=torch.full_like(one.offs, rows // groups))
+        if total < groups:
+            one = replace(one, a=one.a[:total], out=one.out[:total])
         ends = _routing.ends(total, groups, routed, next(seeds))
         return replace(one, offs=ends.to(asked.device))
 
@@ -98,6 +113,10 @@ def _contenders(
         found.append(_contender("torch._grouped_mm", operation, given, _torch, peer=True))
     if operation.by_rows and _is_asked("deep_gemm", asked):
         found.append(_deep_gemm(operation, given))
+    for spec in asked.specs:
+        if spec.operation == operation:
+            call = partial(_ours, operation, spec=spec)
+            found.append(_contender(spec.name, operation, given, call, peer=False))
     return found
 
 
@@ -126,8 +145,8 @@ def _share(operation: GemmOperation, one: Operands, call: Callable[[], torch.Ten
     return largest_share(d[counted], exact[counted], bound[counted])
 
 
-def _ours(operation: GemmOperation, one: Operands) -> torch.Tensor:
-    return run(grouped_call(operation, one))[0]
+def _ours(operation: GemmOperation, one: Operands, spec: KernelSpec | None = None) -> torch.Tensor:
+    return run(grouped_call(operation, one, spec))[0]
 
 
 def _torch(one: Operands) -> torch.Tensor:

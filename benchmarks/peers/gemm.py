@@ -18,7 +18,7 @@ from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
 from benchmarks.peers._gate_gradient import gate_gradients
 from benchmarks.peers._gated import gated
-from benchmarks.peers._grouped import grouped
+from benchmarks.peers._grouped import few, grouped
 from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._normed import normed
 from benchmarks.peers._operations import fused, operations
@@ -220,6 +220,11 @@ FAMILY = Products(
             grouped,
             listed=True,
             about="in bf16 and fp8 with block scales; gradients; masked batches",
+        ),
+        "grouped_few": Group(
+            "Grouped GEMM of a few tokens, whose experts have a row or two each",
+            few,
+            listed=True,
         ),
         "normed": Group(
             "GEMM, an RMS norm through two epilogues and as a kernel",

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from precompiled import reports
 
-from warploom.generator.epilogue import EpilogueStep, Gate, GateGradient, Preactivation, Scale
+from warploom.generator.epilogue import (
+    Bias,
+    EpilogueStep,
+    Gate,
+    GateGradient,
+    Preactivation,
+    Residual,
+    Scale,
+)
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.families.mixed_gemm import MixedGemmOperation
@@ -64,13 +72,18 @@ GATES: list[tuple[tuple[EpilogueStep, ...], dict[str, Any]]] = [
         (Preactivation("bf16"), Gate("gelu", "interleaved")),
         {"tile": (128, 256, 64), "cluster": (2, 1)},
     ),
+    (
+        (Bias("bf16"), Gate("silu"), Scale("row"), Residual("bf16")),
+        {"tile": (128, 256, 64), "stream_k": True, "groups": "rows"},
+    ),
 ]
 
 
 def gated(steps: tuple[EpilogueStep, ...], fields: dict[str, Any]) -> KernelSpec:
     fields = {"tile": (128, 128, 64), **fields}
-    a, batched = fields.pop("a", "bf16"), fields.pop("batched", False)
-    operation = GemmOperation(a, a, a, "row", "col", steps, batched=batched)
+    a, groups = fields.pop("a", "bf16"), fields.pop("groups", "none")
+    batched = fields.pop("batched", groups != "none")
+    operation = GemmOperation(a, a, a, "row", "col", steps, batched=batched, groups=groups)
     return KernelSpec("sm_90a", operation, family("gemm").complete("sm_90a", operation, fields))
 
 

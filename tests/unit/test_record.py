@@ -31,6 +31,7 @@ AWAITED: dict[str, set[str]] = {
     "families/fp32_pieces/gpu": {"test_mutants.py"},
     "families/gemm/gpu": {
         "test_clusters.py",
+        "test_grouped_stream_k.py",
         "test_memory.py",
         "test_samples.py",
         "test_split_k.py",

@@ -6,7 +6,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from warploom.errors import ProblemError
+from warploom.generator.families._product import launch
+from warploom.generator.families._product.launch import MOST_PARTS, Cut
 from warploom.generator.families._product.schedule import ProductSchedule
+from warploom.generator.parameters import Field, int32
+from warploom.generator.shapes import LARGEST
 
 ProblemT = TypeVar("ProblemT", bound=Any)
 
@@ -28,6 +32,40 @@ def most_tiles(schedule: ProductSchedule, problem: ProblemT) -> ProblemT:
     groups = min(problem.batches, problem.m)
     most: ProblemT = replace(problem, m=(-(-problem.m // rows) + groups - 1) * rows, batches=1)
     return most
+
+
+# ---- Stream-K where only the device knows how many tiles there are -------------------------------
+
+FEW_WAVES = 4  # of tiles: all of them are cut
+
+
+def into_ranges(whole: Cut, clusters: int) -> Cut:
+    """Return `whole` with ranges of k tiles for `clusters`, where these can be counted in 32 bits.
+
+    If tiles make few waves, all are cut; else those of one wave and of what is left over are. Here
+    the tiles are those that groups may have at most; templates/_product/walk.cuh.jinja does the
+    same with those that they have.
+    """
+    count, k_tiles = whole.all_tiles, whole.k_tiles
+    if count < FEW_WAVES * clusters:
+        ranges = min(clusters, MOST_PARTS * count, count * k_tiles)
+        found = Cut(max(1, ranges), count, count, k_tiles)
+    else:
+        found = Cut(clusters, count % clusters + clusters, count, k_tiles)
+    counted = found.tiles * k_tiles * found.clusters <= LARGEST
+    return found if counted else whole
+
+
+def few_tiles() -> Field[Any]:
+    """The parameter that the device decides by which tiles are cut."""
+    return int32("few_tiles", "of fewer all are cut; 0: none is", _few_tiles)
+
+
+def _few_tiles(at: launch.AtLaunch) -> int:
+    clusters = at.cut.clusters
+    few = FEW_WAVES * clusters
+    counted = few * at.cut.k_tiles * clusters <= LARGEST  # as the kernel does
+    return few if counted else 0
 
 
 def refuse_groups(groups: int) -> None:

@@ -121,6 +121,7 @@ def context(
         "varied": False,
         "groups": groups,
         "most_parts": launch.MOST_PARTS,
+        "exchange": 0,  # k tiles that a cut of groups must save; 0: it is made wherever it can be
         "reduction_threads": WARPGROUP,
         **_fragment(operation),
         "parts_at_once": launch.parts_at_once(layout),

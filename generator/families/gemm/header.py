@@ -32,7 +32,8 @@ GROUPS = {
 
 def summary(spec: GemmSpec) -> TemplateText:
     """Return the comment lines that say what a kernel computes, and by which schedule."""
-    return comment([*_operation(spec.operation), *_schedule(spec.schedule)])
+    schedule = _schedule(spec.schedule, by_rows=spec.operation.by_rows)
+    return comment([*_operation(spec.operation), *schedule])
 
 
 def _operation(operation: GemmOperation) -> Iterator[str]:
@@ -56,7 +57,7 @@ def _operation(operation: GemmOperation) -> Iterator[str]:
         yield f"  {blocks} count where a mask says so, the others are zeros"
 
 
-def _schedule(schedule: GemmSchedule) -> Iterator[str]:
+def _schedule(schedule: GemmSchedule, *, by_rows: bool) -> Iterator[str]:
     m, n = schedule.cluster
     yield schedule_line(schedule, f", cluster {m}x{n}")
     if schedule.swap_ab:
@@ -66,6 +67,8 @@ def _schedule(schedule: GemmSchedule) -> Iterator[str]:
         yield f"  {parts}: a second kernel adds them up, and has epilogue and store"
     if schedule.stream_k:
         cut = "the tiles that do not fill a wave, and of one wave before these"
+        if by_rows:
+            cut = "few tiles, or of one wave and what is left over, if that saves time"
         yield f"  stream-K: clusters split the k of {cut}"
 
 

@@ -10,8 +10,16 @@ from typing import Literal
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
-from warploom.generator.families._product.groups import most_tiles, refuse_groups
+from warploom.generator.families._product.groups import (
+    few_tiles,
+    into_ranges,
+    most_tiles,
+    refuse_groups,
+)
 from warploom.generator.families._product.launch import (
+    MOST_BLOCKS,
+    Cut,
+    cut,
     extents,
     finished,
     kernel_launches,
@@ -140,10 +148,16 @@ class GroupedAtLaunch(AtLaunch):
 
     def most(self) -> GemmProblem:
         """The GEMM of as many tiles as groups may have, whatever their offsets or lengths are."""
-        problem = self.problem
-        if self.operation.groups == "masked":
-            return replace(problem, m=-(-problem.m // problem.batches))
-        return problem if self.operation.groups == "k" else most_tiles(self.schedule, problem)
+        return _most(self.spec, self.problem)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """How tiles go to clusters, of as many as there may be: the device decides what is cut."""
+        whole = cut(replace(self.schedule, stream_k=False), self.most(), self.device)
+        if not self.schedule.stream_k:
+            return whole
+        size = self.schedule.cluster_size
+        return into_ranges(whole, min(self.device.clusters(size), MOST_BLOCKS // size))
 
     def d_map(self) -> TensorMap:
         """Of the staging boxes of D, which stop at the end of a group of rows."""
@@ -177,6 +191,13 @@ class GroupedAtLaunch(AtLaunch):
         return bounded(plain) if by_k and not tile.k_major else plain
 
 
+def _most(spec: GemmSpec, problem: GemmProblem) -> GemmProblem:
+    """The GEMM of as many tiles as groups may have, whatever their offsets or lengths are."""
+    if spec.operation.groups == "masked":
+        return replace(problem, m=-(-problem.m // problem.batches))
+    return most_tiles(spec.schedule, problem) if spec.operation.groups == "rows" else problem
+
+
 def at_launch(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> AtLaunch:
     """What the parameters of one launch are functions of."""
     operation = spec.operation
@@ -194,7 +215,10 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *operand_a(trimmed=trimmed),
         tensor_map("b_map", "B, in operand boxes", AtLaunch.b_map),
         *finished(operation, schedule),
-        *extents(operation, schedule, trimmed=trimmed),
+        *(
+            few_tiles() if operation.groups != "none" and field.name == "cut" else field
+            for field in extents(operation, schedule, trimmed=trimmed)
+        ),
         *(_groups(operation) if operation.groups != "none" else ()),
         *(_batches(operation) if operation.batched and operation.groups == "none" else ()),
         *(_scales(operation, "a") if operation.block_scales != "none" else ()),
@@ -317,7 +341,8 @@ def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
         else:
             lists = [Workspace("lists", 4 * 3 * rows), Workspace("entries", 4 * rows * columns)]
     sums = gemm_layout(operation, schedule).sums_bytes
-    return lists + partial_workspaces(spec, problem) + part_workspaces(schedule, problem, sums)
+    parts = part_workspaces(schedule, _most(spec, problem), sums)
+    return lists + partial_workspaces(spec, problem) + parts
 
 
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:

@@ -36,6 +36,8 @@ GROUP_BYTES = {
     for name, tables in (("none", 0), ("rows", 2), ("masked", 2), ("k", 1))
 }
 STREAM_REGISTERS = 8  # what of a range of k tiles is left, beside a bank
+# The same of groups of rows, next to operands of the epilogue: for each block of 64 rows.
+GROUPED_STREAM_REGISTERS = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,15 @@ class GemmLayout(ProductLayout):
     def operand_bytes(self) -> int:
         """The block scales of all stages, and the table of groups."""
         return self.stages * self.scale_bytes + self.group_bytes
+
+    @property
+    def exchange(self) -> int:
+        """K tiles in the time of which accumulators of a part of a tile are written and added.
+
+        Of 128x256 it is 11 to 18 on an H200 (docs/notebook.md); that it is less for a tile that has
+        fewer accumulators for each byte of a stage is not measured.
+        """
+        return 2 + 4 * self.sums_bytes // self.stage_bytes
 
     @property
     def trims_a(self) -> bool:
@@ -76,14 +87,17 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     # two consumers that share a tile: MMAs of one run while the other adds up its own.
     banks = blocks if bank else 0
     grouped = operation.groups != "none"
+    finishing = sums  # and what else is held while the epilogue's operands are
+    if operation.by_rows and schedule.stream_k and operation.epilogue:
+        finishing += GROUPED_STREAM_REGISTERS * blocks
     widest = GROUPED_WIDEST * halved(operation, schedule)[1] if grouped else WIDEST
     chunk_columns, registers = chunk(
-        operation, schedule, sums + banks * bank + scales, most, widest=widest
+        operation, schedule, finishing + banks * bank + scales, most, widest=widest
     )
     streamed = STREAM_REGISTERS * schedule.stream_k if bank else 0
     if registers + streamed > most and banks and schedule.sharing > 1:
         banks = 1
-        chunk_columns, registers = chunk(operation, schedule, sums, most, widest=widest)
+        chunk_columns, registers = chunk(operation, schedule, finishing, most, widest=widest)
         registers = max(registers, sums + bank + scales + MAINLOOP_REGISTERS)
     registers += streamed
     # A consumer with one block and a tile of its own scales one bank under the MMAs of the other.

@@ -232,12 +232,16 @@ def _grouped_operation(operation: GemmOperation) -> list[rules.Reason]:
 
 def _grouped_schedule(operation: GemmOperation, schedule: GemmSchedule) -> list[rules.Reason]:
     """What a schedule must be where only the device knows how many tiles there are."""
-    parts = (schedule.split_k, schedule.cluster_split_k, schedule.stream_k)
+    split = (schedule.split_k, schedule.cluster_split_k)
     return [
-        f"split_k {schedule.split_k}, cluster_split_k {schedule.cluster_split_k}, stream_k "
-        f"{schedule.stream_k} with groups {operation.groups}: must be 1, 1 and false, as groups "
-        "differ in size"
-        if parts != (1, 1, False)
+        f"split_k {split[0]}, cluster_split_k {split[1]} with groups {operation.groups}: must be "
+        "1 and 1, as groups differ in size"
+        + "; use stream_k, which shares the k tiles of those that have rows"
+        * operation.by_rows
+        if split != (1, 1)
+        else None,
+        "stream_k with groups k: must be false, as tiles differ in their k tiles"
+        if schedule.stream_k and operation.groups == "k"
         else None,
     ]
 
@@ -315,6 +319,10 @@ def schedule_reasons(
             or (gate is None and not any(step.loads for step in operation.epilogue))
             else f"producer_registers {schedule.producer_registers} with stream_k and a gate: must "
             "be 40, as the producer counts the parts of tiles",
+            None
+            if schedule.producer_registers == 40 or not schedule.stream_k or not operation.by_rows
+            else f"producer_registers {schedule.producer_registers} with stream_k, groups "
+            f"{operation.groups}: must be 40, as the producer divides the tiles of groups",
             None
             if gate is None
             or not operation.batched

@@ -57,6 +57,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         "scaled": scaled,
         "split": split,
         "stream_k": schedule.stream_k,
+        "exchange": layout.exchange,
         "units": "shared" if schedule.stream_k else "parts" if schedule.split_k > 1 else "whole",
         # Of the CTA whose tile it is; and all k tiles that a CTA multiplies.
         "tile_rank": "0" if split else "rank",
@@ -122,15 +123,14 @@ def _scheduler(*, listed: bool, grouped: bool) -> str:
 
 
 def _scheduler_parts(schedule: GemmSchedule, groups: str, *, listed: bool) -> list[str]:
-    """The file of a tile scheduler that does not simply take whole tiles of D in turn."""
-    if schedule.stream_k:
-        return ["_product/walk.cuh.jinja"]
+    """The files of a tile scheduler that does not simply take whole tiles of D in turn."""
     if schedule.split_k > 1:
         return ["_product/walk_parts.cuh"]
     if listed:
         return ["gemm/listed_tiles.cuh.jinja"]
+    walk = ["_product/walk.cuh.jinja"] * schedule.stream_k
     files = {"rows": "_product/grouped_rows.cuh.jinja", "k": "gemm/grouped_k.cuh.jinja"}
-    return [files[groups]] if groups != "none" else []
+    return walk + ([files[groups]] if groups != "none" else [])
 
 
 def _sums_parts(schedule: GemmSchedule) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.generator.elements import element
+from warploom.generator.families._product.groups import FEW_WAVES
 from warploom.generator.families._product.template import (
     pipeline,
     schedule_line,
     staging,
     tables,
 )
-from warploom.generator.families.mixed_gemm.launch import FEW_WAVES
 from warploom.generator.families.mixed_gemm.layout import (
     LANES,
     LOADING_REGISTERS,

@@ -11,10 +11,14 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.cells import ProductShape, layers
-from warploom.generator.families._product.groups import most_tiles, refuse_groups
+from warploom.generator.families._product.groups import (
+    few_tiles,
+    into_ranges,
+    most_tiles,
+    refuse_groups,
+)
 from warploom.generator.families._product.launch import (
     MOST_BLOCKS,
-    MOST_PARTS,
     Cut,
     Extents,
     extents,
@@ -34,7 +38,7 @@ from warploom.generator.families.mixed_gemm.schedule import (
 from warploom.generator.formats import SCALE_TYPES
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, pointer
-from warploom.generator.shapes import LARGEST, Work, refuse_beyond
+from warploom.generator.shapes import Work, refuse_beyond
 from warploom.generator.slabs import DEPTH, ROWS
 from warploom.generator.tensor_maps import OperandTile, TensorMap
 
@@ -96,7 +100,6 @@ class MixedGemmProblem:
         return 0
 
 
-FEW_WAVES = 4  # of tiles: all of them are cut
 EXCHANGE = 5  # k tiles in the time of which a part is left, found and added, as measured
 
 
@@ -114,14 +117,7 @@ def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> 
     whole = Cut(min(count, clusters), 0, count, k_tiles)
     if not schedule.stream_k:
         return whole
-    clusters = min(clusters, MOST_BLOCKS * schedule.ctas_per_sm)
-    if count < FEW_WAVES * clusters:
-        ranges = min(clusters, MOST_PARTS * count, count * k_tiles)
-        found = Cut(max(1, ranges), count, count, k_tiles)
-    else:
-        found = Cut(clusters, count % clusters + clusters, count, k_tiles)
-    counted = found.tiles * k_tiles * found.clusters <= LARGEST  # as the kernel does
-    return found if counted else whole
+    return into_ranges(whole, min(clusters, MOST_BLOCKS * schedule.ctas_per_sm))
 
 
 def waves(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> float:
@@ -184,16 +180,8 @@ def parameters(spec: MixedGemmSpec) -> ParameterBlock[AtLaunch]:
         int32("slabs", "of k, in each of them", lambda at: -(-at.problem.k // DEPTH)),
     ]
     if operation.groups == "rows" and schedule.stream_k:
-        fields.append(int32("few_tiles", "of fewer all are cut; 0: none is", _few_tiles))
+        fields.append(few_tiles())
     return block(fields)
-
-
-def _few_tiles(at: AtLaunch) -> int:
-    """Below how many tiles all of them are cut, where only the device knows how many there are."""
-    clusters = at.cut.clusters
-    few = FEW_WAVES * clusters
-    counted = few * at.cut.k_tiles * clusters <= LARGEST  # as the kernel does
-    return few if counted else 0
 
 
 def _channels(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:

@@ -12,7 +12,8 @@ from samplers import assert_right
 from benchmarks.families import Asked
 from benchmarks.peers import _grouped as peer
 from benchmarks.peers.libraries import deep_gemm
-from warploom.generator.families.gemm import GemmOperation
+from warploom.generator.families.gemm import GemmOperation, complete
+from warploom.generator.specification import KernelSpec
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,20 @@ def test_every_contender_is_right(operation: GemmOperation) -> None:
     found = peer._contenders(operation, shape, "zipf", Asked(device="cpu", peers=("torch",)))
     by_torch = ["torch._grouped_mm"] if operation.a == "bf16" else []
     assert_right(found, ["warploom", *by_torch], "gemm_sm90a")
+
+
+@pytest.mark.parametrize("rows", [3, 80])
+def test_kernels_of_a_configuration_compete(rows: int) -> None:
+    """Also where there are fewer rows than groups; those of another operation do not."""
+    few = {"tile": (16, 128, 64), "swap_ab": True, "stream_k": True}
+    plain = {"tile": (64, 128, 64), "consumers": 1}
+    spec, other = (
+        KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
+        for operation, fields in ((peer.BY_ROWS, few), (peer.BY_K, plain))
+    )
+    asked = Asked(device="cpu", peers=("torch",), specs=(spec, other))
+    found = peer._contenders(peer.BY_ROWS, (4, 128, 256, rows), "even", asked)
+    assert_right(found, ["warploom", "torch._grouped_mm", spec.name], "gemm_sm90a")
 
 
 def test_a_floor_leaves_out_the_weights_of_groups_without_rows() -> None:

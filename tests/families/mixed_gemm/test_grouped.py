@@ -15,13 +15,14 @@ from torch.nn import functional
 import warploom
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.epilogue import Amax, Bias, Gate, RmsScale, Scale, StochasticRounding
+from warploom.generator.families._product.groups import FEW_WAVES
 from warploom.generator.families.mixed_gemm import (
     FAMILY,
     MixedGemmOperation,
     MixedGemmProblem,
     MixedGemmShape,
 )
-from warploom.generator.families.mixed_gemm.launch import FEW_WAVES, launches, workspaces
+from warploom.generator.families.mixed_gemm.launch import launches, workspaces
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
