@@ -1,5 +1,5 @@
-"""A whole layer of experts in bf16, compared with transformers' ways of running it: forward, and in
-both passes, as a CUDA graph and as it is.
+"""A whole layer of experts in bf16, compared with transformers' ways of running it and, forward,
+with vLLM's fused layer in Triton; both passes also as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import warploom
 from benchmarks.families import Asked, Case, Family, Group, Problem
 from benchmarks.peers import _routing
 from benchmarks.peers._checked import kernels_of
+from benchmarks.peers.libraries.vllm_fused_moe import fused_moe
 from benchmarks.protocol import rotated
 from benchmarks.samplers import stepped
 from warploom.generator.configurations import cells
@@ -134,7 +135,11 @@ def _share(step: Callable[[Layer, Run], Results], layer: Layer, run: Run) -> flo
 
 
 def _contenders(sizes: Sizes, asked: Asked) -> list[Contender]:
-    runs: dict[str, Run] = {"warploom": warploom.experts, "grouped_mm": grouped_mm}
+    runs: dict[str, Run] = {
+        "warploom": warploom.experts,
+        "grouped_mm": grouped_mm,
+        "fused_moe": fused_moe,
+    }
     if sizes.flops <= COPIED:  # as many bytes of weights as there are flops
         runs["batched_mm"] = batched_mm
     return _made(runs, Layer.forward, _drawn(sizes, asked.device), asked)
@@ -256,9 +261,10 @@ FAMILY = Experts(
     },
     grid=(),
     kinds={"bf16": "Layers of experts, bf16, forward"},
-    peers={name: name for name in ("grouped_mm", "batched_mm", "loop")},
+    peers={name: name for name in ("grouped_mm", "fused_moe", "batched_mm", "loop")},
     called={
         "grouped_mm": "transformers' grouped_mm (torch)",
+        "fused_moe": "vLLM's fused MoE (Triton)",
         "batched_mm": "transformers' batched_mm (torch)",
         "loop": "transformers' loop over experts (torch)",
     },
