@@ -7,10 +7,14 @@ from typing import Any
 import float8_expert_layers as exact
 import pytest
 import torch
+from moe_models import MODELS, model, tokens
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.integrations.expert_layers import RECIPE, layers_of
 from warploom.integrations.float8_experts import float8_grouped_linear
+from warploom.integrations.patch_report import Row
+from warploom.integrations.recipes import Recipe
 
 E, K, N = 5, 144, 272  # the sizes of no weight are whole blocks
 ENDS = (70, 70, 200, 201, 290)  # of 300 rows: the second expert has none, and no expert ten
@@ -233,3 +237,82 @@ def test_a_second_derivative_is_refused() -> None:
 def test_what_no_experts_train_with_is_told(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ProblemError, match=rule):
         warploom.experts(**layer(**wrong))
+
+
+# ---- Models of transformers ----------------------------------------------------------------------
+
+
+def expert_rows(patch: warploom.Patch) -> list[Row]:
+    return [row for row in patch.rows if row.what.startswith("experts of")]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_patched_model_trains_its_experts_in_fp8(name: str, dtype: torch.dtype) -> None:
+    made, given = model(name, dtype), tokens(2, 17)
+    with warploom.patch(made):
+        wanted = made(given, labels=given).loss.detach()
+    patch = warploom.patch(made, recipe="blockwise")
+    (row,) = expert_rows(patch)
+    assert row.now.endswith("-> warploom, fp8 blockwise") and row.because == ""
+    optimizer = torch.optim.AdamW(made.parameters(), lr=2e-2)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = made(given, labels=given).loss
+        loss.backward()
+        assert all(one.down_proj.grad is not None for one in layers_of(made))
+        optimizer.step()
+        losses.append(loss.item())
+    assert abs(losses[0] - wanted) < 0.05 * wanted and losses[-1] < 0.9 * losses[0]
+    patch.undo()
+    assert not any(hasattr(layer, RECIPE) for layer in layers_of(made))
+
+
+def test_a_compiled_model_trains_its_experts_in_fp8() -> None:
+    made, given = model("qwen3_moe", torch.float32), tokens(2, 17)
+    with warploom.patch(made, recipe="blockwise"):
+        wanted = made(given, use_cache=False).logits
+        compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(given, use_cache=False).logits, wanted)
+
+
+def test_a_filter_says_which_experts_train_in_fp8() -> None:
+    made = model("qwen3_moe", torch.bfloat16)
+    asked: list[str] = []
+
+    def chosen(layer: torch.nn.Module, name: str) -> bool:
+        asked.append(name)
+        return name.endswith("layers.1.mlp.experts")
+
+    patch = warploom.patch(made, recipe="blockwise", filter=chosen)
+    first, second = layers_of(made)
+    assert not hasattr(first, RECIPE) and getattr(second, RECIPE) == "blockwise"
+    assert sorted(row.now.split(" -> ")[1] for row in expert_rows(patch)) == [
+        "warploom",
+        "warploom, fp8 blockwise",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size", "because"),
+    [
+        ("rowwise", 48, "experts train in fp8 with blockwise alone"),
+        ("blockwise", 40, "its sizes are no multiples of 16"),
+    ],
+)
+def test_a_report_says_why_experts_stay_in_16_bits(
+    recipe: Recipe, size: int, because: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS["qwen3_moe"], "moe_intermediate_size", size)
+    made = model("qwen3_moe", torch.bfloat16)
+    (row,) = expert_rows(warploom.patch(made, recipe=recipe))
+    assert "fp8" not in row.now and row.because.startswith(because)
+    assert not any(hasattr(layer, RECIPE) for layer in layers_of(made))
+    made(tokens(1, 5)).logits.sum().backward()
+
+
+def test_experts_that_a_patch_leaves_alone_have_no_recipe() -> None:
+    made = model("qwen3_moe", torch.bfloat16)
+    warploom.patch(made, recipe="blockwise", experts=False)
+    assert not any(hasattr(layer, RECIPE) for layer in layers_of(made))
