@@ -98,8 +98,8 @@ def experts(
             and add nothing on a GPU, whose contents the host does not read.
         norm: A function of the rows [rows, H] of the second product, before they are weighted.
         recipe: "blockwise" trains in fp8: tokens, weights and gradients are quantized in each
-            call, by blocks of 1x128 and 128x128, for all products of both passes. H and I are
-            multiples of 16. None: products are of 16 bits.
+            call, by blocks of 1x128 and 128x128, for all GEMMs of both passes. H and I are
+            multiples of 16. None: GEMMs are of 16 bits.
 
     Returns:
         [.., H], of the type of hidden.
@@ -144,19 +144,23 @@ def experts(
 
     offsets, _, inverse = route(ids, len(first), first_expert=first_expert)
     rows = permute(hidden, inverse, offsets=offsets)
-    read = (first, gate_up_bias)
-    fused = _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit, recipe)
-    steps: dict[str, Any] = {}
-    if fused:
-        steps = {"gate": gate, "gate_layout": gate_layout}
-        steps |= {"gate_alpha": alpha, "gate_limit": limit} if gate == SWIGLU_OAI else {}
-    gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, recipe, **steps)
-    if not fused:
-        gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
-        if callable(gate):
-            _check_returned("gate", gated, (rows.shape[0], _described(second).shape[1]))
-    inner = gated.to(rows.dtype)
-    result = grouped_linear(inner, second, offsets, down_bias, down_scale, recipe)
+    layer = float8_experts.Layer(rows, first, second, gate_up_bias, down_bias)
+    if recipe is not None and float8_experts.is_gated_by_casts(layer, gate, gate_layout):
+        result = float8_experts.float8_gated_experts(layer, offsets, cast("str", gate), recipe)
+    else:
+        read = (first, gate_up_bias)
+        fused = _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit, recipe)
+        steps: dict[str, Any] = {}
+        if fused:
+            steps = {"gate": gate, "gate_layout": gate_layout}
+            steps |= {"gate_alpha": alpha, "gate_limit": limit} if gate == SWIGLU_OAI else {}
+        gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, recipe, **steps)
+        if not fused:
+            gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
+            if callable(gate):
+                _check_returned("gate", gated, (rows.shape[0], _described(second).shape[1]))
+        inner = gated.to(rows.dtype)
+        result = grouped_linear(inner, second, offsets, down_bias, down_scale, recipe)
     if norm is not None:
         normed = norm(_within(result, offsets))
         _check_returned("norm", normed, result.shape)
@@ -421,7 +425,7 @@ def _check_recipe(
         _refuse(
             f"recipe {shown(recipe)}",
             f"must be {' or '.join(float8_experts.RECIPES)}, or None",
-            'pass recipe="blockwise", or leave it out for products of 16 bits',
+            'pass recipe="blockwise", or leave it out for GEMMs of 16 bits',
         )
     for name, weight in (("gate_up", gate_up), ("down", down)):
         if not isinstance(weight, torch.Tensor) or weight.dtype not in _TYPES:

@@ -6,6 +6,9 @@ backward   dx is dy W, of W transposed, which is cast with W from one reading of
            orientations; in the transposes each expert's tokens begin at a multiple of 128, so that
            no block of scales has tokens of two experts
 
+A layer with a gate is one function of autograd, as a gated linear layer is (float8_gated.py): what
+the gate makes, and the gradient of gate and up, are in fp8 alone, and the casts compute them.
+
 Where the experts of tokens begin only the device knows. Numerics are those of linear layers with
 the same recipe, and of Transformer Engine's GroupedLinear with Float8BlockScaling.
 """
@@ -20,8 +23,10 @@ from torch.nn import functional
 
 from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.integrations.float8 import Quantised
+from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.recipes import SCHEMES, Quantization, Recipe
 from warploom.runtime.families.cast.api import cast
+from warploom.runtime.families.cast.checks import GATES
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.tensors import refuse_transforms
 
@@ -218,3 +223,111 @@ class _Grouped(torch.autograd.Function):
             if ctx.needs_input_grad[2] and of_bias is not None:
                 db = bias_gradient(dy, offsets, of_bias)
         return dx, dw, db, None, None
+
+
+# ---- Layers with a gate --------------------------------------------------------------------------
+
+
+class Layer(NamedTuple):
+    """The tensors of a layer: rows [S, H], weights [E, H, 2 I] and [E, I, H], and biases."""
+
+    rows: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+
+
+def is_gated_by_casts(layer: Layer, gate: object, gate_layout: object) -> bool:
+    """Whether casts compute the gate of a layer that trains, and its gradient.
+
+    A bias of gate and up that trains needs their gradient in 16 bits.
+    """
+    bias = layer.gate_up_bias
+    return (
+        torch.is_grad_enabled()
+        and layer.gate_up.requires_grad
+        and layer.down.requires_grad
+        and not (bias is not None and bias.requires_grad)
+        and gate in GATES
+        and gate_layout == "halves"
+        and layer.rows.dtype in PRODUCTS
+        and layer.gate_up.shape[2] % (2 * SCALE_BLOCK) == 0
+    )
+
+
+def float8_gated_experts(
+    layer: Layer, offsets: torch.Tensor, gate: str, recipe: Recipe
+) -> torch.Tensor:
+    """Return down(f(gate) * up) of the rows of each expert, in fp8; differentiable once.
+
+    Args:
+        layer: Its tensors, of which both weights require a gradient.
+        offsets: int32 [E]: where the rows of each expert end.
+        gate: f, one of relu, gelu, gelu_tanh and silu; halves of 2 I are gate and up.
+        recipe: One of RECIPES.
+    """
+    refuse_transforms("experts that train in fp8")
+    found: torch.Tensor = _Gated.apply(*layer, offsets, gate, recipe)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gated(torch.autograd.Function):
+    """Both GEMMs of a layer with the gate between them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        rows: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        offsets: torch.Tensor,
+        gate: str,
+        recipe: Recipe,
+    ) -> torch.Tensor:
+        scheme, kind = SCHEMES[recipe], rows.dtype
+        first, second = (quantised_weights(one, scheme.weight) for one in (gate_up, down))
+        x = quantised_rows(rows, scheme.input, offsets)
+        z = multiply(x.own, first.of_y, offsets, bias=gate_up_bias, out_dtype=kind)
+        h = quantised_rows(z, scheme.input, offsets, gate=gate)
+        y = multiply(h.own, second.of_y, offsets, bias=down_bias, out_dtype=kind)
+        assert x.transposed is not None and h.transposed is not None  # noqa: S101 (for type checkers)
+        of_dx = first.of_dx if ctx.needs_input_grad[0] else (None, None)
+        ctx.save_for_backward(
+            *(*x.transposed, *h.transposed, x.ends, z, *of_dx, *second.of_dx, offsets)
+        )
+        ctx.gate, ctx.recipe = gate, recipe
+        ctx.outputs_first = _stored(gate_up)[1], _stored(down)[1]
+        ctx.types = gate_up.dtype, down.dtype, None if down_bias is None else down_bias.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        dy: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of rows, weights and the second bias."""
+        x, x_scale, h, h_scale, ends, z, first, first_scale, *others = ctx.saved_tensors
+        second, second_scale, offsets = others
+        how, dx, db = SCHEMES[ctx.recipe].grad_output, None, None
+        with torch.autocast(dy.device.type, enabled=False):
+            d = quantised_rows(dy, how, offsets)
+            dh = multiply(d.own, Quantised(second, second_scale), offsets, out_dtype=z.dtype)
+            dz = quantised_rows(z, how, offsets, gate=ctx.gate, gradient=dh)
+            assert d.transposed is not None and dz.transposed is not None  # noqa: S101
+            if first is not None:
+                out = dy.new_zeros(dy.shape[0], first.shape[1])
+                dx = multiply(dz.own, Quantised(first, first_scale), offsets, out=out)
+            pairs = (dz.transposed, Quantised(x, x_scale)), (d.transposed, Quantised(h, h_scale))
+            of_gate_up, of_down = (
+                weight_gradient(*pair, ends, kind, outputs_first=outputs_first)
+                for pair, kind, outputs_first in zip(
+                    pairs, ctx.types[:2], ctx.outputs_first, strict=True
+                )
+            )
+            if ctx.needs_input_grad[4]:
+                db = bias_gradient(dy, offsets, ctx.types[2])
+        return dx, of_gate_up, of_down, None, db, None, None, None

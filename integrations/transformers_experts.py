@@ -107,7 +107,7 @@ def unfit(module: Any) -> str | None:  # noqa: ANN401
 
 
 def untrained(module: Any, recipe: Recipe) -> str | None:  # noqa: ANN401
-    """Why a layer's products stay in 16 bits where linear layers train with a recipe, if so."""
+    """Why a layer's GEMMs stay in 16 bits where linear layers train with a recipe, if so."""
     if recipe not in RECIPES:
         return f"experts train in fp8 with {', '.join(RECIPES)} alone"
     weights = (getattr(module, name) for name in weight_names(module))

@@ -11,6 +11,7 @@ from moe_models import MODELS, model, tokens
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.integrations import float8_experts
 from warploom.integrations.expert_layers import RECIPE, layers_of
 from warploom.integrations.float8_experts import float8_grouped_linear
 from warploom.integrations.patch_report import Row
@@ -140,8 +141,13 @@ def layer(**changed: Any) -> dict[str, Any]:
     }
 
 
+def graded(given: dict[str, Any]) -> list[str]:
+    """The names of what requires a gradient."""
+    return [name for name, one in given.items() if getattr(one, "requires_grad", False)]
+
+
 def gradients(out: torch.Tensor, given: dict[str, Any]) -> list[torch.Tensor]:
-    leaves = [one for one in given.values() if isinstance(one, torch.Tensor) and one.requires_grad]
+    leaves = [given[name] for name in graded(given)]
     return [*torch.autograd.grad(out.float().square().sum(), leaves)]
 
 
@@ -152,7 +158,7 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "halves": {},
+    **{gate: {"gate": gate} for gate in ("silu", "gelu", "gelu_tanh", "relu")},
     "interleaved": {"gate": "swiglu_oai", "gate_layout": "interleaved"},
     "a function": {"gate": lambda both: both[:, :128].sigmoid() * both[:, 128:]},
     "biases": {
@@ -177,6 +183,63 @@ def test_a_layer_is_near_that_of_16_bits(name: str) -> None:
         assert difference(one, other) < 0.12
     with torch.no_grad():
         assert difference(warploom.experts(**given), found) < 0.02
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_gate_that_casts_compute_is_near_that_of_torch(
+    gate: str, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against halves that are swapped, and gradients of gate and up of another expert."""
+    given = layer(gate=gate, down_bias=torch.linspace(1, -1, 1024).view(4, 256).requires_grad_())
+    if transposed:
+        stored = {name: given[name].detach().mT.contiguous() for name in ("gate_up", "down")}
+        given |= {name: one.requires_grad_() for name, one in stored.items()}
+        given["transposed"] = True
+    found = warploom.experts(**given)
+    assert "_Gated" in node_names(found)
+    left = gradients(found, given)
+    monkeypatch.setattr(float8_experts, "is_gated_by_casts", lambda *_: False)
+    wanted = warploom.experts(**given)
+    assert "_Gated" not in node_names(wanted)
+    for one, other in [(found, wanted), *zip(left, gradients(wanted, given), strict=True)]:
+        assert one.stride() == other.stride() and difference(one, other) < 0.03
+
+
+def node_names(out: torch.Tensor) -> str:
+    """The names of the functions of autograd that lead to a result."""
+    seen, left = set[Any](), [out.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [one for one, _ in node.next_functions]
+    return " ".join(sorted(node.name() for node in seen))
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "gate_up", "down"])
+def test_a_layer_of_which_a_part_is_frozen_has_the_other_gradients(frozen: str) -> None:
+    given = layer()
+    wanted = dict(zip(graded(given), gradients(warploom.experts(**given), given), strict=True))
+    given[frozen] = given[frozen].detach()
+    found = gradients(warploom.experts(**given), given)
+    assert len(found) == 3
+    for name, one in zip(graded(given), found, strict=True):
+        assert difference(one, wanted[name]) < 0.04
+
+
+def test_memory_that_nothing_wrote_reaches_nothing() -> None:
+    """Rows of no expert are left as the allocator has them: here NaN, as torch fills them."""
+    given = layer()
+    wanted = warploom.experts(**given)
+    right = gradients(wanted, given)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = warploom.experts(**given)
+        pairs = [(found, wanted), *zip(gradients(found, given), right, strict=True)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_tokens_of_no_expert_and_no_tokens_have_zeros() -> None:
