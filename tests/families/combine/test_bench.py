@@ -55,8 +55,9 @@ def test_a_machine_without_vllm_has_no_fused_layer(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("is_eager", [True, False])
 def test_every_way_of_training_a_layer_has_its_gradients(is_eager: bool) -> None:
     found = peer._trained(peer.Sizes(29, 64, 48, 6, 2), is_eager, Asked(device="cpu"))
-    names = ["warploom", "grouped_mm", "loop"] if is_eager else ["warploom", "grouped_mm"]
+    names = ["warploom", peer.IN_FP8, "grouped_mm", *(["loop"] if is_eager else [])]
     assert_right(found, names, "gemm_sm90a_bf16")
+    assert found[1].told is not None and "e4m3" in found[1].told()[0]
 
 
 def test_a_floor_counts_the_experts_that_are_drawn() -> None:
