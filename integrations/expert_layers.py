@@ -17,6 +17,9 @@ from warploom.integrations.linear_rules import transformed
 NAME = "warploom"
 """What models say for `experts_implementation`."""
 
+RECIPE = "warploom_recipe"
+"""The attribute of layers of experts that train in fp8, which `warploom.patch` sets."""
+
 
 def layers_of(model: torch.nn.Module) -> Iterator[Any]:
     """The layers of experts that look up what runs them, as their class was decorated to."""

@@ -18,7 +18,9 @@ from warploom.errors import ProblemError
 from warploom.generator.epilogue import GateFunction, GateLayout
 from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.generator.families.route.schedule import EXPERTS
+from warploom.integrations import float8_experts
 from warploom.integrations.linear_rules import PRODUCTS
+from warploom.integrations.recipes import Recipe
 from warploom.quantization import PackedExperts
 from warploom.runtime.families._product.groups import in_groups
 from warploom.runtime.families._product.steps.gate import (
@@ -66,6 +68,7 @@ def experts(
     limit: float = LIMIT,
     first_expert: int | None = None,
     norm: Function | None = None,
+    recipe: Recipe | None = None,
 ) -> torch.Tensor:
     """Run each token through the experts that it chose, and sum their results by its weights.
 
@@ -94,14 +97,17 @@ def experts(
             add nothing here. None: it is 0, and ids that are no expert's are refused on the CPU,
             and add nothing on a GPU, whose contents the host does not read.
         norm: A function of the rows [rows, H] of the second product, before they are weighted.
+        recipe: "blockwise" trains in fp8: tokens, weights and gradients are quantized in each
+            call, by blocks of 1x128 and 128x128, for all GEMMs of both passes. H and I are
+            multiples of 16. None: GEMMs are of 16 bits.
 
     Returns:
         [.., H], of the type of hidden.
 
-    Weights of 16 bits are multiplied by kernels; fp32 ones by torch. PackedExperts and e4m3 weights
-    are multiplied by tokens of 16 bits, without gradients; the gate of PackedExperts runs in the
-    first kernel where gate and up are interleaved. Under autocast tensors are converted, as torch
-    converts those of linear layers.
+    Weights of 16 bits are multiplied by kernels; fp32 ones by torch, unless there is a recipe.
+    PackedExperts and e4m3 weights are multiplied by tokens of 16 bits, without gradients; the gate
+    of PackedExperts runs in the first kernel where gate and up are interleaved. Under autocast
+    tensors are converted, as torch converts those of linear layers.
 
     Raises:
         ProblemError: Before anything is launched, naming the value and the fix; for ids that are no
@@ -130,24 +136,31 @@ def experts(
         hidden = lowered(hidden)
     first, second = (_inputs_first(one, transposed) for one in (gate_up, down))
     _check(hidden, ids, weights, first, second, gate, gate_layout, norm)
+    if recipe is not None:
+        _check_recipe(recipe, first, second)
     _check_scales(hidden, {"gate_up": first, "down": second}, scales, transposed)
     _check_bias("gate_up_bias", gate_up_bias, first)
     _check_bias("down_bias", down_bias, second)
 
     offsets, _, inverse = route(ids, len(first), first_expert=first_expert)
     rows = permute(hidden, inverse, offsets=offsets)
-    read = (first, gate_up_bias)
-    fused = _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit)
-    steps: dict[str, Any] = {}
-    if fused:
-        steps = {"gate": gate, "gate_layout": gate_layout}
-        steps |= {"gate_alpha": alpha, "gate_limit": limit} if gate == SWIGLU_OAI else {}
-    gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, **steps)
-    if not fused:
-        gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
-        if callable(gate):
-            _check_returned("gate", gated, (rows.shape[0], _described(second).shape[1]))
-    result = grouped_linear(gated.to(rows.dtype), second, offsets, down_bias, down_scale)
+    layer = float8_experts.Layer(rows, first, second, gate_up_bias, down_bias)
+    if recipe is not None and float8_experts.is_gated_by_casts(layer, gate, gate_layout):
+        result = float8_experts.float8_gated_experts(layer, offsets, cast("str", gate), recipe)
+    else:
+        read = (first, gate_up_bias)
+        fused = _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit, recipe)
+        steps: dict[str, Any] = {}
+        if fused:
+            steps = {"gate": gate, "gate_layout": gate_layout}
+            steps |= {"gate_alpha": alpha, "gate_limit": limit} if gate == SWIGLU_OAI else {}
+        gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, recipe, **steps)
+        if not fused:
+            gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
+            if callable(gate):
+                _check_returned("gate", gated, (rows.shape[0], _described(second).shape[1]))
+        inner = gated.to(rows.dtype)
+        result = grouped_linear(inner, second, offsets, down_bias, down_scale, recipe)
     if norm is not None:
         normed = norm(_within(result, offsets))
         _check_returned("norm", normed, result.shape)
@@ -193,13 +206,17 @@ def grouped_linear(
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
     scale: torch.Tensor | None = None,
+    recipe: Recipe | None = None,
     **steps: Any,
 ) -> torch.Tensor:
     """Multiply the rows of each expert by its matrix [E, K, N]: by kernels, fp32 by torch.
 
-    `scale` are the block scales of e4m3 matrices, and `steps` a gate that kernels have. Rows behind
-    the last offset are undefined.
+    `scale` are the block scales of e4m3 matrices, `recipe` is one of training in fp8, and `steps`
+    a gate that kernels have. Rows behind the last offset are undefined.
     """
+    if recipe is not None:
+        assert isinstance(weight, torch.Tensor)  # noqa: S101 (for type checkers)
+        return float8_experts.float8_grouped_linear(rows, weight, offsets, bias, recipe, **steps)
     if isinstance(weight, PackedExperts):
         steps.pop("gate_layout", None)  # which is interleaved
         return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias, **steps)
@@ -243,6 +260,7 @@ def _is_fused(
     transposed: bool,
     alpha: float,
     limit: float,
+    recipe: Recipe | None,
 ) -> bool:
     """Whether the first product's kernel has the gate: a gradient needs what comes before it."""
     if callable(gate) or not has_kernel(gate, alpha, limit):
@@ -252,7 +270,8 @@ def _is_fused(
         return layout == "interleaved"
     if rows.dtype not in PRODUCTS or transposed:
         return False
-    if weight is not None and weight.dtype == _FP8 and weight.shape[-1] % SCALE_BLOCK:
+    is_fp8 = weight is not None and (weight.dtype == _FP8 or recipe is not None)
+    if weight is not None and is_fp8 and weight.shape[-1] % SCALE_BLOCK:
         return False  # what a tile has of gate and up must share a scale
     graded = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (rows, *read))
     return not (torch.is_grad_enabled() and graded)
@@ -396,6 +415,33 @@ def _check(
             "must both be [tokens, k]",
             "pass the indices and the values of one topk",
         )
+
+
+def _check_recipe(
+    recipe: object, gate_up: torch.Tensor | PackedExperts, down: torch.Tensor | PackedExperts
+) -> None:
+    """Raise ProblemError for a recipe that experts have not, and for what cannot train with it."""
+    if recipe not in float8_experts.RECIPES:
+        _refuse(
+            f"recipe {shown(recipe)}",
+            f"must be {' or '.join(float8_experts.RECIPES)}, or None",
+            'pass recipe="blockwise", or leave it out for GEMMs of 16 bits',
+        )
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        if not isinstance(weight, torch.Tensor) or weight.dtype not in _TYPES:
+            kind = "PackedExperts" if isinstance(weight, PackedExperts) else shown(weight.dtype)
+            _refuse(
+                f"{name} of {kind} with recipe {shown(recipe)}",
+                "must be bfloat16, float16 or float32: each call quantizes it",
+                "leave the recipe out: weights in fp8 and quantized ones do not train",
+            )
+        elif any(extent % float8_experts.ALIGNMENT for extent in weight.shape[1:]):
+            _refuse(
+                f"{name} {_extents(weight)} (inputs first) with recipe {shown(recipe)}",
+                f"must have sizes that are multiples of {float8_experts.ALIGNMENT}: rows in fp8 "
+                "begin at 16 bytes",
+                "pad both weights and tokens with zeros",
+            )
 
 
 def _check_returned(name: str, found: object, shape: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from warploom.integrations.float8_sharding import GatheredWeight, unwrapped
 from warploom.integrations.recipes import E5M2, SCHEMES, Quantization, Recipe, Scheme
 from warploom.integrations.scaling import DelayedScaling, ParameterCache
 from warploom.runtime.families._product.epilogue import Item
@@ -128,7 +129,7 @@ def _scaled(
 def operands(x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> tuple[Quantised, Quantised]:
     """x [m, k] and weight [n, k] as a recipe quantises them."""
     scheme = SCHEMES[recipe]
-    return quantised(x, scheme.input), quantised(weight, scheme.weight)
+    return quantised(x, scheme.input), quantised(unwrapped(weight), scheme.weight)
 
 
 def multiply(
@@ -194,6 +195,11 @@ def weights(
     scheme, scaling = options.scheme, options.scaling
     is_transposed = wants_x and options.gradient_dtype is None
     transposed = scheme.weight_for_grad_input if is_transposed else None
+    if isinstance(weight, GatheredWeight):
+        values, scale = weight.eight_bits, weight.scale.reshape(1)
+        across = None if transposed is None else Quantised(values.t().contiguous(), scale)
+        return Quantised(values, scale), across
+    weight = unwrapped(weight)
 
     def compute() -> WithTranspose:
         return _scaled(weight, scheme.weight, transposed, scaling, _WEIGHT)

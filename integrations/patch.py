@@ -154,9 +154,10 @@ def patch(
             options of `warploom.quantize` and `skip`; and those of experts whose gate has kernels.
             The output head, layers whose K is not a multiple of the group, and layers that train
             stay. The original weights are dropped, so that this cannot be undone.
-        recipe: Train the linear layers in fp8: a recipe of warploom.nn.Linear.
+        recipe: Train the linear layers in fp8: a recipe of warploom.nn.Linear. "blockwise" is for
+            mixtures of experts of transformers too.
         filter: filter(layer, name) says which layers train in fp8, or become sparse; by default all
-            but the output head.
+            but the output head. It is asked about linear layers and, with a recipe, experts.
         sparse: "2:4" replaces linear layers by warploom.nn.SparseLinear. Their weights must be 2:4
             sparse already. The dense weights are dropped, so that this cannot be undone.
 
@@ -212,7 +213,8 @@ def patch(
     if attention:
         calls.append(PatchedAttention(model, attention))
     if experts:
-        calls.append(PatchedExperts(model, routed))
+        routing = _training_experts(model, filter) if recipe else ()
+        calls.append(PatchedExperts(model, routed, routing, recipe))
     journal = Journal()  # nothing has changed so far
     try:
         for one in calls:
@@ -370,6 +372,18 @@ def _training(
         if type(module) is torch.nn.Linear
         and (filter(module, name) if filter else module not in heads)
     }
+
+
+def _training_experts(
+    model: torch.nn.Module, filter: Callable[[torch.nn.Module, str], bool] | None
+) -> list[torch.nn.Module]:
+    """The layers of experts that are to train in fp8: by default all."""
+    able = set(layers_of(model))
+    return [
+        module
+        for name, module in model.named_modules()
+        if module in able and (filter is None or filter(module, name))
+    ]
 
 
 def _sparse_layers(

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import Any
 
 import torch
 
-from warploom.integrations.expert_layers import NAME, layers_of
+from warploom.integrations.expert_layers import NAME, RECIPE, layers_of
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.patch_attention import configs, outermost
 from warploom.integrations.patch_report import AS_IT_WAS, Row
+from warploom.integrations.recipes import Recipe
 from warploom.quantization.checks import require_fp8_scales
 
 
 class PatchedExperts:
     """The models of transformers in a module, and what ran their experts before."""
 
-    def __init__(self, module: torch.nn.Module, quantized: Container[Any] = ()) -> None:
-        """`quantized` layers are replaced, and told of elsewhere."""
-        self._quantized = quantized
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        quantized: Container[Any] = (),
+        training: Collection[Any] = (),
+        recipe: Recipe | None = None,
+    ) -> None:
+        """`quantized` layers are replaced, and told of elsewhere; those in `training` are to train
+        in fp8 by the recipe.
+        """
+        self._quantized, self._training, self._recipe = quantized, training, recipe
         _check_scales(module)
         self._models = [one for one in outermost(module) if any(layers_of(one))]
         self._implementations = [
@@ -40,11 +49,26 @@ class PatchedExperts:
         rows = list[Row]()
         for model in self._models:
             model.set_experts_implementation(NAME)
-            rows += _rows(model, before, self._quantized)
+            asked = {}
+            for layer in layers_of(model):
+                if self._recipe is not None and layer in self._training:
+                    asked[layer] = self._train(transformers_experts, layer, self._recipe)
+            rows += _rows(model, before, self._quantized, asked)
         return rows
+
+    def _train(self, rules: Any, layer: Any, recipe: Recipe) -> str:  # noqa: ANN401
+        """Let a layer train by a recipe; or say why it does not."""
+        if _is_fp8(layer) or rules.unfit(layer):
+            return ""  # which is told whatever the recipe
+        refusal: str | None = rules.untrained(layer, recipe)
+        if refusal is None:
+            setattr(layer, RECIPE, recipe)
+        return refusal or ""
 
     def undo(self) -> None:
         """Give the models what ran their experts, whatever part of `apply` was done."""
+        for layer in self._training:
+            vars(layer).pop(RECIPE, None)
         for config, implementation in self._implementations:
             config._experts_implementation_internal = implementation
 
@@ -66,8 +90,9 @@ def _rows(
     model: Any,  # noqa: ANN401
     before: dict[int, str | None],
     quantized: Container[Any],
+    asked: dict[Any, str],
 ) -> Iterator[Row]:
-    """What the layers of experts of a model are now."""
+    """What the layers of experts of a model are now; `asked` were to train in fp8, or why not."""
     from warploom.integrations import fp8_experts  # imports transformers
     from warploom.integrations import transformers_experts as rules
 
@@ -85,7 +110,11 @@ def _rows(
             counted[what, AS_IT_WAS if reason or was == NAME else f"{was} -> {NAME}", reason] += 1
             continue
         reason = rules.unfit(layer) or _by_torch(rules, layer)
-        counted[what, AS_IT_WAS if was == NAME else f"{was} -> {NAME}", reason] += 1
+        reason = "; ".join(filter(None, (asked.get(layer, ""), reason)))
+        becomes = "" if was == NAME else f"{was} -> {NAME}"
+        if (recipe := getattr(layer, RECIPE, None)) is not None:
+            becomes = f"{becomes or NAME}, fp8 {recipe}"
+        counted[what, becomes or AS_IT_WAS, reason] += 1
     for (what, now, reason), count in counted.most_common():
         yield Row(what, count, now, reason)
 
@@ -93,7 +122,7 @@ def _rows(
 def _by_torch(rules: Any, layer: Any) -> str:  # noqa: ANN401
     """What torch computes of a layer that runs on Warploom; or ""."""
     kind = layer.down_proj.dtype
-    if kind not in PRODUCTS:
+    if kind not in PRODUCTS and not hasattr(layer, RECIPE):
         name = str(kind).removeprefix("torch.")
         return f"{name} products are torch's; bfloat16 and float16, and autocast, run on Warploom"
     reasons = list[str]()

@@ -15,6 +15,7 @@ from transformers.integrations import finegrained_fp8, moe
 from warploom.integrations import fp8_experts
 from warploom.integrations.expert_layers import (
     NAME,
+    RECIPE,
     count_refusal,
     device_refusal,
     layers_of,
@@ -22,8 +23,10 @@ from warploom.integrations.expert_layers import (
     weight_names,
 )
 from warploom.integrations.experts import Function, experts
+from warploom.integrations.float8_experts import ALIGNMENT, RECIPES
 from warploom.integrations.gated_mlp import FUNCTIONS
 from warploom.integrations.linear_rules import PRODUCTS, product_type
+from warploom.integrations.recipes import Recipe
 from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT, SWIGLU_OAI
 
 _ALIGNMENT = 8  # elements of a row: 16 bytes of 16-bit types
@@ -72,6 +75,7 @@ def experts_forward(
         limit=getattr(module, "limit", LIMIT) if gate == SWIGLU_OAI else LIMIT,
         first_expert=0,  # expert parallelism has ids past the last for those of other ranks
         norm=norm_of(module),
+        recipe=getattr(module, RECIPE, None),
     )
 
 
@@ -80,7 +84,7 @@ def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
     return (
         device_refusal(hidden)
         or unfit(module)
-        or _type_refusal(product_type(module.down_proj.dtype, hidden.device.type))
+        or _type_refusal(module, hidden)
         or transform_refusal(module, hidden)
     )
 
@@ -102,8 +106,19 @@ def unfit(module: Any) -> str | None:  # noqa: ANN401
     return None
 
 
-def _type_refusal(kind: torch.dtype) -> str | None:
-    if kind in PRODUCTS:
+def untrained(module: Any, recipe: Recipe) -> str | None:  # noqa: ANN401
+    """Why a layer's GEMMs stay in 16 bits where linear layers train with a recipe, if so."""
+    if recipe not in RECIPES:
+        return f"experts train in fp8 with {', '.join(RECIPES)} alone"
+    weights = (getattr(module, name) for name in weight_names(module))
+    if any(extent % ALIGNMENT for one in weights for extent in one.shape[1:]):
+        return f"its sizes are no multiples of {ALIGNMENT}, which fp8 asks for"
+    return None
+
+
+def _type_refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
+    kind = product_type(module.down_proj.dtype, hidden.device.type)
+    if kind in PRODUCTS or hasattr(module, RECIPE):
         return None
     if torch.compiler.is_compiling():
         return f"{kind} weights; torch compiles grouped products of bfloat16 alone"

@@ -35,6 +35,18 @@ def ends(rows: int, groups: int, routed: Routed, seed: int) -> torch.Tensor:
     return torch.bincount(chosen, minlength=groups).cumsum(0).to(torch.int32)
 
 
+def padded(ends: torch.Tensor, rows: int, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each of the rows of groups is if every group begins at a multiple of some number, and
+    how many rows each group takes up there, int64 [rows] and [groups].
+    """
+    ends = ends.long()
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    sizes = (counts + multiple - 1) // multiple * multiple
+    row = torch.arange(rows, device=ends.device)
+    group = torch.searchsorted(ends, row, right=True)
+    return ((sizes.cumsum(0) - sizes) - (ends - counts))[group] + row, sizes
+
+
 def sorted_by_expert(ids: torch.Tensor, experts: int) -> Sorted:
     """The offsets of experts, the order of pairs, and the row of each, as transformers has them."""
     expert, order = torch.sort(ids.reshape(-1), stable=True)

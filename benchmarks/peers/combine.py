@@ -1,5 +1,5 @@
-"""A whole layer of experts in bf16, compared with transformers' ways of running it: forward, and in
-both passes, as a CUDA graph and as it is.
+"""A whole layer of experts in bf16, compared with transformers' ways of running it and, forward,
+with vLLM's fused layer in Triton; both passes also as a CUDA graph, and with Warploom in fp8.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import warploom
 from benchmarks.families import Asked, Case, Family, Group, Problem
 from benchmarks.peers import _routing
 from benchmarks.peers._checked import kernels_of
+from benchmarks.peers.libraries.vllm_fused_moe import fused_moe
 from benchmarks.protocol import rotated
 from benchmarks.samplers import stepped
 from warploom.generator.configurations import cells
@@ -25,6 +26,7 @@ Run = Callable[..., torch.Tensor]
 Results = tuple[torch.Tensor, ...]
 
 ROUNDED = 2.0**-5  # of results whose inner values are rounded to bf16, compared with the largest
+IN_FP8, ROUNDED_TO_FP8 = "warploom, fp8 blockwise", 2.0**-2  # 3 bits of each operand's mantissa
 COPIED = 16 << 30  # bytes of weights that batched_mm may copy
 
 
@@ -124,24 +126,34 @@ class Layer:
         return replace(self, **{name: one.float() for name, one in named.items()})
 
 
-def _share(step: Callable[[Layer, Run], Results], layer: Layer, run: Run) -> float:
+def _share(
+    step: Callable[[Layer, Run], Results], layer: Layer, run: Run, rounded: float = ROUNDED
+) -> float:
     """The largest error, as a share of what rounding on the way may cost."""
     pairs = zip(step(layer, run), step(layer.exact(), loop), strict=True)
     return max(
-        float((one.float() - right).abs().max() / (ROUNDED * right.abs().max()))
+        float((one.float() - right).abs().max() / (rounded * right.abs().max()))
         for one, right in pairs
     )
 
 
 def _contenders(sizes: Sizes, asked: Asked) -> list[Contender]:
-    runs: dict[str, Run] = {"warploom": warploom.experts, "grouped_mm": grouped_mm}
+    runs: dict[str, Run] = {
+        "warploom": warploom.experts,
+        "grouped_mm": grouped_mm,
+        "fused_moe": fused_moe,
+    }
     if sizes.flops <= COPIED:  # as many bytes of weights as there are flops
         runs["batched_mm"] = batched_mm
     return _made(runs, Layer.forward, _drawn(sizes, asked.device), asked)
 
 
 def _trained(sizes: Sizes, is_eager: bool, asked: Asked) -> list[Contender]:
-    runs: dict[str, Run] = {"warploom": warploom.experts, "grouped_mm": grouped_mm}
+    runs: dict[str, Run] = {
+        "warploom": warploom.experts,
+        IN_FP8: partial(warploom.experts, recipe="blockwise"),
+        "grouped_mm": grouped_mm,
+    }
     if is_eager:  # it waits for the device, which no graph allows
         runs["loop"] = loop
     return _made(runs, Layer.step, _drawn(sizes, asked.device)[:1], asked)
@@ -155,10 +167,11 @@ def _made(
 ) -> list[Contender]:
     found = []
     for name, run in runs.items():
-        is_ours = name == "warploom"
+        is_ours = name in ("warploom", IN_FP8)
         if is_ours or not asked.peers or name in asked.peers:
             calls = [partial(step, one, run) for one in layers]
-            share = partial(_share, step, layers[0], run)
+            rounded = ROUNDED_TO_FP8 if name == IN_FP8 else ROUNDED
+            share = partial(_share, step, layers[0], run, rounded)
             told = partial(kernels_of, calls[0]) if is_ours else None
             found.append(Contender(name, calls, share, told, peer=not is_ours))
     return found
@@ -256,9 +269,10 @@ FAMILY = Experts(
     },
     grid=(),
     kinds={"bf16": "Layers of experts, bf16, forward"},
-    peers={name: name for name in ("grouped_mm", "batched_mm", "loop")},
+    peers={name: name for name in ("grouped_mm", "fused_moe", "batched_mm", "loop")},
     called={
         "grouped_mm": "transformers' grouped_mm (torch)",
+        "fused_moe": "vLLM's fused MoE (Triton)",
         "batched_mm": "transformers' batched_mm (torch)",
         "loop": "transformers' loop over experts (torch)",
     },

@@ -219,7 +219,7 @@ FAMILY = Products(
             "Grouped GEMM, whose groups end at offsets on the device",
             grouped,
             listed=True,
-            about="in bf16 and fp8 with block scales; gradients; masked batches",
+            about="in bf16 and fp8 with block scales; gradients, also in fp8; masked batches",
         ),
         "grouped_few": Group(
             "Grouped GEMM of a few tokens, whose experts have a row or two each",

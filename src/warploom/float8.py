@@ -8,7 +8,9 @@ from typing import Self
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations.float8_sharding import gathered_in_fp8
 from warploom.integrations.linear import Linear
 from warploom.integrations.recipes import RECIPES, Recipe, require_recipe
 from warploom.runtime.tensors import shown
@@ -24,15 +26,26 @@ class Float8LinearConfig:
         recipe_name: tensorwise, rowwise or rowwise_with_gw_hp, with torchao's numerics; or
             blockwise or delayed, with Transformer Engine's; or fp4_qat, which emulates fp4 (see
             `warploom.nn.Linear`).
+        enable_fsdp_float8_all_gather: With tensorwise: `fully_shard` gathers weights in e4m3, half
+            of the bytes of bf16. Weights become other parameters: make optimizers of them after the
+            conversion. Not with torch.compile.
 
     Raises:
-        ProblemError: for another name.
+        ProblemError: for another name, and for another recipe with fp8 gathers.
     """
 
     recipe_name: Recipe = "tensorwise"
+    enable_fsdp_float8_all_gather: bool = False
 
     def __post_init__(self) -> None:
         require_recipe("recipe_name", self.recipe_name)
+        require_boolean("enable_fsdp_float8_all_gather", self.enable_fsdp_float8_all_gather)
+        if self.enable_fsdp_float8_all_gather and self.recipe_name != "tensorwise":
+            raise ProblemError(
+                f"enable_fsdp_float8_all_gather with recipe_name {shown(self.recipe_name)}",
+                rule='must be with "tensorwise": processes agree on one scale for a weight',
+                fix="leave it out, and weights are gathered in their own dtype or in 16 bits",
+            )
 
     @classmethod
     def from_recipe_name(cls, recipe_name: Recipe) -> Self:
@@ -85,6 +98,8 @@ def convert_to_float8_training(
         if type(layer) is torch.nn.Linear
         and (module_filter_fn is None or module_filter_fn(layer, name))
     }
+    for layer in layers.values() if config.enable_fsdp_float8_all_gather else ():
+        layer.weight = gathered_in_fp8(layer.get_parameter("weight"))
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if type(child) is torch.nn.Linear and child in layers:

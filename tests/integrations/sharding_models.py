@@ -8,6 +8,8 @@ import torch
 from sharding_checks import LOOSE, PROCESSES, case, check, moved, shared, values
 
 import warploom
+from warploom.float8 import Float8LinearConfig, convert_to_float8_training
+from warploom.integrations.float8_sharding import GatheredWeight
 from warploom.integrations.recipes import RECIPES
 
 # ---- Attention -----------------------------------------------------------------------------------
@@ -129,6 +131,62 @@ def fully_sharded_layers_train_by_every_recipe() -> None:
                     state = {name: 2 * one for name, one in module.state_dict().items()}
                     module.load_state_dict(state)
                 optimizer.zero_grad()
+
+
+@case
+def weights_are_gathered_in_fp8() -> None:
+    """Also those of which processes have other numbers of rows, and after steps that change them:
+    what is gathered is what is cast of the whole weight.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    mesh, gathered = init_device_mesh("cpu", (PROCESSES,)), dict[torch.nn.Module, torch.Tensor]()
+    for reshards, dtype in ((True, torch.bfloat16), (False, torch.bfloat16), (True, torch.float32)):
+        x = values(6, 32, grad=False).to(torch.bfloat16)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        torch.manual_seed(1)
+        whole = torch.nn.Sequential(torch.nn.Linear(32, 33), torch.nn.Linear(33, 48)).to(dtype)
+        module = copy.deepcopy(whole)
+        convert_to_float8_training(whole)
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+        convert_to_float8_training(module, config=config)
+        assert torch.equal(module(x.to(dtype)), whole(x.to(dtype)))
+        for layer in module:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy)
+            layer.register_forward_pre_hook(lambda layer, _: gathered.update({layer: layer.weight}))
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            state = {name: one.full_tensor() for name, one in module.state_dict().items()}
+            whole.load_state_dict(state)
+            whole.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+                want = whole(x)
+            y, gradient = module(x), torch.randn_like(want)
+            if not reshards:  # else its memory is free again
+                for layer, other in zip(module, whole, strict=True):
+                    right, scale = warploom.cast(other.weight.detach(), torch.float8_e4m3fn)
+                    assert torch.equal(gathered[layer].scale, scale)
+                    off = gathered[layer].eight_bits.float() != right.float()
+                    assert float(off.float().mean()) < 0.01  # scales are inverted once more
+            y.backward(gradient)
+            want.backward(gradient)
+            module.reshard()
+            pairs = [(y, want)]
+            for layer, other in zip(module, whole, strict=True):
+                layer.reshard()
+                assert type(gathered[layer]) is GatheredWeight
+                assert gathered[layer].eight_bits.dtype == torch.float8_e4m3fn
+                for name in ("weight", "bias"):
+                    found = getattr(layer, name).grad
+                    assert found.dtype == dtype
+                    pairs.append((found.full_tensor(), getattr(other, name).grad))
+            for found, right in pairs:
+                error = (found.float() - right.float()).norm() / right.float().norm()
+                assert float(error) < 0.02
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @case

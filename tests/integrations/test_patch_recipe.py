@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -104,3 +105,50 @@ def test_wrong_arguments_of_torchaos_name_are_refused() -> None:
         Float8LinearConfig.from_recipe_name("row")  # type: ignore[arg-type]
     with pytest.raises(ProblemError, match=r"torch\.nn\.Module"):
         convert_to_float8_training(wrong)
+
+
+def test_weights_that_are_gathered_in_fp8_train_as_before_without_fully_shard() -> None:
+    """Their state dict is saved as that of other weights, and copies of a model train likewise."""
+    torch.manual_seed(0)
+    plain, other = Model(), Model()
+    other.load_state_dict(plain.state_dict())
+    convert_to_float8_training(plain)
+    convert_to_float8_training(other, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (plain, other)]
+    for _ in range(3):
+        x = torch.randn(8, 64).bfloat16()
+        y, found = plain(x), other(x)
+        assert torch.equal(y, found)
+        y.float().square().sum().backward()
+        found.float().square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    state, wanted = dict[str, torch.Tensor](), plain.state_dict()
+    for name, one in other.state_dict().items():
+        rebuild, arguments, *_ = one.__reduce_ex__(2)  # what torch.save writes
+        state[name] = rebuild(*arguments)
+    assert state.keys() == wanted.keys() and {type(one) for one in state.values()} == {torch.Tensor}
+    assert all(torch.equal(one, wanted[name]) for name, one in state.items())
+    again = copy.deepcopy(other)
+    assert type(again.up.weight) is type(other.up.weight)
+    with torch.no_grad():
+        again.up.weight.zero_()
+        assert other.up.weight.any() and not again.up.weight.any()
+    other.load_state_dict(Model().state_dict())
+    explained = warploom.explain(other.up, torch.randn(8, 64).bfloat16(), gpu="h200")
+    assert "e4m3" in explained.kernel
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"recipe_name": "rowwise", "enable_fsdp_float8_all_gather": True}, "one scale for a"),
+        ({"enable_fsdp_float8_all_gather": 1}, "enable_fsdp_float8_all_gather 1: must be True"),
+    ],
+)
+def test_recipes_without_one_scale_are_not_gathered_in_fp8(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ProblemError, match=message):
+        Float8LinearConfig(**given)

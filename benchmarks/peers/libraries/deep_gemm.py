@@ -1,7 +1,7 @@
 """DeepGEMM: GEMMs of fp8 with block scales, and grouped ones of bf16 as well.
 
 What its kernels read is laid out here, as its users do before: scales of rows along m, groups of
-rows at multiples of 128.
+rows at multiples of 128, groups of k one behind the other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers import _routing
 from benchmarks.peers._products import prepared_baseline
 from benchmarks.peers.libraries import imported
 from warploom.generator.families.gemm import GemmOperation
@@ -62,13 +63,7 @@ def contiguous(one: Operands) -> Ready:
     """Rows are padded so that groups begin at multiples of 128."""
     library = _library()
     assert one.offs is not None  # noqa: S101 (for type checkers)
-    ends = one.offs.long()
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    padded = (counts + PADDED - 1) // PADDED * PADDED
-    starts = padded.cumsum(0) - padded
-    row = torch.arange(one.a.shape[0], device=one.a.device)
-    group = torch.searchsorted(ends, row, right=True)
-    place = starts[group] + row - (ends - counts)[group]
+    place, padded = _routing.padded(one.offs, one.a.shape[0], PADDED)
     total = int(padded.sum())
 
     def spread(rows: torch.Tensor) -> torch.Tensor:
@@ -77,7 +72,7 @@ def contiguous(one: Operands) -> Ready:
         return found
 
     indices = torch.repeat_interleave(
-        torch.arange(len(counts), device=row.device, dtype=torch.int32), padded
+        torch.arange(len(padded), device=place.device, dtype=torch.int32), padded
     )
     d = one.out.new_empty(total, one.b.shape[2])
     scales = _scales(one)
@@ -108,6 +103,31 @@ def masked(one: Operands) -> Ready:
     into = d.view(groups, -1, d.shape[1])
     every = torch.arange(d.shape[0], device=d.device)
     return partial(kernel, *operands, into, one.offs, one.expected_m), d, every
+
+
+def by_k(one: Operands) -> Ready:
+    """Each group of k is a matrix of its own, of whose k the host knows the size; the result is
+    added to fp32.
+    """
+    library, scales = _library(), _scales(one)
+    assert one.offs is not None and scales is not None  # noqa: S101 (for type checkers)
+    ends = one.offs.tolist()
+    sizes = one.offs.diff(prepend=one.offs.new_zeros(1))
+
+    def laid_out_of(values: torch.Tensor, scale: torch.Tensor) -> Scaled:
+        ranges = zip([0, *ends], ends, strict=False)
+        eight = values.view(torch.uint8)
+        flat = torch.cat([eight[:, begin:end].reshape(-1) for begin, end in ranges])
+        flat = flat.view(values.dtype)
+        return flat, laid_out(scale[:, : ends[-1] // PADDED])
+
+    d = torch.zeros(one.out.shape, dtype=torch.float32, device=one.out.device)
+    call = partial(
+        library.k_grouped_fp8_gemm_nt_contiguous,
+        *(laid_out_of(one.a, scales[0]), laid_out_of(one.b.t(), scales[1])),
+        *(d, sizes.tolist(), sizes, d),
+    )
+    return call, d, torch.arange(len(ends), device=d.device)
 
 
 def _scales(one: Operands) -> Scaled | None:

@@ -44,6 +44,29 @@ def _masked(a: Operand, b: Operand, d: torch.Tensor, counts: torch.Tensor, expec
         d[group, :count] = (left[group] @ weights[group].mT)[:count]
 
 
+def _by_k(
+    a: Scaled,
+    b: Scaled,
+    d: torch.Tensor,
+    sizes: list[int],
+    of_device: torch.Tensor,
+    c: torch.Tensor,
+) -> None:
+    assert c is d and d.dtype == torch.float32 and of_device.dtype == torch.int32
+    assert of_device.tolist() == sizes and not any(size % PADDED for size in sizes)
+    _, m, n = d.shape
+    start = 0
+    for group, size in enumerate(sizes):
+        sides = []
+        for (flat, scale), rows in ((a, m), (b, n)):
+            assert flat.numel() == rows * sum(sizes) and scale.shape == (rows, sum(sizes) // PADDED)
+            matrix = flat[start * rows : (start + size) * rows].view(rows, size)
+            blocks = scale[:, start // PADDED : (start + size) // PADDED]
+            sides.append(matrix.float() * blocks.repeat_interleave(PADDED, 1))
+        d[group] += sides[0] @ sides[1].mT
+        start += size
+
+
 def imported(library: str, module: str) -> SimpleNamespace:
     """In the place of `benchmarks.peers.libraries.imported`."""
     assert library == "deep_gemm"
@@ -55,4 +78,5 @@ def imported(library: str, module: str) -> SimpleNamespace:
         for kind, function in kinds.items()
         for type in ("bf16", "fp8")
     }
+    grouped["k_grouped_fp8_gemm_nt_contiguous"] = _by_k
     return SimpleNamespace(fp8_gemm_nt=_dense, **grouped)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import deep_gemm_stand_in
 import pytest
+import torch
 from samplers import assert_right
 
 from benchmarks.families import Asked
@@ -42,6 +43,38 @@ def test_kernels_of_a_configuration_compete(rows: int) -> None:
     assert_right(found, ["warploom", "torch._grouped_mm", spec.name], "gemm_sm90a")
 
 
+@pytest.mark.parametrize("block", peer.BY_K_FP8)
+def test_every_contender_of_gradients_in_fp8_is_right(
+    block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against operands that torch's and DeepGEMM's kernels would read otherwise."""
+    monkeypatch.setattr(deep_gemm, "imported", deep_gemm_stand_in.imported)
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", _scaled_grouped_mm)
+    asked = Asked(device="cpu")
+    found = peer._contenders_by_k(peer.BY_K_FP8[block], (4, 128, 256, 400), "zipf", asked)
+    by_block = ["torch._grouped_mm, bf16", "deep_gemm, adds to fp32"]
+    by_row = ["torch._scaled_grouped_mm", "torch._grouped_mm, bf16"]
+    beside = by_row if block == "row" else by_block
+    assert_right(found, ["warploom", "warploom, bf16", *beside], "gemm_sm90a")
+
+
+def _scaled_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    offs: torch.Tensor,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    """torch's function, which has no kernel for CPUs: scales are of rows of each group."""
+    ends, sides = offs.tolist(), (scale_a.view(len(offs), -1, 1), scale_b.view(len(offs), 1, -1))
+    assert use_fast_accum and a.stride(1) == b.stride(0) == 1
+    found = [a[:, i:j].float() @ b[i:j].float() for i, j in zip([0, *ends], ends, strict=False)]
+    return (torch.stack(found) * sides[0] * sides[1]).to(out_dtype)
+
+
 def test_a_floor_leaves_out_the_weights_of_groups_without_rows() -> None:
     """Guards against a floor above a time: 128 rows leave many of 128 groups empty."""
     groups, n, k, rows = 128, 1536, 2048, 128
@@ -50,7 +83,9 @@ def test_a_floor_leaves_out_the_weights_of_groups_without_rows() -> None:
     assert 0 < hit < groups
     moved = peer._moved(peer.BY_ROWS, (groups, n, k, rows), "zipf")
     assert moved == 2 * (rows * k + hit * n * k + rows * n)
-    assert peer._moved(peer.BY_K, (groups, n, k, rows), "zipf") > 2 * groups * n * k
+    written, read = 2 * groups * n * k, rows * (n + k)
+    assert peer._moved(peer.BY_K, (groups, n, k, rows), "zipf") == written + 2 * read
+    assert peer._moved(peer.BY_K_FP8["row"], (groups, n, k, rows), "zipf") == written + read
 
 
 @pytest.mark.parametrize("operation", [peer.BY_ROWS, peer.BLOCKS], ids=["bf16", "blocks"])
