@@ -33,6 +33,7 @@ AWAITED: dict[str, set[str]] = {
         "test_clusters.py",
         "test_memory.py",
         "test_samples.py",
+        "test_scatter.py",
         "test_split_k.py",
         "test_stochastic_rounding.py",
         "test_strassen.py",

@@ -214,7 +214,9 @@ def _place() -> Field[AtLaunch]:
 
 
 def _rows_d() -> Field[AtLaunch]:
-    return int32("d_rows", "rows of D, which indices are compared with", lambda at: at.problem.rows_d)
+    return int32(
+        "d_rows", "rows of D, which indices are compared with", lambda at: at.problem.rows_d
+    )
 
 
 def _spans() -> list[Field[AtLaunch]]:
@@ -349,7 +351,7 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
         rows, columns = _blocks(spec.operation, problem)
         told = f"sparse {spec.operation.sparse}: {rows}x{columns} blocks"
         refuse_beyond({told: rows * columns})
-    if scatters(spec.operation.epilogue):
+    if problem.rows_d:
         refuse_beyond({f"rows of D {problem.rows_d}": problem.rows_d})
     values = parameters(spec).values(at)
     every = kernel_launches(at, values)

@@ -66,8 +66,8 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             f"epilogue with {operation.epilogue[-1].token}: is for gemm; quantize the result"
             if quantizes(operation.epilogue)
             else None,
-            f"epilogue with {operation.epilogue[-1].token}: is for gemm; write the rows to D[index] "
-            "afterwards"
+            f"epilogue with {operation.epilogue[-1].token}: is for gemm; write the rows to "
+            "D[index] afterwards"
             if scatters(operation.epilogue)
             else None,
             *(

@@ -593,7 +593,7 @@ def gemm(
         spec,  # type: ignore[arg-type]
         *(preactivation, main_grad, gradient_dtype),
     )
-    if index_of(listed) is not None and not composed and out is None:
+    if (scatter is not None or epilogue is not None) and not composed and out is None:
         found = _scattered(call)
         if found is not None:
             return found
@@ -623,9 +623,10 @@ def gemm(
 
 def _scattered(call: GemmCall) -> torch.Tensor | None:
     """D of a call whose rows are scattered, where autograd is to know of it: by torch, whose
-    gradient takes its rows by the same indices. None where there is nothing to differentiate.
+    gradient takes its rows by the same indices. None of any other call.
     """
-    if not torch.is_grad_enabled() or call.requiring_grad() is None:
+    index = index_of(call.listed)
+    if index is None or not torch.is_grad_enabled() or call.requiring_grad() is None:
         return None
     if call.spec is not None:
         raise ProblemError(
@@ -634,7 +635,7 @@ def _scattered(call: GemmCall) -> torch.Tensor | None:
             fix="leave it out, or call under torch.no_grad()",
         )
     refuse_batches(call.a, call.b)
-    index = check_index(index_of(call.listed), call.a.shape[0], call.a.get_device())
+    index = check_index(index, call.a.shape[0], call.a.get_device())
     d = gemm(
         *(call.a, call.b),
         epilogue=call.listed[:-1],

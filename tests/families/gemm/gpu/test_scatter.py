@@ -51,7 +51,9 @@ def test_more_tiles_than_multiprocessors(kernel: KernelSpec) -> None:
     scatter.verify(scatter.call(kernel, 8191, 1032, 193, seed=1))
 
 
-@pytest.mark.parametrize("kernel", [scatter.PLAIN[0], scatter.PLAIN[7], scatter.PLAIN[13]], ids=short)
+@pytest.mark.parametrize(
+    "kernel", [scatter.PLAIN[0], scatter.PLAIN[7], scatter.PLAIN[13]], ids=short
+)
 def test_bits_are_the_same_in_every_run(kernel: KernelSpec) -> None:
     made = scatter.call(kernel, 701, 520, 1160)
     first = scatter.verify(made).view(torch.int16).clone()
@@ -103,7 +105,9 @@ def test_warm_calls_take_the_indices_they_are_given() -> None:
     a, b = (torch.randn(96, 64, device="cuda").to(BF16) for _ in range(2))
     plain = warploom.gemm(a, b.t())
     for seed in range(5):
-        index = torch.randperm(96, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+        index = torch.randperm(
+            96, generator=torch.Generator("cuda").manual_seed(seed), device="cuda"
+        )
         assert torch.equal(warploom.gemm(a, b.t(), scatter=index)[index], plain)
         out = torch.full((200, 96), 7.0, device="cuda", dtype=BF16)
         warploom.gemm(a, b.t(), scatter=index + 100, out=out)
