@@ -360,8 +360,8 @@ def check_apart(
                 beside += [(item[0], value)] * (
                     not (in_place and step.in_place and _same(value, out))
                 )
-    but = "; out may be exactly the residual" * in_place
-    refuse_overlap(out, (*read, *stored), f"do not overlap{but}")
+    rule = "do not overlap; out may be exactly the residual" if in_place else "do not overlap"
+    refuse_overlap(out, (*read, *stored), rule)
     for index, (kind, value) in enumerate(stored):
         refuse_overlap(value, (*read, *stored[:index]), "do not overlap: one is stored", kind)
 
