@@ -285,7 +285,8 @@ def test_threads_store_every_16_bytes_of_a_buffer_once(kernel: KernelSpec) -> No
     assert "d_map" not in text
     assert f"kStaged = {rows}," in text and f"kSpan = {span};" in text
     assert "staged = thread / kVectors, byte = thread % kVectors * 16;" in text
-    assert "kRowsOfThread = (kStaged + kApart - 1) / kApart;" in text
+    assert ("kRowsOfThread = kStaged / kApart;" in text) == (rows > apart)
+    assert layout.rows_of_thread == -(-rows // apart)
 
 
 def test_launches_have_the_indices_and_the_rows_of_d() -> None:
