@@ -505,6 +505,30 @@ class RmsScale(Step):
         )
 
 
+@frozen
+class Scatter(Step):
+    """Write row i of the result to row index[i] of D, as CUTLASS's ScatterD does.
+
+    It must be the last step. Rows whose index is negative, or is not a row of D, are not written.
+    """
+
+    index: Literal["int32", "int64"] = knob(name="scatter_{}", doc="element type of the indices")
+    step: Literal["scatter"] = "scatter"
+    arguments: ClassVar[tuple[str, ...]] = ("scatter",)
+
+    @property
+    def cpp(self) -> str:
+        return f"Scatter<{self._element}>"
+
+    @property
+    def _element(self) -> str:
+        return "int" if self.index == "int32" else "int64_t"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        kind = f"const {self._element}"
+        return (pointer(f"scatter_{index}", kind, "index[m]: the row of D that each row is for"),)
+
+
 EpilogueStep = (
     Scale
     | Bias
@@ -521,6 +545,7 @@ EpilogueStep = (
     | MeanSquare
     | RmsScale
     | SwigluGate
+    | Scatter
 )
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
@@ -528,6 +553,9 @@ STEPS: tuple[EpilogueStep, ...] = tuple(
 )
 """Every step there is."""
 
+
+LAST = (Quantize, StochasticRounding, MeanSquare, Scatter)
+"""The steps that can only be the last."""
 
 BLOCK = 128
 """Columns of D that share a scale where a step quantizes them."""
@@ -574,6 +602,12 @@ def sums_squares(steps: tuple[Step, ...]) -> bool:
     return bool(steps) and isinstance(steps[-1], MeanSquare)
 
 
+@lru_cache(maxsize=1024)
+def scatters(steps: tuple[Step, ...]) -> bool:
+    """Whether rows of the result go to rows of D that indices name."""
+    return bool(steps) and isinstance(steps[-1], Scatter)
+
+
 def factors(steps: tuple[Step, ...], index: int) -> int:
     """How many columns of a step's there are for each column of D."""
     return 2 if any(isinstance(step, GATES) for step in steps[index:]) else 1
@@ -618,9 +652,15 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     norms = [step for step in steps if isinstance(step, RmsScale)]
     if len(norms) > 1:
         return f"epilogue with {len(norms)} {norms[0].token}: at most one, as A has one norm"
-    early = [
-        step for step in steps[:-1] if isinstance(step, Quantize | StochasticRounding | MeanSquare)
-    ]
+    scattered = [step for step in steps if isinstance(step, Scatter)]
+    alone = [step for step in steps if isinstance(step, LAST)]
+    if scattered and len(alone) > len(scattered):
+        other = next(step for step in alone if step not in scattered)
+        return (
+            f"epilogue with {other.token} and {scattered[0].token}: must be one of them, as each "
+            "is the last step; write the rows to D[index] afterwards"
+        )
+    early = [step for step in steps[:-1] if isinstance(step, LAST)]
     if early:
         return f"epilogue with {early[0].token} before other steps: must be the last"
     written = "_".join(step.token for step in steps)

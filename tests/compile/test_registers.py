@@ -16,6 +16,7 @@ from warploom.generator.epilogue import (
     Preactivation,
     Residual,
     Scale,
+    Scatter,
 )
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation
@@ -62,6 +63,11 @@ GATES: list[tuple[tuple[EpilogueStep, ...], dict[str, Any]]] = [
     (
         (GateGradient("swiglu_oai", "bf16", "interleaved"),),
         {"kernel_schedule": "pingpong"},
+    ),
+    # A thread stores one row of each chunk.
+    (
+        (Bias("bf16"), Gate("silu"), Scale("row"), Scatter("int64")),
+        {"tile": (256, 64, 64), "swap_ab": True, "kernel_schedule": "pingpong"},
     ),
     ((Scale("host"), UNGATED), {"tile": (256, 96, 64), "stream_k": True}),
     (

@@ -34,6 +34,7 @@ AWAITED: dict[str, set[str]] = {
         "test_grouped_stream_k.py",
         "test_memory.py",
         "test_samples.py",
+        "test_scatter.py",
         "test_split_k.py",
         "test_stochastic_rounding.py",
         "test_strassen.py",

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import launches as launch
 from warploom.generator.elements import ELEMENTS, Element
-from warploom.generator.epilogue import gate_of
+from warploom.generator.epilogue import gate_of, scatters
 from warploom.generator.families._product.layout import ProductLayout
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import DeviceLimits, Launch, Value, Workspace
@@ -400,7 +400,7 @@ def operand_a(*, trimmed: bool) -> list[Field[AtLaunch]]:
 def finished(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
     """Where D lies, and what each step of the epilogue reads and stores."""
     fields: list[Field[AtLaunch]] = []
-    if schedule.store == "tma":
+    if schedule.store == "tma" and not scatters(operation.epilogue):
         fields.append(tensor_map("d_map", "D, in staging boxes", lambda at: at.d_map()))
     else:
         fields += [

@@ -20,7 +20,7 @@ from warploom.generator.epilogue import (
 )
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
-from warploom.generator.wgmma import WGMMA_M
+from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 WIDEST = 64  # columns of a chunk
 REDUCED_COLUMNS = 16  # of a chunk of the second launch, where the store takes as few
@@ -83,6 +83,11 @@ class ProductLayout:
     def staging_bytes(self) -> int:
         """Staging buffers of one consumer."""
         return STORE_BUFFERS * self.store_box[1] * self.store_span
+
+    @property
+    def rows_of_thread(self) -> int:
+        """Rows of a staging buffer of which a thread stores 16 bytes, where 128 do so at once."""
+        return max(1, self.store_box[1] * self.store_span // (16 * WARPGROUP))
 
     @property
     def operand_bytes(self) -> int:

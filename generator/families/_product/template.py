@@ -12,6 +12,7 @@ from warploom.generator.epilogue import (
     gate_of,
     quantizes,
     rounds_stochastically,
+    scatters,
     sums_squares,
 )
 from warploom.generator.families._product import launch
@@ -46,6 +47,8 @@ def context(
     in the rows of wgmma; `ahead`: whether consumers load operands of fragments a chunk ahead.
     """
     steps = [StepText(operation, schedule, index) for index in range(len(operation.epilogue))]
+    # The store has the indices of rows, of which `Epilogue` knows nothing.
+    scatter = steps.pop() if scatters(operation.epilogue) else None
     whole = quantizes, rounds_stochastically, sums_squares
     # All but a last step that takes a chunk at a time, which has the values of all others.
     applied = steps[:-1] if any(last(operation.epilogue) for last in whole) else steps
@@ -89,6 +92,8 @@ def context(
         "finishing": [i for i, step in enumerate(operation.epilogue) if isinstance(step, Amax)],
         "auxiliary": auxiliary,
         "placed": placed,
+        "scatter": scatter,
+        "store_part": "scattered" if scatter and schedule.store == "tma" else schedule.store,
         "quantized": len(steps) - 1 if quantizes(operation.epilogue) else None,
         "calls_of_chunk": lambda chunk: [call for step in steps for call in step.of_chunk(chunk)],
         "prepared": next(
@@ -165,18 +170,21 @@ def _epilogue_parts(operation: ProductOperation, schedule: ProductSchedule) -> l
     convert = f"_product/convert_{kind}.cuh.jinja" if d.bits < 32 else "_product/convert_none.cuh"
     if d.name == "bf16" and rounds_stochastically(operation.epilogue):
         convert = "_product/convert_truncated.cuh"
-    last = ("_product/pair.cuh", convert)
-    if not operation.epilogue:
-        return [*last]
+    last = ["_product/pair.cuh", convert]
+    if scatters(operation.epilogue):
+        last.append("_product/epilogue/scatter.cuh")
+    epilogue = operation.epilogue[: -1 if scatters(operation.epilogue) else None]
+    if not epilogue:
+        return last
     pairs = "pairs" if in_pairs(operation, schedule) else "single"
-    reading = [step for step in operation.epilogue if not step.auxiliary or step.loads]
+    reading = [step for step in epilogue if not step.auxiliary or step.loads]
     columns = any(step.reads in ("column", "fragment") for step in reading)
     first = [f"_product/read_{pairs}.cuh"] * columns
-    if any(step.auxiliary and step.reads == "fragment" for step in operation.epilogue):
+    if any(step.auxiliary and step.reads == "fragment" for step in epilogue):
         first.append(f"_product/write_{pairs}.cuh")
     steps = (
         part if "/" in part else f"_product/epilogue/{part}"
-        for step in operation.epilogue
+        for step in epilogue
         for part in step.parts
     )
     return list(dict.fromkeys((*first, *steps, "_product/epilogue.cuh.jinja", *last)))

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import gate_of
+from warploom.generator.epilogue import gate_of, scatters
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.groups import (
     few_tiles,
@@ -75,7 +75,8 @@ class GemmProblem:
     between the batches of D and of each step's operand that has a `batch_field`. `mask_strides` are
     those of the mask of a sparse matrix, along the blocks that have lists, and along these.
 
-    Of a grouped GEMM batches are its groups, and m or k are the rows of all of them.
+    Of a grouped GEMM batches are its groups, and m or k are the rows of all of them. `rows_d` are
+    the rows of D where these are scattered: m are those of A.
     """
 
     m: int
@@ -94,6 +95,7 @@ class GemmProblem:
     scales_b: ScaleStrides = ScaleStrides()
     mask_strides: tuple[int, int] = (0, 0)
     place: int = 0  # elements from a piece of A or B to the next, where these are pieces
+    rows_d: int = 0
 
 
 def bounded(plain: TensorMap) -> TensorMap:
@@ -226,12 +228,19 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *(_lists(operation) if operation.sparse != "none" else ()),
         *((_place(),) if operation.terms > 1 else ()),
         *(_spans() if operation.spans != "any" else ()),
+        *((_rows_d(),) if scatters(operation.epilogue) else ()),
     ]
     return block(fields)
 
 
 def _place() -> Field[AtLaunch]:
     return int32("piece_pitch", "elements between pieces along k", lambda at: at.problem.place)
+
+
+def _rows_d() -> Field[AtLaunch]:
+    return int32(
+        "d_rows", "rows of D, which indices are compared with", lambda at: at.problem.rows_d
+    )
 
 
 def _spans() -> list[Field[AtLaunch]]:
@@ -367,6 +376,8 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
         rows, columns = _blocks(spec.operation, problem)
         told = f"sparse {spec.operation.sparse}: {rows}x{columns} blocks"
         refuse_beyond({told: rows * columns})
+    if problem.rows_d:
+        refuse_beyond({f"rows of D {problem.rows_d}": problem.rows_d})
     values = parameters(spec).values(at)
     every = kernel_launches(at, values)
     if spec.operation.sparse != "none":

@@ -22,6 +22,7 @@ from warploom.generator.epilogue import (
     legal,
     quantizes,
     rounds_stochastically,
+    scatters,
     sums_squares,
 )
 from warploom.generator.families._product.layout import chunks
@@ -100,6 +101,7 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             *(_sparse_operation(operation) if operation.sparse != "none" else ()),
             *(_grouped_operation(operation) if operation.groups != "none" else ()),
             *(_pieces(operation) if operation.terms > 1 else ()),
+            *(_scattered(operation) if scatters(operation.epilogue) else ()),
             None
             if operation.terms in ((2, 3) if operation.whole_b else (1, 3, 6))
             else f"terms {operation.terms} with whole_b {str(operation.whole_b).lower()}: must be "
@@ -226,6 +228,24 @@ def _grouped_operation(operation: GemmOperation) -> list[rules.Reason]:
         else None,
         f"epilogue of {', '.join(written)} with {groups}: must be without outputs beside D"
         if written
+        else None,
+    ]
+
+
+def _scattered(operation: GemmOperation) -> list[rules.Reason]:
+    """What an operation whose rows are scattered cannot have."""
+    token = operation.epilogue[-1].token
+    return [
+        f"batched with {token}: must be false, as indices are of rows of one matrix; flatten the "
+        "batches to rows, or use groups rows"
+        if operation.batched and operation.groups == "none"
+        else None,
+        f"groups {operation.groups} with {token}: must be none or rows, whose rows follow each "
+        "other in one matrix"
+        if operation.groups in ("masked", "k")
+        else None,
+        f"terms {operation.terms} with {token}: must be 1; write the rows to D[index] afterwards"
+        if operation.terms > 1
         else None,
     ]
 

@@ -229,8 +229,8 @@ class GemmSchedule(ProductSchedule):
     store: Store = knob(
         default="tma",
         doc="how D is stored. tma: by TMA from shared memory, and the epilogue reads its "
-        "operands in pairs; direct: element by element with bounds checks, for any row "
-        "stride and address",
+        "operands in pairs (scattered rows: by threads from shared memory, 16 bytes at a time); "
+        "direct: element by element with bounds checks, for any row stride and address",
     )
     kernel_schedule: Roles = knob(
         stored_as="roles",

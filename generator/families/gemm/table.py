@@ -10,7 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import BLOCK, GATES, GateGradient, factors, quantizes
+from warploom.generator.epilogue import (
+    BLOCK,
+    GATES,
+    GateGradient,
+    factors,
+    quantizes,
+    scatters,
+)
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
@@ -35,8 +42,11 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
     def timed_as(self, operation: GemmOperation) -> GemmOperation:
         """A gate takes what its GEMM takes; so do block scales of either type, whatever the results
         are: accumulators are scaled alike. Groups of which only some rows count take what those
-        take that have as many. A launch that may leave at once is timed where it stays.
+        take that have as many. A launch that may leave at once is timed where it stays. Rows that
+        are scattered take what others take.
         """
+        if scatters(operation.epilogue):
+            return self.timed_as(replace(operation, epilogue=operation.epilogue[:-1]))
         if operation.spans != "any":
             return self.timed_as(replace(operation, spans="any"))
         if operation.groups == "masked":

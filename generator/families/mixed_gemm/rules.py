@@ -9,7 +9,13 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import gate_of, legal, quantizes, rounds_stochastically
+from warploom.generator.epilogue import (
+    gate_of,
+    legal,
+    quantizes,
+    rounds_stochastically,
+    scatters,
+)
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.mixed_gemm.layout import (
     BARRIER_BYTES,
@@ -59,6 +65,10 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             ),
             f"epilogue with {operation.epilogue[-1].token}: is for gemm; quantize the result"
             if quantizes(operation.epilogue)
+            else None,
+            f"epilogue with {operation.epilogue[-1].token}: is for gemm; write the rows to "
+            "D[index] afterwards"
+            if scatters(operation.epilogue)
             else None,
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)

@@ -25,6 +25,7 @@ from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import ITEMS, BoundEpilogue
 from warploom.runtime.families._product.operands import Operand
 from warploom.runtime.families._product.steps import KINDS, LOADING, step_of
+from warploom.runtime.families._product.steps.scatter import index_of, written
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.tensors import require_memory
@@ -165,8 +166,13 @@ class ProductCall(Arguments[Checked, torch.Tensor]):
 
     def compute(self, details: Checked, results: torch.Tensor) -> None:
         """Compute D by plain torch operations."""
+        index = index_of(self.listed)
         with torch.no_grad(), torch.autocast(results.device.type, enabled=False):
-            results.copy_(self.reference(details.out_dtype))
+            if index is None:
+                results.copy_(self.reference(details.out_dtype))
+                return
+            plain: Any = replace(self, listed=self.listed[:-1])  # type: ignore[type-var]
+            results.copy_(written(results, plain.reference(details.out_dtype), index))
 
     @classmethod
     def crossed(cls, *values: Any, **written: torch.Tensor | None) -> Self:

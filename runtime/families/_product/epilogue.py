@@ -34,6 +34,7 @@ from warploom.runtime.families._product.steps.gate import (
     has_own_numbers,
 )
 from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.scatter import index_of
 from warploom.runtime.families._product.steps.step import Given
 from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.operands import refuse_overlap
@@ -59,6 +60,7 @@ class Keywords(TypedDict, total=False):
     epilogue: Sequence[Item] | None
     rounding: str
     rounding_state: torch.Tensor | None
+    scatter: torch.Tensor | None
 
 
 def items(
@@ -78,10 +80,11 @@ def items(
     epilogue: Sequence[Item] | None = None,
     rounding: str = "nearest",
     rounding_state: torch.Tensor | None = None,
+    scatter: torch.Tensor | None = None,
 ) -> Sequence[Item]:
     """Spell the keywords out as a list, in the order of `warploom.gemm`; or return the list.
 
-    Stochastic rounding comes last in either.
+    Stochastic rounding, or where rows go, comes last in either.
     """
     listed: list[Item] = []
     if scale_a is not None:
@@ -123,7 +126,15 @@ def items(
         )
     if rounding != "nearest" or rounding_state is not None:
         check_rounding(rounding, rounding_state)
+        if scatter is not None:
+            raise ProblemError(
+                f"scatter with rounding {rounding}",
+                rule="must come with rounding nearest",
+                fix="leave rounding out, or write the result to out[index] afterwards",
+            )
         return [*(listed or epilogue or ()), ("stochastic_rounding", rounding_state)]
+    if scatter is not None:
+        return [*(listed or epilogue or ()), ("scatter", scatter)]
     return listed or epilogue or ()
 
 
@@ -340,13 +351,17 @@ def check_apart(
     when what a step fills does, with anything.
     """
     read, stored = [*operands], list[tuple[str, torch.Tensor]]()
+    in_place = index_of(listed) is None  # rows that are scattered are read and written elsewhere
     for item in listed:
         for value in item[1:]:
             if isinstance(value, torch.Tensor):
                 step = step_of(item)
                 beside = stored if step.overwrites and value is item[-1] else read
-                beside += [(item[0], value)] * (not (step.in_place and _same(value, out)))
-    refuse_overlap(out, (*read, *stored), "do not overlap; out may be exactly the residual")
+                beside += [(item[0], value)] * (
+                    not (in_place and step.in_place and _same(value, out))
+                )
+    rule = "do not overlap; out may be exactly the residual" if in_place else "do not overlap"
+    refuse_overlap(out, (*read, *stored), rule)
     for index, (kind, value) in enumerate(stored):
         refuse_overlap(value, (*read, *stored[:index]), "do not overlap: one is stored", kind)
 

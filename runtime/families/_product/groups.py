@@ -29,10 +29,11 @@ _TENSORS = {
     **{name: name for name in ("bias", "scale_a", "scale_b")},
     "scale_row": "row_scale",
     "residual": "residual",
+    "scatter": "scatter",
 }
 """Items that have tensors, and what calls have for them, in the order of their declarations."""
 
-_NAMED = ("bias", "residual")  # items whose tensors kernels call so
+_NAMED = ("bias", "residual", "scatter")  # items whose tensors kernels call so
 _GATED = tuple(kind for one in GATE_STEPS for kind in one.arguments)
 _WORDS = {"activation": (*FUNCTIONS,), **dict.fromkeys(Gate.arguments, GATES)}
 
@@ -151,7 +152,7 @@ class GroupedProduct(Arguments[Details, tuple[torch.Tensor]]):
         """
         m, groups, device = self.a.shape[0], self.groups, self.a.get_device()
         for kind, value, *_ in steps if self.by_rows else ():
-            if not isinstance(value, torch.Tensor) or value.numel() < 2:
+            if not isinstance(value, torch.Tensor) or value.numel() < 2 or kind == "scatter":
                 continue
             name, fix = _TENSORS[kind], "pass one vector for the rows of all groups"
             if kind == "residual":

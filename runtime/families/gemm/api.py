@@ -33,6 +33,12 @@ from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.call import Checked, WarmProducts
 from warploom.runtime.families._product.epilogue import ITEMS, Item, Keywords, defaults
 from warploom.runtime.families._product.epilogue import items as epilogue_items
+from warploom.runtime.families._product.steps.scatter import (
+    check_index,
+    index_of,
+    refuse_batches,
+    scattered,
+)
 from warploom.runtime.families.gemm import fp32, operators, strassen
 from warploom.runtime.families.gemm.block_scales import without_gradients
 from warploom.runtime.families.gemm.call import GemmCall, check_gradient_options
@@ -55,7 +61,13 @@ from warploom.runtime.kinds import alike
 from warploom.runtime.launch_plan import Bound, LaunchPlan
 from warploom.runtime.philox import drawn
 from warploom.runtime.plan import Plan, increment_versions, make, planned
-from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
+from warploom.runtime.tensors import (
+    WithoutMemoryError,
+    explained,
+    inside_vmap,
+    lowered,
+    shown,
+)
 
 Fits = Callable[..., bool]
 Launch = Callable[[int, int], tuple[object, ...]]  # returns the driver's status, 0 being success
@@ -414,6 +426,7 @@ def gemm(
     epilogue: Sequence[Item] | None = None,
     rounding: str = "nearest",
     rounding_state: torch.Tensor | None = None,
+    scatter: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
     preactivation: Preactivation = "save",
     main_grad: torch.Tensor | None = None,
@@ -460,6 +473,13 @@ def gemm(
             neighbours at random, with the value as its mean. Gradients ignore it.
         rounding_state: int64 [2] on the device of a: the random numbers are a function of it and of
             the position in the result. None draws a state from torch's generator.
+        scatter: int32 or int64 [M], on the device of a: row i is written to row scatter[i] of the
+            result, which is of `out`'s rows, [R, N], or of M rows where `out` is None. A row whose
+            index is negative, or is not a row of the result, is not written; rows of the result
+            that no index names are not written either: `out` keeps them, and in a result that was
+            made they are undefined (zeros where it is differentiated). Of rows with one index any
+            may come last. The epilogue's operands are in the order of a. a and b are [M, K] and
+            [K, N].
         spec: The kernel to run, a KernelSpec or its name.
         preactivation: Where the backward pass has the input of the activation from: "save" keeps it
             in the forward pass, "recompute" computes it again.
@@ -516,6 +536,7 @@ def gemm(
         amax,
         rounding,
         rounding_state,
+        scatter,
         out_dtype,
         use_fast_accum,
         preactivation,
@@ -544,6 +565,7 @@ def gemm(
         or epilogue is not None
         or rounding != "nearest"
         or rounding_state is not None
+        or scatter is not None
         or type(beta) is not float  # a tensor would be waited for
         or beta != 1
         or gate_layout != "halves"
@@ -562,6 +584,7 @@ def gemm(
             epilogue=epilogue,
             rounding=rounding,
             rounding_state=rounding_state,
+            scatter=scatter,
         )
     if forward_ad._current_level >= 0:
         GemmCall(a, b, listed, out).refuse_tangents()
@@ -570,6 +593,10 @@ def gemm(
         spec,  # type: ignore[arg-type]
         *(preactivation, main_grad, gradient_dtype),
     )
+    if (scatter is not None or epilogue is not None) and not composed and out is None:
+        found = _scattered(call)
+        if found is not None:
+            return found
     if precision is not None:
         fp32.refuse_algorithm(algorithm, precision)
         return fp32.multiply(call, precision)
@@ -592,6 +619,33 @@ def gemm(
         if inside_vmap():  # whose tensors have no memory, and which the operators fold
             return operators.call(call)
         raise explained(error, call.require) from error.__cause__
+
+
+def _scattered(call: GemmCall) -> torch.Tensor | None:
+    """D of a call whose rows are scattered, where autograd is to know of it: by torch, whose
+    gradient takes its rows by the same indices. None of any other call.
+    """
+    index = index_of(call.listed)
+    if index is None or not torch.is_grad_enabled() or call.requiring_grad() is None:
+        return None
+    if call.spec is not None:
+        raise ProblemError(
+            f"spec {shown(call.spec)} with scatter and a tensor that requires grad",
+            rule="must be left out: torch scatters the rows of what is differentiated",
+            fix="leave it out, or call under torch.no_grad()",
+        )
+    refuse_batches(call.a, call.b)
+    index = check_index(index, call.a.shape[0], call.a.get_device())
+    d = gemm(
+        *(call.a, call.b),
+        epilogue=call.listed[:-1],
+        out_dtype=call.out_dtype,
+        use_fast_accum=call.use_fast_accum,
+        preactivation=call.preactivation,
+        main_grad=call.main_grad,
+        gradient_dtype=call.gradient_dtype,
+    )
+    return scattered(d, index)
 
 
 def plan(

@@ -39,6 +39,7 @@ from warploom.runtime.families._product.operands import (
     storing,
 )
 from warploom.runtime.families._product.steps import KINDS, OUTPUTS, step_of
+from warploom.runtime.families._product.steps.scatter import refuse_batches
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import block_scales, reference
 from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
@@ -247,6 +248,9 @@ class GemmCall(ProductCall):
         shape, shared = extents(a, b, spec, self.inputs)
         *lead, m, n = shape
         device = a.get_device()
+        scattered = len(listed) > 0 and listed[-1][0] == "scatter"
+        if scattered:
+            refuse_batches(a, b)
         scaled, scales = None, block_scales.NONE
         if len(listed) > 1:
             vectors = spec is None or cast("GemmOperation", spec.operation).block_scales == "none"
@@ -260,6 +264,8 @@ class GemmCall(ProductCall):
             block_scales.refuse_partner(a, b, listed)
         bound = epilogue.bind(rest, shape[:-2], m, n, device, batched=batched, k=a.shape[-1])
         shared, shape = shape[:-2] if bound.batched else None, (*lead, m, bound.columns)
+        if scattered and out is not None and out.dim() == 2:
+            shape = (out.shape[0], bound.columns)
         m, k = (m if shared is not None else prod(lead) * m), a.shape[-1]
         d_type = result_type(a, out, self.out_dtype, len(listed) > 0)
         pitch_d, batch_pitch_d = check_out(out, shape, d_type, device, shared)
@@ -296,12 +302,13 @@ class GemmCall(ProductCall):
             batch_pitch_steps=bound.batch_pitches,
             scales_a=scales.strides[0],
             scales_b=scales.strides[1],
+            rows_d=shape[0] if scattered else 0,
         )
         return Checked(
             operation=operation,
             problem=problem,
             shape=GemmShape(problem.m, problem.n, problem.k, problem.batches),
-            empty=not all((problem.m, problem.n, problem.k, problem.batches)),
+            empty=not all((problem.m, problem.n, problem.k, problem.batches, *shape)),
             epilogue=bound,
             store=storing(
                 out, bound.columns, (pitch_d, batch_pitch_d), d_type, paired=bound.paired

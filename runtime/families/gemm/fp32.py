@@ -44,6 +44,7 @@ from warploom.runtime.families._product.operands import (
 )
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps import step_of
+from warploom.runtime.families._product.steps.scatter import index_of
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.fp32_pieces.api import Pieces, split
 from warploom.runtime.families.fp32_pieces.call import Fp32PiecesCall
@@ -162,6 +163,11 @@ def check(call: GemmCall, precision: object) -> None:
             precision != TF32 and any(step_of(item).step in GATES for item in call.listed),
             "a gate",
             "must be computed by torch: columns of B are split alone, not in pairs",
+        ),
+        (
+            index_of(call.listed) is not None,
+            "scatter",
+            "must be left out: write the result to out[index] afterwards",
         ),
     )
     for is_given, name, rule in refused:

@@ -21,6 +21,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
+from warploom.runtime.families._product.steps.scatter import scattered
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gradient import once
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
@@ -40,7 +41,7 @@ def _plain(
     """The grouped GEMM without an epilogue, of which autograd knows nothing."""
     return _grouped(
         *(a, b, offs, None, None, None, None, None, None, None, "halves", True, None),
-        *(out, out_dtype, None, ALPHA, LIMIT),
+        *(out, out_dtype, None, ALPHA, LIMIT, None),
     )[0]
 
 
@@ -64,7 +65,7 @@ class _Grouped(torch.autograd.Function):
         ctx.bias = (bias.dtype, bias.dim()) if needs_bias and bias is not None else None
         return _grouped(
             *(a, b, offs, bias, None, None, None, None, None, None, "halves", True, None),
-            *(None, out_dtype, spec, ALPHA, LIMIT),
+            *(None, out_dtype, spec, ALPHA, LIMIT, None),
         )[0]
 
     @staticmethod
@@ -134,6 +135,7 @@ def grouped_gemm(
     gate_limit: float = LIMIT,
     row_scale: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    scatter: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = True,
@@ -182,7 +184,13 @@ def grouped_gemm(
         gate_limit: Of swiglu_oai: gate is at most this, and up between minus this and this.
         row_scale: fp32 [S], or [G, M] with lengths: multiplies each row, behind the gate, as a
             routing weight does.
-        residual: fp16, bf16 or fp32, of the shape of the result: added to it last.
+        residual: fp16, bf16 or fp32 [S, N], or [G, M, N]: added last; its rows are those of a.
+        scatter: int32 or int64 [S], of groups of rows with offs: row i is written to row scatter[i]
+            of the result, as those of tokens go back to (token, expert) order. `out` may have any
+            number of rows, and keeps those that no index names; a result that is made has S rows,
+            of which these are undefined (zeros where it is differentiated). Rows whose index is
+            negative, or is no row of the result, are not written, nor are those of no group. Of
+            rows with one index any may come last.
         out: Where the result is written; None: it is made.
         out_dtype: Of the result; by default that of 16-bit operands, else bf16.
         use_fast_accum: False adds fp8 products up in fp32 registers every 128 of k.
@@ -209,13 +217,20 @@ def grouped_gemm(
     tensors = (bias, scale_a, scale_b, row_scale, residual)
     required = (a, b, a if offs is None else offs)
     if not all(isinstance(one, torch.Tensor) for one in (a, b)) or not all(
-        one is None or isinstance(one, torch.Tensor) for one in (*tensors, out)
+        one is None or isinstance(one, torch.Tensor) for one in (*tensors, scatter, out)
     ):
-        GroupedCall(*required, *tensors, out=out).require()
+        GroupedCall(*required, *tensors, scatter=scatter, out=out).require()
     if a.is_nested or b.is_nested:
         GroupedCall(*required).require()
     if torch._C._is_any_autocast_enabled():
         a, b = lowered(a), lowered(b)
+    if scatter is not None and (lengths is not None or (a.dim(), b.dim()) != (2, 3)):
+        told = "lengths" if lengths is not None else f"a {list(a.shape)} by b {list(b.shape)}"
+        raise ProblemError(
+            f"scatter with {told}",
+            rule="must be of groups of rows, a [S, K] by b [G, K, N] with offs",
+            fix="write the result to out[index] afterwards",
+        )
     if lengths is not None or expected_m is not None:
         options = (activation, gate, gate_layout, use_fast_accum)
         results = (out, out_dtype, spec, gate_alpha, gate_limit)
@@ -300,12 +315,12 @@ def grouped_gemm(
             require_boolean("use_fast_accum", use_fast_accum)
             return _differentiable(
                 *(a, b, offs, bias, activation, gate, gate_layout, row_scale, residual),
-                *(out_dtype, spec, gate_alpha, gate_limit),
+                *(out_dtype, spec, gate_alpha, gate_limit, scatter),
             )
     return _grouped(
         *(a, b, offs, bias, scale_a, scale_b, row_scale, residual),
         *(activation, gate, gate_layout, use_fast_accum, None, out, out_dtype, spec),
-        *(gate_alpha, gate_limit),
+        *(gate_alpha, gate_limit, scatter),
     )[0]
 
 
@@ -363,7 +378,7 @@ def _masked(
     expected = m if expected_m is None else expected_m
     d = _grouped(
         *(rows_of[0], b, lengths, bias, rows_of[1], scale_b, rows_of[2], rows_of[3]),
-        *(*options, expected, rows, *how),
+        *(*options, expected, rows, *how, None),
     )[0]
     return d.view(groups, m, d.shape[-1]) if out is None else out
 
@@ -420,12 +435,14 @@ def _differentiable(
     spec: KernelSpec | str | None,
     gate_alpha: float,
     gate_limit: float,
+    scatter: torch.Tensor | None,
 ) -> torch.Tensor:
     """The GEMM and its bias, then in torch what comes behind them, for autograd."""
     if not torch.compiler.is_dynamo_compiling() and (
         torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     ):  # which would ask torch.autograd.Function for more than it has
         call = GroupedCall(a, b, offs, bias, row_scale=row_scale, residual=residual)
+        call.scatter = scatter
         call.require()
         call.refuse_tangents()
     steps: dict[str, Any] = {
@@ -436,7 +453,8 @@ def _differentiable(
         "gate_limit": gate_limit,
     }
     listed = epilogue.items(**steps)
-    if not listed and row_scale is None and residual is None:
+    plain = not listed and row_scale is None and residual is None
+    if plain and scatter is None:
         return _apply(a, b, bias, offs, out_dtype, spec)
     if spec is not None:
         raise ProblemError(
@@ -449,10 +467,13 @@ def _differentiable(
         row_scale=row_scale,
         residual=residual,
         out_dtype=out_dtype,
+        scatter=scatter,
         **steps,
     )
     call.check_epilogue()
-    x = _apply(a, b, bias, offs, None, None)
+    x = _apply(a, b, bias, offs, out_dtype if plain else None, None)
+    if plain and scatter is not None:
+        return scattered(x, torch.where(call.counted(), scatter, -1))
     found = apply(x.float(), listed)
     if row_scale is not None:
         if row_scale.requires_grad:
@@ -463,4 +484,7 @@ def _differentiable(
         if residual.requires_grad:  # zeros where it has no group
             residual = torch.where(call.counted()[:, None], residual, 0.0)
         found = found + residual
-    return rounded(found, out_dtype or a.dtype, listed)
+    found = rounded(found, out_dtype or a.dtype, listed)
+    if scatter is None:
+        return found
+    return scattered(found, torch.where(call.counted(), scatter, -1))

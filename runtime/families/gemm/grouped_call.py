@@ -51,6 +51,7 @@ from warploom.runtime.families._product.operands import (
 from warploom.runtime.families._product.reference import apply, bound, rounded
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
+from warploom.runtime.families._product.steps.scatter import written
 from warploom.runtime.families._product.steps.step import ROUNDOFF, Item
 from warploom.runtime.families.gemm import block_scales
 from warploom.runtime.families.gemm.call import INPUTS, accumulation_of
@@ -92,6 +93,7 @@ class GroupedCall(GroupedProduct):
     spec: KernelSpec | str | None = named_spec(default=None)
     gate_alpha: float = option(default=ALPHA, schema=f"float={ALPHA}")
     gate_limit: float = option(default=LIMIT, schema=f"float={LIMIT}")
+    scatter: torch.Tensor | None = tensor(default=None, schema="Tensor?=None", aligned=False)
 
     @property
     def by_rows(self) -> bool:
@@ -125,8 +127,10 @@ class GroupedCall(GroupedProduct):
             gate_limit=self.gate_limit,
             gate_layout=self.gate_layout,  # type: ignore[arg-type]
         )
-        listed = self.with_row_scale(listed)
-        return listed if self.residual is None else [*listed, ("residual", self.residual, 1.0)]
+        listed = [*self.with_row_scale(listed)]
+        if self.residual is not None:
+            listed.append(("residual", self.residual, 1.0))
+        return listed if self.scatter is None else [*listed, ("scatter", self.scatter)]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -155,6 +159,8 @@ class GroupedCall(GroupedProduct):
         for item in steps:
             step_of(item).check_finite(item)
         shape = (m, bound.columns) if self.by_rows else (groups, m, bound.columns)
+        if self.scatter is not None and self.out is not None and self.out.dim() == 2:
+            shape = (self.out.shape[0], bound.columns)
         d_type = result_type(a, self.out, self.out_dtype, has_epilogue=bool(items))
         pitch_d, batch_pitch_d = check_out(
             self.out, shape, d_type, device, None if self.by_rows else shared
@@ -197,12 +203,13 @@ class GroupedCall(GroupedProduct):
             batch_pitch_steps=bound.batch_pitches,
             scales_a=scales.strides[0],
             scales_b=scales.strides[1],
+            rows_d=0 if self.scatter is None else shape[0],
         )
         operands = {"a": left, "b": right}
         copies = tuple(name for name, one in operands.items() if one.copy is not None)
         return Draft(
             choice,
-            problem if m and n and k and groups else None,
+            problem if m and n and k and groups and shape[0] else None,
             self.addressed(),
             bound.scalars,
             copies,
@@ -356,18 +363,22 @@ class GroupedCall(GroupedProduct):
         out = results[0]
         with torch.no_grad(), torch.autocast(self.a.device.type, enabled=False):
             if self.a.is_cuda:
-                x = out.new_zeros((*out.shape[:-1], self.b.shape[-1]), dtype=wide)
+                shape = (self.a.shape[0], self.b.shape[-1])
+                x = out.new_zeros(shape if self.by_rows else out.shape, dtype=wide)
             else:
                 x = self.products(wide)
             x, items = self._by_row(x.to(torch.float32) if self.items else x)
-            found = rounded(apply(x, items), details.dtype, items).reshape(out.shape)
+            found = rounded(apply(x, items), details.dtype, items)
             if not self.by_rows:
-                out.copy_(found)
+                out.copy_(found.reshape(out.shape))
+            elif self.scatter is not None:
+                index = torch.where(self.counted(), self.scatter, -1)
+                out.copy_(written(out, found.flatten(0, 1), index))
             else:
-                out.copy_(torch.where(self.counted()[:, None], found, out))
+                out.copy_(torch.where(self.counted()[:, None], found.flatten(0, 1), out))
 
     def bound(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """D in float64, NaN in rows of no group, and how far a kernel's may be from it."""
+        """D in float64, NaN in rows that are not written, and how far a kernel's may be from it."""
         x, magnitude = self.products(torch.float64), self.products(torch.float64, magnitudes=True)
         kind = "fast" if self.use_fast_accum or self.a.dtype.itemsize > 1 else "promoted"
         share = accumulated(self.a.dtype, self.a.shape[1], kind)
@@ -380,7 +391,11 @@ class GroupedCall(GroupedProduct):
         x, error = x.reshape(fake.shape), error.reshape(fake.shape)
         if self.by_rows:
             x[~self.counted()] = torch.nan
-        return x, error
+        if self.scatter is None:
+            return x, error
+        index = torch.where(self.counted(), self.scatter, -1)
+        unwritten = x.new_full((fake if self.out is None else self.out).shape, torch.nan)
+        return written(unwritten, x, index), written(torch.zeros_like(unwritten), error, index)
 
     def products(self, dtype: torch.dtype, *, magnitudes: bool = False) -> torch.Tensor:
         """The sums of products in a type; of absolute values if asked for. The rows of no group are
@@ -416,6 +431,8 @@ class GroupedCall(GroupedProduct):
         items: list[Item] = []
         for item in self.items[0 if self.scaled is None else 2 :]:
             kind, value = item[0], item[1]
+            if kind == "scatter":  # which comes last, of all rows at once
+                continue
             if isinstance(value, torch.Tensor) and value.numel() > 1:
                 if kind in ("scale_a", "scale_row"):
                     value = value.reshape(-1, 1)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from warploom.generator.epilogue import GATES, Residual, columns
+from warploom.generator.epilogue import GATES, Residual, columns, scatters
 from warploom.generator.families.gemm import SCALE_BLOCK, GemmOperation, GemmShape, Sparse
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -83,12 +83,15 @@ class GemmData:
         columns_of_d = columns(operation.epilogue, n)
         extents = (m, columns_of_d) if by_rows else (groups, m, columns_of_d)
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
-        listed, last = operation.epilogue, operation.epilogue[-1:]
+        scatter = operation.epilogue[-1:] if scatters(operation.epilogue) else ()
+        listed = operation.epilogue[: len(operation.epilogue) - len(scatter)]
+        last = listed[-1:]
         of_rows = by_rows and any(isinstance(one, Residual) for one in last)  # of no group alone
         drawn = steps.samples(listed[: -of_rows or None], self._draws, Extents((groups,), m, n, k))
         items = [*drawn]
         if of_rows:
             items += steps.samples(last, self._draws, Extents((), m, columns_of_d, k))
+        items += steps.samples(scatter, self._draws, Extents((), m, columns_of_d, k))
         if masked:
             ends = (self._draws.scales(groups) * shape.m).to(torch.int32)
         else:
@@ -246,6 +249,7 @@ def grouped_call(
         out=one.out,
         out_dtype=one.out.dtype,
         spec=spec,
+        scatter=values.get("scatter"),
         **gate_options(one.listed),
     )
 

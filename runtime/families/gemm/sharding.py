@@ -20,6 +20,7 @@ from warploom.generator.epilogue import (
     Residual,
     RmsScale,
     Scale,
+    Scatter,
     StochasticRounding,
 )
 from warploom.generator.step import Reads
@@ -137,7 +138,7 @@ def _split_axes(axes: _Axes, listed: Sequence[Item]) -> list[int]:
     """
     columns = axes.k - 1
     gated = any(step_of(item).step in GATES for item in listed)
-    of_rows = any(step_of(item).step is RmsScale for item in listed)
+    of_rows = any(step_of(item).step in (RmsScale, Scatter) for item in listed)
     return [
         axis
         for axis in axes.shared()

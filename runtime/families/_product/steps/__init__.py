@@ -33,6 +33,8 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
                             the mean of squares of their row
     ("rms_scale", s, eps)   over the root of eps and the mean of squares of a's row, which is the
                             sum of its shares s, fp32 [m, k / 16], as ("mean_square", s) fills them
+    ("scatter", i)          last: row r of the result goes to row i[r] of D, i int32 or int64 [m];
+                            rows whose index is no row of D are not written
     ("stochastic_rounding", t)  last: D is one of the two neighbours at random, by Philox of t,
                             int64 [2]
 
@@ -64,6 +66,7 @@ from warploom.runtime.families._product.steps.outputs import (
 from warploom.runtime.families._product.steps.quantize import TorchQuantize
 from warploom.runtime.families._product.steps.rms import TorchMeanSquare, TorchRmsScale
 from warploom.runtime.families._product.steps.scale import TorchScale
+from warploom.runtime.families._product.steps.scatter import TorchScatter
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
 from warploom.runtime.families._product.steps.stochastic_rounding import (
     TorchStochasticRounding,
@@ -86,6 +89,7 @@ STEPS: dict[str, TorchStep[Any]] = {
     "mean_square": TorchMeanSquare(),
     "rms_scale": TorchRmsScale(),
     "swiglu_gate": TorchSwigluGate(),
+    "scatter": TorchScatter(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 

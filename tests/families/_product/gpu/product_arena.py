@@ -29,6 +29,7 @@ from warploom.generator.epilogue import (
     Residual,
     RmsScale,
     Scale,
+    Scatter,
     StochasticRounding,
     SwigluGate,
 )
@@ -116,6 +117,9 @@ def item(
         return operand, ("rms_scale", operand.view, 0.03)
     if isinstance(step, StochasticRounding):
         return None, ("stochastic_rounding", torch.tensor([17, 2**61 + 3], device="cuda"))
+    if isinstance(step, Scatter):
+        order = torch.randperm(m, generator=generator, device="cuda")
+        return None, ("scatter", order.to(getattr(torch, step.index)))
     if isinstance(step, Gate):
         return None, (kind_of(step.layout), step.function)
     if isinstance(step, SwigluGate):

@@ -16,7 +16,15 @@ from rooms import Guarded
 
 import warploom
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Bias, EpilogueStep, Gate, Residual, Scale, columns
+from warploom.generator.epilogue import (
+    Bias,
+    EpilogueStep,
+    Gate,
+    Residual,
+    Scale,
+    Scatter,
+    columns,
+)
 from warploom.generator.families.gemm import GemmOperation, complete
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -384,7 +392,7 @@ def _epilogue(
             width = columns(operation.epilogue, n)
             residual = drawn(generator, routing.size, width)
             found["residual"] = residual.to(TORCH[step.element])
-        else:
+        elif not isinstance(step, Scatter):  # whose indices gemm_scatter.py has
             found["scale_b"] = drawn(generator, routing.groups, n)
     return found
 

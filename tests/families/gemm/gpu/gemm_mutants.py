@@ -21,7 +21,7 @@ from gemm_rounded import assert_rounded_as_the_reference
 
 from warploom.errors import DeviceError
 from warploom.generator import nvrtc
-from warploom.generator.epilogue import Gate
+from warploom.generator.epilogue import Gate, Scatter
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.toolchain import find
@@ -72,6 +72,7 @@ AHEAD = cases.spec((64, 64), a="e4m3", consumers=1, scales=("row_block", "fp32",
 SWAPPED = cases.spec(
     (64, 64), a="e4m3", swap_ab=True, consumers=1, scales=("row_row", "fp32", "e8m0")
 )
+SCATTERED = cases.spec((128, 128), epilogue=(Scatter("int32"),), kernel_schedule="pingpong")
 
 MUTANTS = {
     "consumers do not wait for the products' operands": Mutant(
@@ -257,6 +258,23 @@ MUTANTS = {
     ),
     "a swapped row is rounded by the words of its neighbour": Mutant(
         wider.ROUNDED[11], r"words\(place\.row\[i\]", (61, 272, 193), "words(place.row[1 - i]"
+    ),
+    "a row is written where its neighbour belongs": Mutant(
+        SCATTERED,
+        r"scatter\(row \+ i \* kApart\)",
+        (257, 264, 193),
+        "scatter(row + i * kApart > 0 ? row + i * kApart - 1 : 1)",
+    ),
+    "rows are written from a buffer that others have not filled": Mutant(
+        SCATTERED,
+        r'asm volatile\("bar\.sync %0, 128;"[^;]*;',
+        (8191, 8184, 61),
+    ),
+    "a row goes where it would without indices, element by element": Mutant(
+        cases.spec((64, 64), epilogue=(Scatter("int64"),), consumers=1, store="direct"),
+        r"to = scatter\(place\.row\[i\]\)",
+        (257, 263, 193),
+        "to = place.row[i]",
     ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),
