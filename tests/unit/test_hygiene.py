@@ -19,8 +19,8 @@ PACKAGES = ("generator", "runtime", "tuning", "quantization", "integrations", "s
 SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 # Lines of what is written by hand or kept: the limit, and the aim.
 BUDGET = {
-    "product": (84_200, 43_000),
-    "tests": (100_400, 55_000),
+    "product": (84_900, 43_000),
+    "tests": (102_500, 55_000),
     "emitted": (27_600, 19_000),
     "benchmarks/results": (2_000, 3_000),
 }
