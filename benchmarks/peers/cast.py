@@ -50,6 +50,8 @@ OPERATIONS = {
     "static tensor, transposed": CastOperation(
         "bf16", "e4m3", "tensor", static=True, transpose=True, amax=True
     ),
+    "static 1x128, transposed": CastOperation("bf16", "e4m3", "1x128", static=True, transpose=True),
+    "static row, transposed": CastOperation("bf16", "e4m3", "row", static=True, transpose=True),
 }
 # Of x.T alone there is no kernel of ours: both orientations stand beside peers that write one.
 ALONE, COPY = "1x128, x.T alone", "copy"
@@ -130,6 +132,7 @@ def ours(
             block=one.block,
             transpose=one.transpose,
             scale=one.scale,
+            scale_t=one.scale_t,
             rounding=one.rounding,
             rounding_state=one.rounding_state,
             amax=one.amax,
@@ -150,15 +153,15 @@ def torchs(calls: Sequence[AnyCast], first: int = 0, *, is_compiled: bool = Fals
         *(calls[0].dtype, calls[0].blocks, calls[0].transpose, calls[0].pow2)
     )
 
-    def quantized(x: torch.Tensor, scale: torch.Tensor | None) -> Results:
-        q, own, q_t, scale_t = reference.cast(x, options, (scale, None))
+    def quantized(x: torch.Tensor, scales: reference.Scales) -> Results:
+        q, own, q_t, scale_t = reference.cast(x, options, scales)
         q_t = None if q_t is None else q_t.contiguous()
         return (None, None, q_t, scale_t) if first else (q, own, q_t, scale_t)
 
     function = compiled(lambda: quantized) if is_compiled else quantized
 
     def run(one: AnyCast) -> Sequence[Any]:
-        return function(one.x, _scale(one))[first:]
+        return function(one.x, _scales(one))[first:]
 
     name = "torch.compile" if is_compiled else "torch"
     calls_of = [partial(run, one) for one in calls]
@@ -199,8 +202,11 @@ def _largest(results: Sequence[Any], expected: Sequence[torch.Tensor | None]) ->
     return max(shares)
 
 
-def _scale(one: AnyCast) -> torch.Tensor | None:
-    return None if one.scale is None else one.scale.reshape(1, 1)
+def _scales(one: AnyCast) -> reference.Scales:
+    """The scales of x and of x.T that are given."""
+    if one.scale is None or one.scale.dim() == 2:
+        return one.scale, one.scale_t
+    return one.scale.reshape(1, 1), one.scale_t
 
 
 def _halves(moved: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
