@@ -195,6 +195,31 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "must be of 16 bits or more",
     ),
+    "gradients of lists": (
+        lambda: warploom.gemm(A.tolist(), B, scatter=ORDER),  # type: ignore[arg-type]
+        "of type list: must be a torch tensor",
+    ),
+    "gradients and indices on another device": (
+        lambda: warploom.gemm(A.clone().requires_grad_(), B, scatter=ORDER.to("meta")),
+        "a on cpu, b on cpu, scatter on meta: must be on one device",
+    ),
+    "gradients and sparse indices": (
+        lambda: warploom.gemm(A.clone().requires_grad_(), B, scatter=ORDER.to_sparse()),
+        "scatter, a sparse tensor",
+    ),
+    "gradients and nested indices": (
+        lambda: warploom.gemm(
+            *(A.clone().requires_grad_(), B),
+            scatter=torch.nested.nested_tensor([ORDER[:20], ORDER[20:]]),
+        ),
+        "scatter, a nested tensor",
+    ),
+    "gradients, and scattered twice": (
+        lambda: warploom.gemm(
+            A.clone().requires_grad_(), B, epilogue=[("scatter", ORDER), ("scatter", ORDER)]
+        ),
+        "epilogue with scatter and scatter: must be one of them",
+    ),
     "gradients of a plan": (
         lambda: warploom.plan(A, B, scatter=ORDER)(A.clone().requires_grad_(), B, scatter=ORDER),
         "scatter with a tensor that requires grad",
