@@ -246,6 +246,19 @@ def test_what_cannot_be_scattered_is_refused(name: str) -> None:
         call()
 
 
+@pytest.mark.parametrize(
+    "index", [SCALE, torch.ones(M).bool(), ORDER[:3]], ids=["float", "bool", "few"]
+)
+def test_compilers_refuse_indices_of_groups_as_eager_calls_do(index: torch.Tensor) -> None:
+    def graded(a: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return warploom.grouped_gemm(a, W.mT, offs=ENDS, row_scale=SCALE, scatter=at)
+
+    compiled = torch.compile(graded, backend="eager")
+    for call in (graded, compiled):
+        with pytest.raises(ProblemError, match=re.escape("must be int32 or int64 [40]")):
+            call(A.clone().requires_grad_(), index)
+
+
 PLAIN = GemmOperation("bf16", "bf16", "bf16", epilogue=(TO,))
 OPERATIONS = {
     "batched": (replace(PLAIN, batched=True), "batched with scatter_int32"),
