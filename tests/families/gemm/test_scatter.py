@@ -259,6 +259,20 @@ def test_compilers_refuse_indices_of_groups_as_eager_calls_do(index: torch.Tenso
             call(A.clone().requires_grad_(), index)
 
 
+def test_indices_of_one_process_are_refused_with_distributed_tensors() -> None:
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        a, b = (DTensor.from_local(one, mesh, [Replicate()]) for one in (A.clone(), B))
+        with pytest.raises(ProblemError, match="must be distributed over the mesh of a and b"):
+            warploom.gemm(a.requires_grad_(), b, scatter=ORDER)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 PLAIN = GemmOperation("bf16", "bf16", "bf16", epilogue=(TO,))
 OPERATIONS = {
     "batched": (replace(PLAIN, batched=True), "batched with scatter_int32"),
