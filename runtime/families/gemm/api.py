@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import MOST_CHARACTERS, GateLayout
+from warploom.generator.epilogue import LAST, MOST_CHARACTERS, GateLayout
 from warploom.generator.locks import remember
 from warploom.generator.specification import KernelSpec
 from warploom.renamed import current
@@ -33,6 +33,7 @@ from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.call import Checked, WarmProducts
 from warploom.runtime.families._product.epilogue import ITEMS, Item, Keywords, defaults
 from warploom.runtime.families._product.epilogue import items as epilogue_items
+from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.scatter import (
     check_index,
     index_of,
@@ -59,6 +60,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.kinds import alike
 from warploom.runtime.launch_plan import Bound, LaunchPlan
+from warploom.runtime.operator import is_distributed
 from warploom.runtime.philox import drawn
 from warploom.runtime.plan import Plan, increment_versions, make, planned
 from warploom.runtime.tensors import (
@@ -66,6 +68,7 @@ from warploom.runtime.tensors import (
     explained,
     inside_vmap,
     lowered,
+    require_one_device,
     shown,
 )
 
@@ -626,7 +629,11 @@ def _scattered(call: GemmCall) -> torch.Tensor | None:
     gradient takes its rows by the same indices. None of any other call.
     """
     index = index_of(call.listed)
-    if index is None or not torch.is_grad_enabled() or call.requiring_grad() is None:
+    if index is None or not torch.is_grad_enabled():
+        return None
+    if not torch.compiler.is_dynamo_compiling():
+        call.require()  # what torch reads below is not seen by a plan
+    if call.requiring_grad() is None:
         return None
     if call.spec is not None:
         raise ProblemError(
@@ -635,7 +642,21 @@ def _scattered(call: GemmCall) -> torch.Tensor | None:
             fix="leave it out, or call under torch.no_grad()",
         )
     refuse_batches(call.a, call.b)
+    for item in call.listed[:-1]:
+        if issubclass(step_of(item).step, LAST):
+            raise ProblemError(
+                f"epilogue with {item[0]} and scatter",
+                rule="must be one of them, as each is the last step",
+                fix="write the rows to D[index] afterwards",
+            )
     index = check_index(index, call.a.shape[0], call.a.get_device())
+    require_one_device([("a", call.a), ("b", call.b), ("scatter", index)])
+    if is_distributed(call.a) != is_distributed(index):
+        raise ProblemError(
+            "scatter of one process with distributed tensors, or the other way round",
+            rule="must be distributed over the mesh of a and b, or none of them must be",
+            fix="torch.distributed.tensor.distribute_tensor(index, mesh), or .to_local()",
+        )
     d = gemm(
         *(call.a, call.b),
         epilogue=call.listed[:-1],

@@ -21,7 +21,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families._product.steps.gate import ALPHA, LIMIT
-from warploom.runtime.families._product.steps.scatter import scattered
+from warploom.runtime.families._product.steps.scatter import check_index, scattered
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gradient import once
 from warploom.runtime.families.gemm.grouped_call import GroupedCall
@@ -471,6 +471,8 @@ def _differentiable(
         **steps,
     )
     call.check_epilogue()
+    if scatter is not None:  # compilers skip what is checked above: torch would take any type
+        scatter = check_index(scatter, a.shape[0], a.get_device())
     x = _apply(a, b, bias, offs, out_dtype if plain else None, None)
     if plain and scatter is not None:
         return scattered(x, torch.where(call.counted(), scatter, -1))

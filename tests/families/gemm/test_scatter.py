@@ -195,6 +195,31 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "must be of 16 bits or more",
     ),
+    "gradients of lists": (
+        lambda: warploom.gemm(A.tolist(), B, scatter=ORDER),  # type: ignore[arg-type]
+        "of type list: must be a torch tensor",
+    ),
+    "gradients and indices on another device": (
+        lambda: warploom.gemm(A.clone().requires_grad_(), B, scatter=ORDER.to("meta")),
+        "a on cpu, b on cpu, scatter on meta: must be on one device",
+    ),
+    "gradients and sparse indices": (
+        lambda: warploom.gemm(A.clone().requires_grad_(), B, scatter=ORDER.to_sparse()),
+        "scatter, a sparse tensor",
+    ),
+    "gradients and nested indices": (
+        lambda: warploom.gemm(
+            *(A.clone().requires_grad_(), B),
+            scatter=torch.nested.nested_tensor([ORDER[:20], ORDER[20:]]),
+        ),
+        "scatter, a nested tensor",
+    ),
+    "gradients, and scattered twice": (
+        lambda: warploom.gemm(
+            A.clone().requires_grad_(), B, epilogue=[("scatter", ORDER), ("scatter", ORDER)]
+        ),
+        "epilogue with scatter and scatter: must be one of them",
+    ),
     "gradients of a plan": (
         lambda: warploom.plan(A, B, scatter=ORDER)(A.clone().requires_grad_(), B, scatter=ORDER),
         "scatter with a tensor that requires grad",
@@ -219,6 +244,33 @@ def test_what_cannot_be_scattered_is_refused(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(ProblemError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize(
+    "index", [SCALE, torch.ones(M).bool(), ORDER[:3]], ids=["float", "bool", "few"]
+)
+def test_compilers_refuse_indices_of_groups_as_eager_calls_do(index: torch.Tensor) -> None:
+    def graded(a: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return warploom.grouped_gemm(a, W.mT, offs=ENDS, row_scale=SCALE, scatter=at)
+
+    compiled = torch.compile(graded, backend="eager")
+    for call in (graded, compiled):
+        with pytest.raises(ProblemError, match=re.escape("must be int32 or int64 [40]")):
+            call(A.clone().requires_grad_(), index)
+
+
+def test_indices_of_one_process_are_refused_with_distributed_tensors() -> None:
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        a, b = (DTensor.from_local(one, mesh, [Replicate()]) for one in (A.clone(), B))
+        with pytest.raises(ProblemError, match="must be distributed over the mesh of a and b"):
+            warploom.gemm(a.requires_grad_(), b, scatter=ORDER)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 PLAIN = GemmOperation("bf16", "bf16", "bf16", epilogue=(TO,))
