@@ -28,7 +28,8 @@ class Float8LinearConfig:
             `warploom.nn.Linear`).
         enable_fsdp_float8_all_gather: With tensorwise: `fully_shard` gathers weights in e4m3, half
             of the bytes of bf16. Weights become other parameters: make optimizers of them after the
-            conversion. Not with torch.compile.
+            conversion. Layers that share a weight still do; one that an embedding has too is
+            gathered in 16 bits. Not with torch.compile.
 
     Raises:
         ProblemError: for another name, and for another recipe with fp8 gathers.
