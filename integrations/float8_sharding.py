@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch.utils import _pytree as pytree
 
+from warploom.errors import ProblemError
 from warploom.integrations.recipes import E4M3
 from warploom.runtime.families.cast import reference
 from warploom.runtime.families.cast.api import cast
@@ -60,6 +61,36 @@ class ShardedWeight(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({self.own!r})"
 
+    # Of these torch has C++ functions that look at the memory of a tensor, where this has none.
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Such a weight with the same memory, without a gradient."""
+        return type(self)(self.own.data)
+
+    @data.setter
+    def data(self, found: torch.Tensor) -> None:
+        """Take other values, as `module.to(dtype)` and some optimizers give them."""
+        own = (found.own if isinstance(found, ShardedWeight) else found).detach()
+        torch.Tensor.data.__set__(self, ShardedWeight(own))  # type: ignore[attr-defined]
+        self.own = own
+
+    def data_ptr(self) -> int:
+        """Where the values begin, as safetensors asks."""
+        return self.own.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The memory of the values, which `share_memory` moves."""
+        return self.own.untyped_storage()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """A weight with memory of its own; of a parameter a parameter, without its gradient."""
+        made: torch.Tensor = type(self)(self.own.detach().clone())
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        memo[id(self)] = made
+        return made
+
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
         """Be saved as the tensor, or parameter, that it stands for: files know no class of ours."""
         plain = self.own.detach()
@@ -79,6 +110,13 @@ class ShardedWeight(torch.Tensor):
         from torch import distributed
 
         own, rows = self.own.detach(), -(-outer_size[0] // mesh.size())
+        if own.shape[1:] != outer_size[1:]:
+            raise ProblemError(
+                f"a weight {(*outer_size,)} of which a process has {(*own.shape,)}",
+                rule="must be divided by rows to be gathered in fp8",
+                fix="leave out fully_shard's shard_placement_fn for it, or "
+                "enable_fsdp_float8_all_gather",
+            )
         peak = own.abs().amax().float() if own.numel() else own.new_zeros((), dtype=torch.float32)
         distributed.all_reduce(peak, distributed.ReduceOp.MAX, mesh.get_group())
         scale = 1.0 / reference.factors(peak, E4M3, pow2=False)

@@ -314,8 +314,8 @@ def _check_recipe(
         beside = "linear=False" if not linear else f"weights {shown(weights)}"
         raise ProblemError(
             f"recipe {shown(recipe)} with {beside}",
-            rule="is for linear layers whose weights train",
-            fix="leave one of them out",
+            rule="is for layers whose weights train, linear ones included",
+            fix="leave one of them out; filter= chooses the layers",
         )
     if filter is not None and not callable(filter):
         raise ProblemError(

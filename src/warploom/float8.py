@@ -28,7 +28,8 @@ class Float8LinearConfig:
             `warploom.nn.Linear`).
         enable_fsdp_float8_all_gather: With tensorwise: `fully_shard` gathers weights in e4m3, half
             of the bytes of bf16. Weights become other parameters: make optimizers of them after the
-            conversion. Not with torch.compile.
+            conversion. Layers that share a weight still do; one that an embedding has too is
+            gathered in 16 bits. Not with torch.compile.
 
     Raises:
         ProblemError: for another name, and for another recipe with fp8 gathers.
@@ -98,10 +99,32 @@ def convert_to_float8_training(
         if type(layer) is torch.nn.Linear
         and (module_filter_fn is None or module_filter_fn(layer, name))
     }
-    for layer in layers.values() if config.enable_fsdp_float8_all_gather else ():
-        layer.weight = gathered_in_fp8(layer.get_parameter("weight"))
+    if config.enable_fsdp_float8_all_gather:
+        _gather_in_fp8(module, layers)
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if type(child) is torch.nn.Linear and child in layers:
                 parent._modules[name] = layers[child]
     return layers.get(module, module) if type(module) is torch.nn.Linear else module
+
+
+def _gather_in_fp8(module: torch.nn.Module, layers: dict[torch.nn.Linear, Linear]) -> None:
+    """Give layers, by those that they replace, weights that are gathered in fp8.
+
+    Layers that share a weight share it again. One that other modules hold too, such as an
+    embedding, stays as it is.
+    """
+    elsewhere = {
+        id(one)
+        for holder in module.modules()
+        if holder not in layers
+        for one in holder.parameters(recurse=False)
+    }
+    made = dict[int, torch.nn.Parameter]()
+    for layer in layers.values():
+        weight = layer.get_parameter("weight")
+        if id(weight) in elsewhere:
+            continue
+        if id(weight) not in made:
+            made[id(weight)] = gathered_in_fp8(weight)
+        layer.weight = made[id(weight)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from sharding_checks import LOOSE, PROCESSES, case, check, moved, shared, values
 
 import warploom
+from warploom.errors import ProblemError
 from warploom.float8 import Float8LinearConfig, convert_to_float8_training
 from warploom.integrations.float8_sharding import GatheredWeight
 from warploom.integrations.recipes import RECIPES
@@ -187,6 +189,39 @@ def weights_are_gathered_in_fp8() -> None:
                 assert float(error) < 0.02
             optimizer.step()
             optimizer.zero_grad()
+
+
+@case
+def weights_that_are_divided_by_columns_are_not_gathered_in_fp8() -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, init_device_mesh
+
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    layer = convert_to_float8_training(torch.nn.Linear(32, 48, bias=False), config=config)
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    fully_shard(layer, mesh=mesh, shard_placement_fn=lambda _: Shard(1))
+    with pytest.raises(ProblemError, match=r"\(48, 32\) .* \(48, 16\): must be divided by rows"):
+        layer(torch.randn(6, 32))
+
+
+@case
+def fully_sharded_layers_that_are_gathered_in_fp8_share_a_weight() -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    x, config = values(6, 32, grad=False), Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    whole = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(2))).bfloat16()
+    whole[1].weight = whole[0].weight
+    module = copy.deepcopy(whole)
+    convert_to_float8_training(whole)
+    fully_shard(
+        convert_to_float8_training(module, config=config),
+        mesh=init_device_mesh("cpu", (PROCESSES,)),
+    )
+    for one in (whole, module):
+        one(x).float().square().sum().backward()
+    assert module[1].weight is module[0].weight
+    torch.testing.assert_close(module[0].weight.grad.full_tensor(), whole[0].weight.grad, **LOOSE)
 
 
 @case

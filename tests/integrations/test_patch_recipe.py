@@ -11,6 +11,7 @@ import torch
 import warploom
 from warploom.errors import ProblemError
 from warploom.float8 import Float8LinearConfig, convert_to_float8_training
+from warploom.integrations.float8_sharding import ShardedWeight
 from warploom.integrations.recipes import RECIPES
 
 
@@ -138,6 +139,66 @@ def test_weights_that_are_gathered_in_fp8_train_as_before_without_fully_shard() 
     other.load_state_dict(Model().state_dict())
     explained = warploom.explain(other.up, torch.randn(8, 64).bfloat16(), gpu="h200")
     assert "e4m3" in explained.kernel
+
+
+GATHERED = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_model_whose_weights_are_gathered_in_fp8_is_moved_to_another_type(
+    dtype: torch.dtype,
+) -> None:
+    """The values behind a weight move with it: else the type that it tells is not theirs."""
+    model = Model()
+    plain, x = copy.deepcopy(model).to(dtype), torch.randn(8, 64).to(dtype)
+    convert_to_float8_training(plain)
+    convert_to_float8_training(model, config=GATHERED).to(dtype)
+    weight: Any = model.up.weight
+    assert weight.dtype == weight.own.dtype == dtype
+    assert torch.equal(model(x), plain(x))
+    model(x).sum().backward()
+    assert weight.grad.dtype == dtype
+
+
+def test_new_data_of_a_weight_that_is_gathered_in_fp8_is_computed_with() -> None:
+    """As optimizers and averages of weights set it: a tensor, and what `.data` itself returns."""
+    model, x = convert_to_float8_training(Model(), config=GATHERED), torch.randn(8, 64).bfloat16()
+    layer: Any = model.up
+    plain = torch.nn.Linear(64, 128).bfloat16()
+    plain.load_state_dict(layer.state_dict())
+    converted = convert_to_float8_training(plain)
+    for made in (lambda: layer.weight.data * 2, lambda: layer.weight.own.detach() * 3):
+        before = layer(x)
+        layer.weight.data = made()
+        with torch.no_grad():
+            converted.weight.copy_(layer.weight.own)  # type: ignore[union-attr, operator]
+        assert torch.equal(layer(x), converted(x)) and not torch.equal(layer(x), before)
+
+
+def test_the_memory_of_a_weight_that_is_gathered_in_fp8_is_that_of_its_values() -> None:
+    """safetensors reads it at its address, and `share_memory` moves it: both crashed before."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = convert_to_float8_training(Model(), config=GATHERED)
+    state = safetensors.load(safetensors.save(model.state_dict()))
+    weight: Any = model.get_parameter("up.weight")
+    assert torch.equal(state["up.weight"], weight.own)
+    model.share_memory()
+    assert weight.own.is_shared()
+
+
+def test_weights_that_are_shared_stay_shared_when_gathered_in_fp8() -> None:
+    """Two layers keep one parameter; that of an embedding is gathered in its own type."""
+    model, other = Model(), torch.nn.Linear(64, 128).bfloat16()
+    other.weight = model.up.weight
+    embedding = torch.nn.Embedding(32, 64, _weight=model.lm_head.weight)
+    embedding.weight = model.lm_head.weight
+    whole = torch.nn.ModuleList([model, other, embedding])
+    parameters = len([*whole.parameters()])
+    convert_to_float8_training(whole, config=GATHERED)
+    assert len([*whole.parameters()]) == parameters
+    assert whole[1].weight is model.up.weight and isinstance(model.up.weight, ShardedWeight)
+    assert embedding.weight is model.lm_head.weight
+    assert not isinstance(embedding.weight, ShardedWeight)
 
 
 @pytest.mark.parametrize(
