@@ -404,8 +404,7 @@ struct alignas(16) Work {
   int row, head;
   Sequence sequence;
   int begin, end;
-  int full_end;
-  int full_begin;
+  int full_begin, full_end;
   int skipped;  // tiles that the CTA loads before these, for rows further down
 };
 

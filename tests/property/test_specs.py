@@ -33,6 +33,7 @@ from warploom.generator.epilogue import (
     Preactivation,
     Quantize,
     RmsScale,
+    Scatter,
     Scale,
     StochasticRounding,
     legal,
@@ -92,7 +93,7 @@ def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> No
     most = max(count for count in range(1, MOST_STEPS + 1) if legal((step,) * count) is None)
     steps = (step,) * most
     others: dict[str, Any] = {} if is_quantized else {"accumulation": "promoted", "batched": True}
-    one_matrix = isinstance(step, StochasticRounding | MeanSquare | RmsScale)
+    one_matrix = isinstance(step, StochasticRounding | MeanSquare | RmsScale | Scatter)
     others |= {"batched": False} if one_matrix else {}
     operation = GemmOperation(*types, epilogue=steps, **others)
     wordy: dict[str, Any] = {
