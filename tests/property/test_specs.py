@@ -33,8 +33,8 @@ from warploom.generator.epilogue import (
     Preactivation,
     Quantize,
     RmsScale,
-    Scatter,
     Scale,
+    Scatter,
     StochasticRounding,
     legal,
 )

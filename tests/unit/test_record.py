@@ -25,32 +25,28 @@ PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
 AWAITED: dict[str, set[str]] = {
     "families/attention_backward/gpu": {"test_mutants.py"},
-    "families/attention_merge/gpu": {"test_runtime.py"},
-    "families/cast/gpu": {"test_given_scales.py", "test_groups.py"},
-    "families/combine/gpu": {"test_correctness.py", "test_mutants.py", "test_runtime.py"},
-    "families/fp32_pieces/gpu": {"test_mutants.py"},
     "families/gemm/gpu": {
-        "test_clusters.py",
         "test_grouped_stream_k.py",
-        "test_memory.py",
-        "test_samples.py",
-        "test_scatter.py",
+        "test_large.py",
+        "test_runtime.py",
+        "test_shapes.py",
         "test_split_k.py",
-        "test_stochastic_rounding.py",
         "test_strassen.py",
-        "test_stream_k.py",
+        "test_training_steps.py",
     },
-    "families/mixed_gemm/gpu": {"test_samples.py"},
-    "families/sparse_gemm/gpu": {"test_correctness.py"},
-    "integrations/gpu": {"test_float8_experts.py"},
+    "families/mixed_gemm/gpu": {"test_early.py", "test_memory.py"},
+    "families/route/gpu": {"test_correctness.py", "test_runtime.py"},
+    "gpu": {
+        "test_ahead.py",
+        "test_autotune.py",
+        "test_captures.py",
+        "test_recording.py",
+        "test_tuning.py",
+    },
+    "integrations/gpu": {"test_examples.py", "test_float8_experts.py", "test_sharding.py"},
 }
 # Places whose record is of the code before, and why; no other may be.
-STALE: dict[str, str] = dict.fromkeys(
-    [place for place in PLACES if place != "families/sparse_gemm/gpu"],
-    "templates were cut into files of options, which changes no kernel's text, and host code that "
-    "all share was mended; half of the tests passed on an H200 on the code before that",
-)
-STALE["families/cast/gpu"] = "rows are counted in a way that compilers follow; kernels are the same"
+STALE: dict[str, str] = {}
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
 
