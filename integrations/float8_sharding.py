@@ -38,7 +38,7 @@ class ShardedWeight(torch.Tensor):
     own: torch.Tensor
 
     def __new__(cls, own: torch.Tensor) -> Self:
-        """A tensor that looks like `own`, without memory beside that."""
+        """A tensor that looks like `own`, and has no memory of its own."""
         made: Self = _looking_like(cls, own, own.dtype)
         return made
 
@@ -153,7 +153,7 @@ class GatheredWeight(torch.Tensor):
     scale: torch.Tensor
 
     def __new__(cls, values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Self:
-        """A tensor of a type that looks like `values`, without memory beside that."""
+        """A tensor of a type that looks like `values`, and has no memory of its own."""
         made: Self = _looking_like(cls, values, dtype)
         return made
 

@@ -1,4 +1,4 @@
-"""The host's time of warm calls beside torch's of the same: `host_times.py --json FILE`.
+"""The host's time of warm calls next to torch's of the same: `host_times.py --json FILE`.
 
 Problems are so small that the GPU never keeps the host waiting. In each round every call of a row
 has its turn, in random order, so that all meet the same machine.

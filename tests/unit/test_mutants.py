@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def declaring(name: str) -> dict[str, Path]:
-    """Every module beside gpu tests that declares this: one that nobody lists here counts, too."""
+    """Every module next to gpu tests that declares this: one that nobody lists here counts, too."""
     return {
         f"{path.parts[-3]}.{path.stem}": path
         for path in sorted(TESTS.glob("families/*/gpu/*.py"))

@@ -33,7 +33,7 @@ BASE_REGISTERS = 40  # for addresses, beside sums and what is decoded
 PARTS_REGISTERS = 32  # of what adding parts takes beside an epilogue, as kernels compiled
 RANGE_REGISTERS = 16  # of where parts of k are, beside what is decoded ahead, as kernels compiled
 PART_RANGES, UNUSED = 24, 12  # likewise beside sums of a group by mma, and of the base there
-FACTORS = 5  # of where factors of rows are, beside zeros of groups and a gate, as kernels compiled
+FACTORS = 5  # addresses of rows' factors next to zeros of groups and a gate, from compiled kernels
 WORDS, SCALES = 8, 4  # of a slab's codes of 4 bits, and of a group's scales, in 64 rows
 BARRIER_BYTES = 16
 

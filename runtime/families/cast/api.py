@@ -149,7 +149,7 @@ def cast(
 
     Raises:
         ProblemError: Before anything is launched; also for tensors that require grad, and for
-            offsets that are not in order, or lie past m, where they are on the CPU.
+            offsets that are not in order, or exceed m, where they are on the CPU.
 
     Example:
         >>> q, scale = warploom.cast(torch.randn(16, 256), torch.float8_e4m3fn, block=(1, 128))

@@ -78,7 +78,7 @@ class Cast(Arguments[Details, Results]):
         """The rows of x, through all leading dimensions, and its columns: half, of a gate."""
         columns = self.x.shape[-1]
         is_half = self.gate is not None and self.gradient is None
-        # torch.Size.numel() would make constants of extents that torch.compile keeps open.
+        # torch.Size.numel() would make constants of sizes that torch.compile keeps dynamic.
         return math.prod(self.x.shape[:-1]), columns // 2 if is_half else columns
 
     @property
@@ -343,7 +343,7 @@ def _down(tensor: torch.Tensor) -> int:
 
 
 def _read(name: str, scale: torch.Tensor, copies: tuple[str, ...]) -> torch.Tensor:
-    """Given scales as kernels read them: where they lie, or as their copy will."""
+    """Given scales as kernels read them: as they are stored, or as a copy of them will be."""
     return scale.new_empty(scale.shape, device="meta") if name in copies else scale
 
 

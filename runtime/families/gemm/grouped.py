@@ -405,7 +405,7 @@ def _of_vectors(
     of_rows = [one is not None and one.dim() == 2 and one.shape[1] == 1 for one in scales]
     if all(of_rows) and 0 < a.shape[1] <= SCALE_BLOCK and a.dtype != torch.int8:
         shapes = [None if one is None else one.shape[0] for one in scales]
-        if shapes == [a.shape[0], b.shape[1]]:  # not [1, 1] of a tensor, beside one of rows
+        if shapes == [a.shape[0], b.shape[1]]:  # not [1, 1] of a tensor, with one of rows
             return scales
     first, second = (
         one[:, 0] if one is not None and is_vector else one

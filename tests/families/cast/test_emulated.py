@@ -257,7 +257,7 @@ MUTANTS: dict[str, tuple[KernelSpec, Edit]] = {
 
 
 OF_GIVEN: dict[str, tuple[KernelSpec, Edit]] = {
-    "rows of x.T have the scales of the block beside": (
+    "rows of x.T have the scales of the next block": (
         GIVEN[0],
         ("before = side == 0 ? column0 : row0;", "before = column0;"),
     ),
@@ -266,7 +266,7 @@ OF_GIVEN: dict[str, tuple[KernelSpec, Edit]] = {
         GIVEN[2],
         ("(factors_t[j - column] < 0.f)", "(factors[i - row] < 0.f)"),
     ),
-    "columns have the scale of the column beside": (
+    "columns have the scale of the next column": (
         GIVEN[2],
         ("[1][0][lane * kValues];", "[1][0][lane * kValues ^ 1];"),
     ),

@@ -47,8 +47,8 @@ def test_a_machine_without_vllm_has_no_fused_layer(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vllm", None)
     asked = Asked(device="cpu", peers=("fused_moe",))
     made = peer._contenders(peer.Sizes(13, 64, 48, 6, 2), asked)
-    cell = compete("combine", {}, made, sampler=constant(1e-5))
-    (absent,) = [one.absent for one in cell.entries if one.contender == "fused_moe"]
+    case = compete("combine", {}, made, sampler=constant(1e-5))
+    (absent,) = [one.absent for one in case.entries if one.contender == "fused_moe"]
     assert absent is not None and absent.startswith("vllm: ModuleNotFoundError")
 
 

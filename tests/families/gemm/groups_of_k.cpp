@@ -48,7 +48,7 @@ static const char* broken() {
                  at.k_tiles != std::max(1, (end - begin + kTileK - 1) / kTileK)) {
         return "a tile has k tiles of another group";
       }
-      if (kWhole && at.k_begin % kTileK) return "a k tile begins beside the others";
+      if (kWhole && at.k_begin % kTileK) return "a k tile begins between two others";
     }
   }
   const int all = (p.m + kTileM - 1) / kTileM * ((p.n + kTileN - 1) / kTileN);

@@ -54,8 +54,8 @@ def test_every_contender_of_gradients_in_fp8_is_right(
     found = peer._contenders_by_k(peer.BY_K_FP8[block], (4, 128, 256, 400), "zipf", asked)
     by_block = ["torch._grouped_mm, bf16", "deep_gemm, adds to fp32"]
     by_row = ["torch._scaled_grouped_mm", "torch._grouped_mm, bf16"]
-    beside = by_row if block == "row" else by_block
-    assert_right(found, ["warploom", "warploom, bf16", *beside], "gemm_sm90a")
+    baselines = by_row if block == "row" else by_block
+    assert_right(found, ["warploom", "warploom, bf16", *baselines], "gemm_sm90a")
 
 
 def _scaled_grouped_mm(

@@ -136,7 +136,7 @@ def test_one_block_of_k_has_scales_of_rows_that_are_block_scales_as_well() -> No
 
 
 def test_scales_of_rows_need_no_k_and_may_be_beside_one_of_a_tensor() -> None:
-    """However much of k there is, for which groups of some rows or none have room."""
+    """However much of k there is, that groups of some rows or none can have."""
     a, b = operands()
     scale_a, scale_b, one = torch.rand(M, 1), torch.rand(N, 1), torch.full((1, 1), 2.0)
     for k in (0, 128, 256):

@@ -45,18 +45,18 @@ def test_scales_may_have_any_strides_and_addresses(kernel: KernelSpec) -> None:
     call = made.call
     assert call.scale is not None and call.scale_t is not None
 
-    def turned(scale: torch.Tensor) -> torch.Tensor:
+    def transposed(scale: torch.Tensor) -> torch.Tensor:
         return scale.t().contiguous().t()
 
     def apart(scale: torch.Tensor) -> torch.Tensor:
         rows, columns = scale.shape
-        room = torch.full((rows * (3 * columns + 5) + 1,), torch.nan, device="cuda")
-        return room[1:].view(rows, -1)[:, : 3 * columns : 3].copy_(scale)
+        memory = torch.full((rows * (3 * columns + 5) + 1,), torch.nan, device="cuda")
+        return memory[1:].view(rows, -1)[:, : 3 * columns : 3].copy_(scale)
 
     def one(scale: torch.Tensor) -> torch.Tensor:
         return scale[:1, :1].expand_as(scale)
 
-    for change in (turned, apart, one):
+    for change in (transposed, apart, one):
         made.call = replace(call, scale=change(call.scale), scale_t=change(call.scale_t))
         made.verify()
 
