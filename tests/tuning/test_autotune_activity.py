@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +22,12 @@ from warploom.generator.gpus import file_name
 from warploom.generator.records import Record, Timed, problem_text
 from warploom.runtime import records
 from warploom.runtime.dispatch import Asked
-from warploom.runtime.plan import alive
+from warploom.runtime.plan import Plan, alive
 from warploom.tuning.autotune import api, locks
 from warploom.tuning.autotune.candidates import candidates
 from warploom.tuning.autotune.contest import NotMeasured
-from warploom.tuning.autotune.problem import Gate
+from warploom.tuning.autotune.course import Course
+from warploom.tuning.autotune.problem import Gate, Problem
 
 # ---- Who has it active ---------------------------------------------------------------------------
 
@@ -243,6 +247,44 @@ def test_a_plan_that_was_made_before_and_is_captured_is_measured_later(machine: 
     machine.capturing = False
     call(plan)
     until(lambda: machine.status() == "tuned")
+
+
+def test_a_call_that_reads_that_a_problem_waits_for_it_is_offered_to_measure(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status said so before the gates were open, and a last call passed none."""
+    opened = Problem.open
+
+    def late(problem: Problem, offer: Callable[[Plan[Any, Any]], Callable[[], None]]) -> None:
+        time.sleep(0.3)
+        opened(problem, offer)
+
+    monkeypatch.setattr(Problem, "open", late)
+    machine.enter()
+    plan = plan_of()
+    until(lambda: machine.status() == READY)
+    call(plan)
+    until(lambda: machine.status() == "tuned", seconds=60)
+
+
+def test_a_problem_that_is_tuned_says_what_was_measured_at_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report called a problem "recorded before" that had just been measured."""
+    renewed = Course._renew
+
+    def late(course: Course, problem: Problem) -> None:
+        renewed(course, problem)
+        time.sleep(0.3)
+
+    plan = plan_of()
+    context = machine.enter()
+    call(plan)
+    until(lambda: machine.status() == READY)
+    monkeypatch.setattr(Course, "_renew", late)
+    call(plan)
+    until(lambda: machine.status() == "tuned", seconds=60)
+    assert machine.engine.report(context).counts == {"improved": 1}
 
 
 def test_threads_that_call_a_plan_that_was_made_before_meet_one_problem(machine: Machine) -> None:

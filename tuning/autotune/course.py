@@ -121,7 +121,8 @@ class Course:
             self._problems[key] = problem
         problem.add(kept)
         if problem.state == "failed" and budget > problem.budget:
-            problem.state, problem.reason, problem.budget = "new", "", budget
+            with self._activity.lock:
+                problem.state, problem.reason, problem.budget = "new", "", budget
         match problem.state:
             case "new":
                 self._begin(problem)
@@ -135,10 +136,14 @@ class Course:
         problem.interrupted = False
         if problem.state == "ready":
             with self._activity.lock:
-                if self._activity.contexts:
-                    problem.open(lambda plan: self._offers.to_measure(problem, plan))
+                self._open(problem)
         elif problem.state == "tuned":
             self._renew(problem, ask=False)
+
+    def _open(self, problem: Problem) -> None:
+        """Offer the next call of each plan to measure the problem; under the lock."""
+        if self._activity.contexts:
+            problem.open(lambda plan: self._offers.to_measure(problem, plan))
 
     def _begin(self, problem: Problem) -> None:
         """Take a record that there is, or have the candidates compiled if no other process does."""
@@ -206,8 +211,9 @@ class Course:
             if problem.present not in problem.candidates or len(problem.candidates) < 2:
                 self._fail(problem, "there is nothing to compare its kernel with")
                 return
-            problem.state = "ready"
-            self._resume(problem)
+            with self._activity.lock:  # whoever reads that it is ready finds the gates open
+                problem.state, problem.interrupted = "ready", False
+                self._open(problem)
 
     def _take(self, problem: Problem, outcome: Measured | str, stall: float) -> None:
         """Record what was measured, and have plans run it."""
@@ -224,14 +230,13 @@ class Course:
             except RecordsError as error:
                 self._fail(problem, self._keeping.unwritable(error))
                 return
-            told = tuned(problem, outcome, time.monotonic() - problem.began)
+            problem.told = tuned(problem, outcome, time.monotonic() - problem.began)
             logger.info(
                 "autotuned %s: %s, %.1f ms of GPU time, the call took %.0f ms",
                 *(problem, outcome.winner.name, outcome.spent * 1e3, stall * 1e3),
             )
             self._release(problem)
             self._renew(problem)
-            problem.told = told
         finally:
             self._activity.owe(-1)
 
@@ -255,16 +260,16 @@ class Course:
                 else:
                     shut(plan)
                     gate(plan, self._offers.to_swap(problem, plan, choice))
-        if missing and ask:
-            problem.state = "recorded"
+            built = not missing or not ask
+            problem.state = "tuned" if built else "recorded"
+        if not built:
             self._requests[self._helper.build(list(dict.fromkeys(missing)))] = problem
-        else:
-            problem.state = "tuned"
 
     def _fail(self, problem: Problem, reason: str) -> None:
-        problem.state, problem.reason = "failed", reason
-        problem.close()
         self._release(problem)
+        with self._activity.lock:
+            problem.close()
+            problem.state, problem.reason = "failed", reason
         logger.info("autotune: %s: %s", problem, problem.status)
 
     @staticmethod

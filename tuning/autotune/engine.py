@@ -71,13 +71,15 @@ class Engine:
 
     def problems(self, context: Meetings | None = None) -> list[Tuned]:
         """How the problems stand that are to be tuned: those of a context, or all."""
-        if context is not None:
-            return context.tunable(self._course.standing)
-        return [one.standing for one in self._course.problems()]
+        with self._activity.lock:
+            if context is not None:
+                return context.tunable(self._course.standing)
+            return [one.standing for one in self._course.problems()]
 
     def report(self, context: Meetings) -> Report:
         """How the problems stand that were met while a context was open."""
-        return context.report(self._course.standing)
+        with self._activity.lock:
+            return context.report(self._course.standing)
 
     def finish(self, seconds: float = ENDING) -> None:
         """Wait, at most so long, until what was measured is recorded."""
@@ -115,9 +117,10 @@ class Engine:
         asked = choice.asked
         if asked is None or asked.recorded:
             return ""
-        for problem in self._course.problems():
-            if (problem.operation, problem.shape) == (asked.operation, asked.shape):
-                return problem.status
+        with self._activity.lock:
+            for problem in self._course.problems():
+                if (problem.operation, problem.shape) == (asked.operation, asked.shape):
+                    return problem.status
         return UNHEARD
 
 

@@ -55,7 +55,9 @@ class Gate(LaunchPlan):
 class Problem:
     """One problem on one kind of GPU; what is in it belongs to the engine's thread.
 
-    `state` is changed by calling threads as well, from "ready" to "measuring" and under its lock.
+    `state` is changed by calling threads as well, from "ready" to "measuring". It becomes "ready",
+    "tuned" and "failed", and is read by others, under the lock of the activity only: what belongs
+    to a state, such as gates and a reason, is there as soon as anybody reads that state.
     """
 
     target: DeviceLimits
