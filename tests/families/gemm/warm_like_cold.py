@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # autograd's first call would, in each process: 3 s
 
 import warploom
 from warploom.generator.families import family
