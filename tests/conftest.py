@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,8 @@ with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
 # What takes longest of all, in this order, the rest by how many tests there are: so that processes
 # that share them end together.
 LONGEST = (
+    "unit/test_guide.py",
+    "unit/test_gpu_tests.py",
     "unit/test_record.py",
     "families/attention_backward/test_ranges.py",
     "families/attention_decode/test_emulated.py",
@@ -79,13 +82,16 @@ LONGEST = (
     "unit/test_build.py",
     "integrations/test_sharding.py",
     "tuning/test_autotune_processes.py",
-    "unit/test_guide.py",
     "families/attention_forward/test_dispatch.py",
     "tuning/test_worker_preparation.py",
     "property/test_compiled.py",
     "toy/test_generator.py",
     "examples/test_llama_step.py",
 )
+
+# Files whose programs are forked by a process that takes 15 s to load all that they import: one
+# worker has them, and starts one.
+SHELL = ("unit/test_guide.py", "unit/test_gpu_tests.py")
 
 helpers = {
     path.parent
@@ -125,6 +131,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ranks = {TESTS / file: rank for rank, file in enumerate(LONGEST)}
         counts = Counter(item.path for item in items)
         items.sort(key=lambda one: (ranks.get(one.path, len(ranks)), -counts[one.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401
+    """Give one worker the files of SHELL, and otherwise one file at a time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "shell" if scope.endswith(SHELL) else scope
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

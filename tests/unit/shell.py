@@ -38,12 +38,12 @@ def begin(asked, files):
         sys.argv[:] = [name, *arguments]
         from warploom.cli import main
         main()
-    option, module, *arguments = arguments
-    assert option == "-m", option
-    sys.argv[:] = [name, *arguments]
+    assert arguments[0] == "-m", arguments
+    sys.argv[:] = [name, *arguments[2:]]
     sys.path.insert(0, folder)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
 
+sys.modules["scipy"] = None  # as in tests/conftest.py: transformers imports a third less
 address, *modules = sys.argv[1:]
 for module in modules:
     importlib.import_module(module)

@@ -5,17 +5,20 @@ imports them before one is had.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import carry_kernels
-import forked
 import gpu_records
+import pytest
+import shell
 from click.testing import CliRunner
-from forked import Program
 
+from warploom.generator.artifact import Artifact
 from warploom.generator.build import build
 from warploom.generator.space import expand_file
+from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +28,7 @@ import os, sys
 for name in [name for name in os.environ if name.startswith("PYTEST_")]:
     del os.environ[name]  # it is no part of the session that runs this
 import pytest
-sys.path.append("tools")
+os.chdir(sys.argv.pop(1))
 from carry_kernels import Collected
 from warploom.generator.render import render
 
@@ -43,13 +46,16 @@ sys.exit(status)
 """
 
 
-def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels() -> None:
+def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels(
+    tmp_path: Path,
+) -> None:
     """Sessions on CPUs leave their folders, and those on GPUs what is not marked. One kernel that
     its template cannot make fails every test of its family there.
     """
     folders = [f"tests/{place}" for place in gpu_records.places()]
-    asked = ["-m", "gpu", "-p", "no:cacheprovider", *folders]
-    (done,) = forked.run(Program(COLLECT, asked, folder=ROOT))
+    (tmp_path / "collecting.py").write_text(COLLECT)
+    asked = shlex.join([str(ROOT), "-m", "gpu", "-p", "no:cacheprovider", *folders])
+    done = shell.run(f"python -m collecting {asked}", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     told = re.search(r"^(\d+) tests collected in", done.stdout, re.MULTILINE)  # none deselected
     assert told and int(told[1]) > 8000, done.stdout[-300:]
@@ -61,10 +67,18 @@ def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels() -> 
     assert built and int(built[1]) > 1500, done.stdout[-300:]
 
 
-def test_kernels_that_were_compiled_elsewhere_are_found_in_a_store(tmp_path: Path) -> None:
-    """A GPU machine whose compiler is named otherwise compiles none of them again."""
+@pytest.fixture(scope="module")
+def small() -> tuple[KernelSpec, Artifact]:
+    """A kernel of the package's smallest family."""
     (spec,) = expand_file(SMALL).specs[:1]
-    made = replace(build(spec, Store(None)), toolchain="0" * 64)
+    return spec, build(spec, Store(None))
+
+
+def test_kernels_that_were_compiled_elsewhere_are_found_in_a_store(
+    small: tuple[KernelSpec, Artifact], tmp_path: Path
+) -> None:
+    """A GPU machine whose compiler is named otherwise compiles none of them again."""
+    spec, made = small[0], replace(small[1], toolchain="0" * 64)
     carry_kernels.write({spec: made}, tmp_path / "kernels.xz")
     found = carry_kernels.read(tmp_path / "kernels.xz")
     assert found == {spec: made}
@@ -75,10 +89,11 @@ def test_kernels_that_were_compiled_elsewhere_are_found_in_a_store(tmp_path: Pat
     assert store.counters.puts == 0
 
 
-def test_no_kernel_is_taken_that_this_machine_compiles_to_other_bytes(tmp_path: Path) -> None:
+def test_no_kernel_is_taken_that_this_machine_compiles_to_other_bytes(
+    small: tuple[KernelSpec, Artifact], tmp_path: Path
+) -> None:
     """Tests that ran it would speak of a kernel that nobody has."""
-    (spec,) = expand_file(SMALL).specs[:1]
-    made = build(spec, Store(None))
+    spec, made = small
     carry_kernels.write({spec: replace(made, cubin=made.cubin + b"0")}, tmp_path / "kernels.xz")
     arguments = ["unpack", str(tmp_path / "kernels.xz"), str(tmp_path / "store")]
     result = CliRunner().invoke(carry_kernels.main, arguments)

@@ -26,6 +26,7 @@ from warploom.integrations.recipes import RECIPES
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 FAMILY_PAGES = {path.stem: path.read_text() for path in (ROOT / "docs" / "families").glob("*.md")}
+README = (ROOT / "README.md").read_text()
 PAGES = {"guide": GUIDE, **dict(sorted(FAMILY_PAGES.items()))}
 MODELS, FP8, CHECKPOINTS = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("models", "fp8", "checkpoints")
@@ -77,11 +78,25 @@ def test_every_command_that_needs_no_gpu_works(folder: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, "models", "fp8", "checkpoints"])
 def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
-    """Of the guide and of families: test_pages.py runs the README's, for what it prints."""
     text = (PAGES | {"models": MODELS, "fp8": FP8, "checkpoints": CHECKPOINTS})[page]
     (folder / f"{page}_program.py").write_text("\n".join(blocks(text, "python")))
     done = shell.run(f"python -m {page}_program", folder)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_shows_what_its_program_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU, compiled kernels or own records, as `benchmarks.readme` renews it."""
+    for name in ("WARPLOOM_CACHE_DIR", "WARPLOOM_RECORDS_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "readme_program.py").write_text("\n".join(blocks(README, "python")))
+    done = shell.run("python -m readme_program", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert blocks(README, "text") == [done.stdout.strip() + "\n"], (
+        "python -m benchmarks.readme --write README.md"
+    )
 
 
 def test_every_recipe_is_told() -> None:
