@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -99,10 +99,12 @@ def gradients_of_gemm_are_exact(m: int, n: int, k: int, device: str, epilogue: s
                 close(leaf.grad, wide[name].grad, f"{epilogue}, gradient of {name}, dd {where}")
 
 
-def gradients_of_a_layer_are_exact(m: int, n: int, k: int, device: str) -> None:
+def gradients_of_a_layer_are_exact(
+    m: int, n: int, k: int, device: str, activations: Sequence[str | None] = (None, "relu")
+) -> None:
     """Those of a layer by what it keeps of its calls, twice of each view."""
     plain, x, bias = (values(*shape, device=device) for shape in ((n, k), (m, k), (n,)))
-    for activation in (None, "relu"):
+    for activation in activations:
         for where, dd in gradients(m, n, device):
             wide = [one.double().requires_grad_() for one in (x, plain, bias)]
             z = torch.nn.functional.linear(*wide)
