@@ -248,10 +248,10 @@ def test_checkpoints_drop_the_same_when_they_compute_again(
 
 
 def test_layers_that_are_compiled_drop(paths: Counter[str]) -> None:
-    learning = model("Mistral", "warploom", attention_dropout=0.5).train()
+    # One layer: the second is compiled as the first is.
+    learning = model("Mistral", "warploom", attention_dropout=0.5, num_hidden_layers=1).train()
     torch._dynamo.reset()
-    for layer in learning.model.layers:
-        layer.compile(fullgraph=True, backend="aot_eager")
+    learning.model.layers[0].compile(fullgraph=True, backend="aot_eager")
     first, second = (learning(IDS, attention_mask=LEFT, use_cache=False).logits for _ in range(2))
     assert not torch.equal(first, second)
     second.float().square().mean().backward()
