@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from precompiled import compiled
+from precompiled import compiled_together
 
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families import family
@@ -120,8 +120,10 @@ def test_a_kernel_has_what_its_operation_needs_alone() -> None:
 
 def test_kernels_that_need_most_registers_do_not_spill() -> None:
     interleaved = replace(FULL, dim=512, rotary="interleaved", table="fp32")
-    for one in (spec(interleaved, 512), spec(replace(FULL, cache="int8", dim=256), 512)):
-        assert all(entry.clean for entry in compiled(one).resources.values())
+    listed = [spec(interleaved, 512), spec(replace(FULL, cache="int8", dim=256), 512)]
+    for name, one in compiled_together(listed).items():
+        assert name in one.resources
+        assert all(entry.clean for entry in one.resources.values()), name
 
 
 def test_every_operation_has_a_schedule() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from precompiled import build_many, compiled
+from precompiled import build_many, compiled_together
 
 from warploom.cli import main
 from warploom.errors import ProblemError, SpecificationError
@@ -181,7 +181,7 @@ def test_tiles_leave_room_for_several_ctas_of_an_sm() -> None:
 
 
 def test_kernels_that_need_most_registers_do_not_spill() -> None:
-    for one in (
+    listed = [
         spec(x="fp32", transpose=True, rounding="stochastic"),
         spec(transpose=True, rounding="stochastic"),
         spec("128x128", transpose=True, rounding="stochastic"),
@@ -189,8 +189,10 @@ def test_kernels_that_need_most_registers_do_not_spill() -> None:
         spec("row", x="fp16", q="int8", transpose=True, offsets=True),
         spec("1x128", x="fp16", transpose=True, offsets=True, rounding="stochastic"),
         spec(schedule=CastSchedule(512, 4), x="fp32", rounding="stochastic"),
-    ):
-        assert all(entry.clean for entry in compiled(one).resources.values())
+    ]
+    for name, one in compiled_together(listed).items():
+        assert name in one.resources
+        assert all(entry.clean for entry in one.resources.values()), name
 
 
 def test_the_model_knows_that_memory_limits_it() -> None:
