@@ -96,9 +96,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:  # noqa: ANN401
+def model(
+    name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", **others: object
+) -> Any:  # noqa: ANN401
     """A model whose weights are large enough for experts to differ."""
-    config = AutoConfig.for_model(name, **{**_COMMON, **MODELS[name]})
+    config = AutoConfig.for_model(name, **{**_COMMON, **MODELS[name], **others})
     config._attn_implementation = "eager"
     made = AutoModelForCausalLM.from_config(config)
     random = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import GOOD, H200, keep, record
+from decisions import GOOD, H200, keep
 from sweeps import GPU, environment
 
 import warploom
@@ -19,7 +19,6 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_backward.model import START as BACKWARD
-from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.constants import Constants, FamilyConstants
 from warploom.generator.records import Record, Timed
@@ -30,24 +29,6 @@ from warploom.runtime.families._attention.mask import shape as shape_of
 from warploom.runtime.families._attention.problem import Extents
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-def test_attention_asks_the_records_too(fresh: Path) -> None:
-    operation = AttentionOperation("bf16", 128, "causal")
-    schedule = AttentionSchedule(64, 96, pingpong=False)
-    own = environment("attention_forward")
-    here = replace(record().environment, revision=own.revision)
-    shape = AttentionShape(2, 16, 16, 4096, 4096, 128)
-    keep(fresh, Record(operation, shape, here, Timed(schedule, 1e-3, 0.0), None))
-    sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)
-    band = Band(right=0)
-    found = dispatch.choose(operation, shape_of(sizes, band), device=H200)
-    assert found.spec.schedule == schedule and "recorded" in found.reason
-    beside = replace(sizes, seq_q=4608, seq_k=4608)  # near, also where the model decides
-    near = dispatch.choose(operation, shape_of(beside, band), device=H200)
-    assert "nearest record" in near.reason
-    nowhere = dispatch.choose(operation, shape_of(sizes, band))
-    assert nowhere.reason.startswith("default table: first of its class")
 
 
 def gradients_record(**fields: Any) -> Record:

@@ -174,17 +174,23 @@ def test_error_keeps_what_was_reported_before_it_and_names_its_parts() -> None:
 WRITES = "import sys; from warploom.cli import main; main(sys.argv[1:])"
 
 
-@pytest.mark.parametrize("arguments", [["schema"], ["schema", "--json"], ["--help"]], ids=str)
+FULL = "Error: standard output: No space left on device"
+
+
 @pytest.mark.parametrize(
-    ("where", "code", "told"),
+    ("arguments", "where", "code", "told"),
     [
-        ("> /dev/full", 1, "Error: standard output: No space left on device"),
-        (">&-", 0, ""),
-        ("| true", 141, ""),  # which ends at once
+        (["schema"], "> /dev/full", 1, FULL),
+        (["schema", "--json"], "> /dev/full", 1, FULL),
+        (["--help"], "> /dev/full", 1, FULL),
+        (["schema", "--json"], ">&-", 0, ""),
+        (["schema"], "| true", 141, ""),  # which ends at once
+        (["--help"], "| true", 141, ""),
     ],
+    ids=str,
 )
 def test_output_that_cannot_be_written_is_no_traceback(
-    where: str, code: int, told: str, arguments: list[str]
+    arguments: list[str], where: str, code: int, told: str
 ) -> None:
     command = shlex.join([sys.executable, "-c", WRITES, *arguments])
     late = "sleep 0.3; " if "true" in where else ""
