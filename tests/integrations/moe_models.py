@@ -81,11 +81,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
     },
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "nemotron_h": {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 48,
-    },
+    "nemotron_h": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     "ernie4_5_moe": {
         "moe_num_experts": 4,
         "moe_k": 2,

@@ -174,8 +174,7 @@ def test_patch_sets_experts_says_so_and_takes_it_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "because"),
-    [("nemotron_h", "torch computes its activation"), ("gpt_oss", "")],
+    ("name", "because"), [("nemotron_h", "torch computes its activation"), ("gpt_oss", "")]
 )
 def test_patch_names_what_it_leaves(name: str, because: str) -> None:
     made = model(name, torch.bfloat16)

@@ -20,13 +20,7 @@ from click.testing import CliRunner
 from warploom.cli import EXIT_CODES, main, output, progress
 from warploom.cli.output import Output, Terminated, reporting
 from warploom.cli.table import aligned
-from warploom.errors import (
-    CompilationError,
-    ResultError,
-    StoreError,
-    ToolchainError,
-    WarploomError,
-)
+from warploom.errors import CompilationError, ResultError, StoreError, ToolchainError, WarploomError
 from warploom.variables import VARIABLES
 
 

@@ -46,9 +46,7 @@ sys.exit(status)
 """
 
 
-def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels(
-    tmp_path: Path,
-) -> None:
+def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels(tmp_path: Path) -> None:
     """Sessions on CPUs leave their folders, and those on GPUs what is not marked. One kernel that
     its template cannot make fails every test of its family there.
     """

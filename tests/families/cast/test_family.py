@@ -15,12 +15,7 @@ from warploom.cli import main
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator import build
 from warploom.generator.families import family
-from warploom.generator.families.cast import (
-    CastOperation,
-    CastProblem,
-    CastSchedule,
-    CastShape,
-)
+from warploom.generator.families.cast import CastOperation, CastProblem, CastSchedule, CastShape
 from warploom.generator.launches import NO_GPU, Address, DeviceLimits
 from warploom.generator.model import rank
 from warploom.generator.render import render
