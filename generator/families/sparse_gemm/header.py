@@ -8,8 +8,25 @@ from warploom.generator.families.sparse_gemm.schedule import (
     SparseGemmLayout,
     SparseGemmSpec,
 )
-from warploom.generator.header import Barrier, Memory, counted, header
+from warploom.generator.header import Barrier, Memory, comment, counted, header
 from warploom.generator.wgmma import TemplateText
+
+
+def summary(spec: SparseGemmSpec) -> TemplateText:
+    """Return the comment lines that say what a kernel computes, and by which schedule."""
+    operation, schedule = spec.operation, spec.schedule
+    y = "scale_x scale_weight " * operation.scaled + "x W'" + " + bias" * operation.bias
+    if operation.activation != "none":
+        y = f"{operation.activation}({y})"
+    output = f", y {operation.output}" * (operation.output != "like_x")
+    parts = f", {schedule.split_k} parts of k" * (schedule.split_k > 1)
+    tile = f"{schedule.rows} rows of W by {schedule.tokens} of x a tile"
+    return comment(
+        [
+            f"y = {y}, {operation.element}{output}, W 2:4 sparse",
+            f"  {tile}, {schedule.consumers} consumers, {schedule.stages} stages{parts}",
+        ]
+    )
 
 
 def described(spec: SparseGemmSpec, layout: SparseGemmLayout) -> TemplateText:
