@@ -47,8 +47,8 @@ AWAITED: dict[str, set[str]] = {
 }
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {
-    "families/sparse_gemm/gpu": "its template was cut into a file for each option, and the lines "
-    "that no compared kernel has are listed by file; every kernel has the machine code it had",
+    "families/sparse_gemm/gpu": "its template was cut into a file for each option and shares more of "
+    "what GEMMs have, so that its text differs; its machine code is the same",
     "integrations/gpu": "it depends on the kernels of all families, those of sparse_gemm included",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}

@@ -17,6 +17,7 @@ from warploom.generator.families.sparse_gemm.schedule import (
     SparseGemmShape,
     SparseGemmSpec,
 )
+from warploom.generator.wgmma import wgmma
 
 __all__ = [
     "FAMILY",
@@ -39,12 +40,12 @@ class SparseGemm(
     def context(self, spec: SparseGemmSpec) -> dict[str, Any]:
         """The elements, the files of a kernel's options, and the parts of the activation."""
         operation: SparseGemmOperation = spec.operation
-        function = operation.activation
+        kind, function = element(operation.element), operation.activation
         return {
             "parts": _options(operation, spec.schedule),
-            "element": element(operation.element),
+            "d": element(operation.of_output),
             "accumulator": operation.accumulator,
-            "output": element(operation.of_output),
+            "wgmma": wgmma(kind, kind, spec.schedule.tokens, has_k=False, sparse=True),
             "swizzle_size": SWIZZLE_SIZE,
             "summary": summary(spec),
             "header": described(spec, self.layout(spec)),
