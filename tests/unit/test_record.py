@@ -49,7 +49,8 @@ AWAITED: dict[str, set[str]] = {
 STALE: dict[str, str] = {
     "families/sparse_gemm/gpu": "its template was cut into a file for each option and shares more of "
     "what GEMMs have, so that its text differs; its machine code is the same",
-    "integrations/gpu": "it depends on the kernels of all families, those of sparse_gemm included",
+    "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients; "
+    "kernels of sparse_gemm, which it runs too, have another text",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
