@@ -10,8 +10,7 @@
 // Warpgroup 1, the consumer: wgmma.sp on 64 rows of W, then partial sums go to memory.
 //   The last CTA of those that divide a tile's k adds them up, and has the epilogue.
 // Registers per thread: 232 at launch; setmaxnreg: producer 40, consumers 232 (40 + 1 * 232 <= 2 * 232).
-//   A consumer thread has 8 accumulators, and 2 words of metadata of each of two k tiles:
-//   those of one are loaded while wgmma reads the other's.
+//   A consumer thread has 8 accumulators, and 2 words of metadata for each of two k tiles in flight.
 // Shared memory: 88520 bytes; the launch asks for 89088 of 232448
 //   x            12 stages * 16 rows * 128 = 24576
 //   values       12 stages * 64 rows * 64 = 49152
@@ -47,8 +46,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::half_t; using Accumulator = int32_t;
 constexpr int kTileM = 16, kTileN = 64, kTileK = 128;
-constexpr int kConsumers = 1;  // consumer warpgroups
-constexpr int kStages = 12;
+constexpr int kStages = 12, kConsumers = 1;  // consumer warpgroups
 constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
 constexpr int kBlockRows = 64;  // rows of W in one wgmma
 constexpr int kBlocks = 1, kTileBlocks = kConsumers * kBlocks;  // blocks in a consumer, and in a tile
@@ -137,10 +135,8 @@ template <int kDepth> struct PipelineState {
 };
 using Position = PipelineState<kStages>;
 
-// A tile of y.
-struct TileCoord {
-  int n, m;  // the column and the row of its first element: a row of W, and a row of x
-};
+// A tile of y: the column and the row of its first element, which are a row of W and a row of x.
+struct TileCoord { int n, m; };
 
 // The tile scheduler.
 struct Tiles {
@@ -247,9 +243,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 }
 
 // ---- Epilogue: what follows the sums over k, and the store of y ------------------------------------------
-// Stores what one block of W gives: 64 columns of y from n on, of the tile's rows from m on. They are rows of
-// the accumulators: stmatrix transposes them into the staging buffer, from which rows of y are written
-// contiguously.
+// Stores what one block of W gives: 64 columns of y from n on, of the rows from m on. They are rows of the
+// accumulators: stmatrix transposes them in the staging buffer, from which rows of y are written contiguously.
 __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging,
                                       const Accumulator (&accumulators)[kCount], int n, int m, int consumer) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -262,32 +257,31 @@ __device__ __forceinline__ void store(const Parameters& p, uint8_t* staging,
     asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have read the previous chunk
     CUTE_UNROLL
     for (int f = 0; f < kChunkRows / 8; ++f) {
-      const Accumulator* sum = &accumulators[(chunk / 8 + f) * 4];
+      const Accumulator* sum = &accumulators[(chunk / 8 + f) * 4];  // of two rows of W by two rows of x
       float scale_x[2];
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i)
         scale_x[i] = p.scale_x[min(m + chunk + f * 8 + lane % 4 * 2 + i, p.m - 1) * p.x_step];
-      float values[2][2];  // of two rows of W by two rows of x
+      float values[2][2];
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
         values[0][i] = float(sum[i]) * scale_x[i] * upper_scale;
         values[1][i] = float(sum[2 + i]) * scale_x[i] * lower_scale;
       }
       Relu().apply(values);
-      uint32_t pairs[2];
+      uint32_t words[2];
       CUTE_UNROLL
-      for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 2; ++i) {
         cutlass::Array<ElementD, 2> pair;
-        pair[0] = ElementD(values[half][0]);
-        pair[1] = ElementD(values[half][1]);
-        pairs[half] = reinterpret_cast<const uint32_t&>(pair);
+        pair[0] = ElementD(values[i][0]);
+        pair[1] = ElementD(values[i][1]);
+        words[i] = reinterpret_cast<const uint32_t&>(pair);
       }
       // Lanes 0 to 7 address 8 rows of y at the warp's first 8 columns, lanes 8 to 15 at the next 8.
       const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kStagingRow + warp * 32
                           + lane / 8 % 2 * 16;
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(pairs[0]),
-                   "r"(pairs[1])
-                   : "memory");
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(words[0]),
+                   "r"(words[1]) : "memory");
     }
     asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have staged this chunk
     CUTE_NO_UNROLL
@@ -365,14 +359,12 @@ __device__ __forceinline__ bool add_parts(const Parameters& p, SharedStorage& sh
 // Keeps metadata in its registers until the wgmma that read it are done. ptxas reuses a register once the last
 // instruction that reads it is issued, but wgmma reads metadata while it runs. The store never executes, which
 // ptxas cannot know: k_tiles is at least 1.
-__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles,
-                                     const void* shared) {
+__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* to) {
   if (k_tiles > 0) return;
   CUTE_UNROLL
   for (int i = 0; i < kBlocks * kWords; ++i)
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(shared)),
-                 "r"(words[i / kWords][i % kWords])
-                 : "memory");
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+                 "r"(words[i / kWords][i % kWords]) : "memory");
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
@@ -395,20 +387,19 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       for (int i = 0; i < kBlocks * kWords; ++i)
         words[i / kWords][i % kWords] = metadata[(consumer * kBlocks * kWords + i) * 128];
       // Rows are swizzled by their own bytes: 64 of values (layout 2), 128 of x (layout 1).
-      constexpr int kBlockBytes = kBlockRows * kValuesRow;
-      const uint8_t* own = shared.values[stage] + consumer * kBlocks * kBlockBytes;
-      const uint64_t values = matrix(own, 0, 8 * kValuesRow, 2);
+      constexpr int kBytes = kBlockRows * kValuesRow;  // of the values of a block
+      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * kBytes, 0, 8 * kValuesRow, 2);
       const uint64_t x = matrix(shared.x[stage], 0, 8 * kXRow, 1);
       cute::warpgroup_arrive();
-      // Two instructions for each block, of half a row each; descriptors count 16 bytes.
-      // An instruction reads a word of every thread: there is nothing to select.
+      // Two instructions for each block, of half a row each; descriptors count 16 bytes. Each instruction reads
+      // a word of every thread: there is nothing to select.
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma<0>(values + block * (kBlockBytes / 16), x, words[block][0], accumulators[block],
+        Wgmma::fma<0>(values + block * (kBytes / 16), x, words[block][0], accumulators[block],
                       k_tile != unit.begin);
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma<0>(values + block * (kBlockBytes / 16) + 2, x + 4, words[block][kWords - 1],
+        Wgmma::fma<0>(values + block * (kBytes / 16) + 2, x + 4, words[block][kWords - 1],
                       accumulators[block], true);
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
@@ -436,8 +427,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     if (!add_parts(p, shared, accumulators, unit, consumer)) continue;
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block)
-      store(p, shared.staging[consumer], accumulators[block],
-            at.n + (consumer * kBlocks + block) * kBlockRows, at.m, consumer);
+      store(p, shared.staging[consumer], accumulators[block], at.n + (consumer * kBlocks + block) * kBlockRows,
+            at.m, consumer);
   }
 }
 

@@ -73,9 +73,8 @@ def _registers(schedule: SparseGemmSchedule, layout: SparseGemmLayout) -> Iterat
     yield f"Registers per thread: {launched} at launch; {moved}."
     count = schedule.blocks * schedule.tokens // 2
     words = counted(schedule.blocks * layout.words, "word")
-    held = f"{count} accumulators, and {words} of metadata of each of two k tiles:"
-    yield f"  A consumer thread has {held}"
-    yield "  those of one are loaded while wgmma reads the other's."
+    held = f"{count} accumulators, and {words} of metadata for each of two k tiles"
+    yield f"  A consumer thread has {held} in flight."
 
 
 def _memory(schedule: SparseGemmSchedule, layout: SparseGemmLayout) -> Iterator[Memory]:
