@@ -47,8 +47,7 @@ AWAITED: dict[str, set[str]] = {
 }
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {
-    "families/sparse_gemm/gpu": "its template was cut into a file for each option and shares more "
-    "of what GEMMs have, so that its text differs; its machine code is the same",
+    "families/sparse_gemm/gpu": "its text has parts of other GEMMs; same machine code",
     "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients; "
     "kernels of sparse_gemm, which it runs too, have another text",
 }

@@ -28,28 +28,17 @@ TWICE = (
     "      multiply_stage(k_tile, even, odd);\n      if (++k_tile == p.k_tiles) break;\n"
     "      multiply_stage(k_tile, odd, even);\n"
 )
-READ = (
-    '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");'
-    "  // all have staged this chunk\n    CUTE_NO_UNROLL\n"
-)
+WAIT = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have '
+READ = f"{WAIT}staged this chunk\n    CUTE_NO_UNROLL\n"
 STAGE = "    CUTE_UNROLL\n    for (int f = 0; f < kChunkRows / 8; ++f) {\n"
-FREE = (
-    '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");'
-    "  // all have read the previous chunk\n"
-)
+FREE = f"{WAIT}read the previous chunk\n"
 
 MUTANTS = {
     "both instructions take the metadata of the first": Checked(
-        "Wgmma::fma<1>(",
-        "Wgmma::fma<0>(",
-        extents(130, 300, 640),
-        KERNEL,
+        "Wgmma::fma<1>(", "Wgmma::fma<0>(", extents(130, 300, 640), KERNEL
     ),
     "metadata are those of the rows below": Checked(
-        "(shared.metadata[stage]) + thread;",
-        "(shared.metadata[stage]) + (thread ^ 4);",
-        extents(130, 300, 640),
-        KERNEL,
+        "[stage]) + thread;", "[stage]) + (thread ^ 4);", extents(130, 300, 640), KERNEL
     ),
     "the second instruction multiplies the first values": Checked(
         "+ 2, x + 4", ", x + 4", extents(130, 300, 640), KERNEL
