@@ -91,7 +91,7 @@ LONGEST = (
 
 # Files whose programs are forked by a process that takes 15 s to load all that they import: one
 # worker has them, and starts one.
-SHELL = ("unit/test_guide.py", "unit/test_gpu_tests.py")
+SHELL = ("unit/test_guide.py", "unit/test_gpu_tests.py", "integrations/test_sharding.py")
 
 helpers = {
     path.parent
