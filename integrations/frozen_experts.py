@@ -38,7 +38,6 @@ from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.block_scales import blocks_of, dequantised
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
-from warploom.runtime.tensors import refuse_transforms
 
 LARGEST = 1 << 29
 """Weights that are in 16 bits at a time, of several experts: 1 GiB. One expert may have more."""
@@ -188,7 +187,6 @@ def frozen_grouped_linear(
         metadata, parts = None, (weight, scale)
     graded = rows.requires_grad or (bias is not None and bias.requires_grad)
     if torch.is_grad_enabled() and graded:
-        refuse_transforms("experts with quantized weights")
         found: torch.Tensor = _Frozen.apply(rows, bias, offsets, metadata, gate, *parts)  # type: ignore[no-untyped-call]
         return found
     return _weights(metadata, parts).multiply(rows, offsets, bias, gate, rows.dtype)
