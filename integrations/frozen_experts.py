@@ -38,6 +38,7 @@ from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.gemm.block_scales import blocks_of, dequantised
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
+from warploom.runtime.operator import register
 
 LARGEST = 1 << 29
 """Weights that are in 16 bits at a time, of several experts: 1 GiB. One expert may have more."""
@@ -92,21 +93,9 @@ class _Packed(NamedTuple):
         )
 
     def dequantized(self, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights of experts `first` to `end` in 16 bits, [experts, N, K].
-
-        The rows of all experts are those of one weight: each begins a row block. Rows that pad the
-        last block of an expert are computed, and left out.
-        """
-        channels = self.channel_scales, self.channel_zeros
-        flat = [None if one is None else one.flatten() for one in channels]
-        whole = PackedWeight(self.slabs.flatten(0, 1), self.metadata, *flat)
-        _, n, k = self.sizes
-        made = self.slabs.new_empty(((end - first) * n, k), dtype=dtype)
-        at_a_time = max(1, RANGE // (ROWS * k)) * ROWS
-        for begin in range(0, len(made), at_a_time):
-            rows = min(at_a_time, len(made) - begin)
-            made[begin : begin + rows] = _rows(whole, first * n + begin, rows)
-        return made.view(-1, n, k)[:, : self.metadata.n]
+        """Return the weights of experts `first` to `end` in 16 bits, [experts, N, K]."""
+        parts = self.slabs, self.channel_scales, self.channel_zeros
+        return _dequantized(parts, self.metadata, first, end, dtype)[:, : self.metadata.n]
 
 
 class _Scaled(NamedTuple):
@@ -145,16 +134,7 @@ class _Scaled(NamedTuple):
 
     def dequantized(self, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of experts `first` to `end` in 16 bits, [experts, N, K]."""
-        _, n, k = self.sizes
-        weight, made = self.values.mT, self.values.new_empty((end - first, n, k), dtype=dtype)
-        experts = max(1, RANGE // (n * k))
-        rows = n if experts > 1 else max(1, RANGE // (SCALE_BLOCK * k)) * SCALE_BLOCK
-        for expert, row in product(range(first, end, experts), range(0, n, rows)):
-            some = slice(expert, min(expert + experts, end))
-            lines, blocks = slice(row, row + rows), slice(row // SCALE_BLOCK, blocks_of(row + rows))
-            part = dequantised(weight[some, lines], self.scale[some, blocks], torch.float32)
-            made[some.start - first : some.stop - first, lines] = part
-        return made
+        return _dequantized((self.values.mT, self.scale, None), None, first, end, dtype)
 
 
 def frozen_grouped_linear(
@@ -279,6 +259,110 @@ def _some_at_a_time(experts: int, size: int) -> Iterator[tuple[int, int]]:
     parts = -(-experts // max(1, LARGEST // size))
     for part in range(parts):
         yield experts * part // parts, experts * (part + 1) // parts
+
+
+# ---- Weights in 16 bits --------------------------------------------------------------------------
+
+_Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+
+def _dequantized(
+    parts: _Parts, metadata: Metadata | None, first: int, end: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Weights of experts `first` to `end`, [experts, N, K]; of packed ones N is a multiple of 64.
+
+    Compilers see one operator: large layers have some thousand of torch's.
+    """
+    if torch.compiler.is_compiling():
+        kind = ""
+        if metadata is not None:
+            kind = f"{metadata.format} {metadata.group} {metadata.scale} {metadata.n} {metadata.k}"
+        found: torch.Tensor = torch.ops.warploom.dequantized_experts(
+            *parts, kind, first, end, dtype
+        )
+        return found
+    if metadata is None:
+        return _of_scaled(parts, first, end, dtype)
+    return _of_packed(parts, metadata, first, end, dtype)
+
+
+def _of_packed(
+    parts: _Parts, metadata: Metadata, first: int, end: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Those of packed weights: rows of all experts are those of one, and each begins a row block.
+
+    What pads the last block of an expert is computed as well.
+    """
+    data, *channels = parts
+    flat = [None if one is None else one.flatten() for one in channels]
+    whole = PackedWeight(data.flatten(0, 1), metadata, *flat)
+    n, k = data.shape[1] * ROWS, metadata.k
+    made = data.new_empty(((end - first) * n, k), dtype=dtype)
+    at_a_time = max(1, RANGE // (ROWS * k)) * ROWS
+    for begin in range(0, len(made), at_a_time):
+        rows = min(at_a_time, len(made) - begin)
+        made[begin : begin + rows] = _rows(whole, first * n + begin, rows)
+    return made.view(-1, n, k)
+
+
+def _of_scaled(parts: _Parts, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
+    """Those of e4m3 weights [E, N, K] with block scales."""
+    values, scale, _ = parts
+    assert scale is not None  # noqa: S101 (for type checkers)
+    _, n, k = values.shape
+    made = values.new_empty((end - first, n, k), dtype=dtype)
+    experts = max(1, RANGE // (n * k))
+    rows = n if experts > 1 else max(1, RANGE // (SCALE_BLOCK * k)) * SCALE_BLOCK
+    for expert, row in product(range(first, end, experts), range(0, n, rows)):
+        some, lines = slice(expert, min(expert + experts, end)), slice(row, row + rows)
+        blocks = slice(row // SCALE_BLOCK, blocks_of(row + rows))
+        part = dequantised(values[some, lines], scale[some, blocks], torch.float32)
+        made[some.start - first : some.stop - first, lines] = part
+    return made
+
+
+def _operator(
+    data: torch.Tensor,
+    scales: torch.Tensor | None,
+    zeros: torch.Tensor | None,
+    kind: str,
+    first: int,
+    end: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What the operator does, of a kind that is e4m3 with block scales where it is empty."""
+    parts = data, scales, zeros
+    if not kind:
+        return _of_scaled(parts, first, end, dtype)
+    name, group, scale, n, k = kind.split(" ")
+    each = None if group == "None" else int(group)
+    metadata = Metadata(name, each, scale, "16-bit", int(n), int(k))
+    return _of_packed(parts, metadata, first, end, dtype)
+
+
+def _without_data(
+    data: torch.Tensor,
+    scales: object,
+    zeros: object,
+    kind: str,
+    first: int,
+    end: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The operator's result, without contents."""
+    n, k = data.shape[1], data.shape[2]
+    if kind:
+        n, k = n * ROWS, int(kind.split(" ")[-1])
+    return data.new_empty((end - first, n, k), dtype=dtype)
+
+
+register(
+    "dequantized_experts",
+    "Tensor data, Tensor? scales, Tensor? zeros, str kind, int first, int end, ScalarType dtype",
+    returns="Tensor",
+    run=_operator,
+    fake=_without_data,
+)
 
 
 # ---- Numbers of 4 bits ---------------------------------------------------------------------------
