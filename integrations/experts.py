@@ -72,7 +72,8 @@ def experts(
     """Run each token through the experts that it chose, and sum their results by its weights.
 
     `out[t] = sum over j of weights[t, j] * down[e] (f(gate) * up)` with e = ids[t, j], and gate and
-    up the halves of `gate_up[e] hidden[t]`. It is differentiable, and never waits for the device.
+    up the halves of `gate_up[e] hidden[t]`. It is differentiable, but not in weights that are
+    quantized, and never waits for the device.
 
     Args:
         hidden: Tokens [.., H].
@@ -104,9 +105,11 @@ def experts(
         [.., H], of the type of hidden.
 
     Weights of 16 bits are multiplied by kernels; fp32 ones by torch, unless there is a recipe.
-    PackedExperts and e4m3 weights are multiplied by tokens of 16 bits, without gradients; the gate
-    of PackedExperts runs in the first kernel where gate and up are interleaved. Under autocast
-    tensors are converted, as torch converts those of linear layers.
+    PackedExperts and e4m3 weights are multiplied by tokens of 16 bits, and are frozen: hidden,
+    weights and biases get gradients, once. The gate of PackedExperts runs in the first kernel where
+    gate and up are interleaved, also where a gradient is wanted: the backward pass computes the
+    first GEMM again. It multiplies gradients by weights that it gives back in 16 bits, of up to 1
+    GiB at a time. Under autocast tensors are converted, as torch converts those of linear layers.
 
     Raises:
         ProblemError: Before anything is launched, naming the value and the fix; for ids that are no

@@ -64,7 +64,7 @@ class Gate(NamedTuple):
 
 
 class _Packed(NamedTuple):
-    """Weights [E, N, K] of few bits."""
+    """Quantized weights [E, N, K], as PackedExperts have them."""
 
     metadata: Metadata
     slabs: torch.Tensor

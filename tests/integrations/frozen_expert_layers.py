@@ -102,8 +102,8 @@ class Layer:
             y = self.gated(z) @ self.down[expert].T
             y = y + leaf["down_bias"][expert] if "down_bias" in leaf else y
             out = out.index_add(0, token, y * leaf["weights"][token, choice, None])
-        found = torch.autograd.grad(out, [*leaf.values()], dout.double())
-        return {"out": out.detach(), **dict(zip(leaf, found, strict=True))}
+        results = torch.autograd.grad(out, [*leaf.values()], dout.double())
+        return {"out": out.detach(), **dict(zip(leaf, results, strict=True))}
 
     # ---- Step by step ----------------------------------------------------------------------------
 
@@ -148,9 +148,9 @@ class Layer:
             at = torch.full_like(token, expert)
             add("gate_up_bias", at, dz)
             add("down_bias", at, dy)
-        found = {name: Bounded(exact[name], error[name]) for name in exact}
+        results = {name: Bounded(exact[name], error[name]) for name in exact}
         kinds = {"out": dtype, "hidden": dtype}
-        return {name: one.rounded(kinds.get(name, torch.float32)) for name, one in found.items()}
+        return {name: one.rounded(kinds.get(name, torch.float32)) for name, one in results.items()}
 
     def _biased(self, z: Bounded, bias: torch.Tensor | None, expert: int) -> Bounded:
         if bias is None:
@@ -221,32 +221,32 @@ def product(a: Bounded, b: Bounded) -> Bounded:
     return Bounded(exact, error)
 
 
-def share(found: torch.Tensor, bounded: Bounded) -> float:
+def share(results: torch.Tensor, bounded: Bounded) -> float:
     """The largest error, as a share of what it may be; infinity of numbers that are not finite."""
-    given = found.detach().double().cpu()
-    if not given.numel():
+    args = results.detach().double().cpu()
+    if not args.numel():
         return 0.0
-    if not bool(given.isfinite().all()):
+    if not bool(args.isfinite().all()):
         return math.inf
     error = bounded.error.cpu() + 1e-30
-    return float(((given - bounded.exact.cpu()).abs() / error).max())
+    return float(((args - bounded.exact.cpu()).abs() / error).max())
 
 
-def graded(given: Mapping[str, Any]) -> list[str]:
+def graded(args: Mapping[str, Any]) -> list[str]:
     """The names of what requires a gradient."""
-    return [name for name, one in given.items() if getattr(one, "requires_grad", False)]
+    return [name for name, one in args.items() if getattr(one, "requires_grad", False)]
 
 
 def shares(
-    layer: Layer, given: Mapping[str, Any], found: Sequence[torch.Tensor], dout: torch.Tensor
+    layer: Layer, args: Mapping[str, Any], results: Sequence[torch.Tensor], dout: torch.Tensor
 ) -> dict[str, float]:
-    """The largest errors of a result and of its gradients, which are `found`, as shares."""
-    read = [given[name].detach().cpu() for name in ("hidden", "ids", "weights")]
+    """The largest errors of a result and of its gradients, which are `results`, as shares."""
+    read = [args[name].detach().cpu() for name in ("hidden", "ids", "weights")]
     bounds = layer.bounded(*read, dout.cpu())
     for name, one in layer.by_autograd(*read, dout.cpu()).items():  # the steps are the layer's
         torch.testing.assert_close(bounds[name].exact, one, rtol=1e-10, atol=1e-12)
-    names = ["out", *graded(given)]
-    return {name: share(one, bounds[name]) for name, one in zip(names, found, strict=True)}
+    names = ["out", *graded(args)]
+    return {name: share(one, bounds[name]) for name, one in zip(names, results, strict=True)}
 
 
 # ---- Samples -------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def sample(
     """
     random = torch.Generator().manual_seed(hidden + inner)
     ids = torch.rand(tokens, experts + 1, generator=random).topk(k).indices
-    given: dict[str, Any] = {
+    args: dict[str, Any] = {
         "hidden": values(random, tokens, hidden).to(dtype),
         "ids": ids.where(ids < experts - 1, -1),
         "weights": torch.rand(tokens, k, generator=random),
@@ -285,23 +285,23 @@ def sample(
     for name, n, of in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
         w = values(random, experts, n, of, size=of**-0.5)
         if quantized:
-            given[name] = PackedExperts.quantize(w.to(dtype), **quantized)
-            exact[name] = given[name].dequantize(torch.float64)
-            given[name] = given[name].to(device)
+            args[name] = PackedExperts.quantize(w.to(dtype), **quantized)
+            exact[name] = args[name].dequantize(torch.float64)
+            args[name] = args[name].to(device)
             continue
         blocks = (experts, -(-n // 128), -(-of // 128))
         scale = 2.0 ** -torch.randint(2, 6, blocks, generator=random) * 1.3
         spread = scale.repeat_interleave(128, 1)[:, :n].repeat_interleave(128, 2)[..., :of]
-        given[name] = (w / spread).to(torch.float8_e4m3fn)
-        given[f"{name}_scale"] = scale
-        exact[name] = given[name].double() * spread.double()
+        args[name] = (w / spread).to(torch.float8_e4m3fn)
+        args[f"{name}_scale"] = scale
+        exact[name] = args[name].double() * spread.double()
     if biases:
-        given["gate_up_bias"] = torch.randn(experts, 2 * inner, generator=random) / 4
-        given["down_bias"] = torch.randn(experts, hidden, generator=random) / 4
-        exact |= {name: one for name, one in given.items() if name.endswith("bias")}
+        args["gate_up_bias"] = torch.randn(experts, 2 * inner, generator=random) / 4
+        args["down_bias"] = torch.randn(experts, hidden, generator=random) / 4
+        exact |= {name: one for name, one in args.items() if name.endswith("bias")}
     moved = {
         name: one.to(device) if isinstance(one, torch.Tensor) else one
-        for name, one in given.items()
+        for name, one in args.items()
     }
     for name, one in moved.items():
         if name in ("hidden", "weights", "gate_up_bias", "down_bias"):
